@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
@@ -22,6 +22,8 @@ from training.input_settings import (
 from training.loss.anchors import AnchorRule
 from training.loss.objectives import ObjectiveSettings
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 _LONGEST_WARMUP = 50  # steps, with `optimizer.warmup_steps: auto`
 _DEFAULT_STEPS = 1000  # if neither `steps` nor `epochs` is set
 _NUM_EVALUATIONS = 10  # after the first step, with `evaluation.every: auto`
@@ -36,7 +38,7 @@ class OptimizerSettings(Settings):
     requires engine.zero_stage 0 and engine.dtype fp32."""
     learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of AdamW's moving averages of the gradient and of the squared gradient."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay, which is applied to matrices only."""
@@ -190,7 +192,7 @@ class TrainSettings(Settings):
     of evaluations and of the preparation is not counted. The learning rate falls with this time, so
     that it is lowest at the end; the weights therefore depend on the speed of the machine. null:
     take all steps."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the initial weights, the order of the data, and the anchors."""
     log_every: int = Field(10, ge=1)
     """Number of steps between records of the metrics."""
@@ -249,8 +251,13 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSettings":
-        if self.steps is not None and self.optimizer.warmup_for(self.steps) > self.steps:
-            raise ValueError("optimizer.warmup_steps no larger than steps")
+        if self.steps is None:
+            return self
+        warmup = self.optimizer.warmup_for(self.steps)
+        if warmup > self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps ({warmup}) no larger than steps ({self.steps}), or auto"
+            )
         return self
 
     @model_validator(mode="after")

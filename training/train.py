@@ -22,6 +22,7 @@ from jakiro.target.checks import CausalLM
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
+from training.distributed.failures import lost_processes_explained
 from training.distributed.processes import is_first_process, join_processes, launch_environment
 from training.loop.run import Run
 from training.setup.preparation import prepare
@@ -53,13 +54,18 @@ def train(
         CheckpointError: the target or a checkpoint cannot be loaded.
         TargetNotSupported: drafting for this target is not supported.
         NumericalError: a loss or a gradient is not finite.
-        ResourceError: there is too little memory or disk space.
+        ResourceError: there is too little memory or disk space, or another process of the run
+            ended.
     """
     with launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
         # Libraries must be quiet, because drafters are saved and loaded while the progress bar is
         # shown.
-        with quiet_libraries(), join_processes(settings.engine.device) as processes:
+        with (
+            quiet_libraries(),
+            lost_processes_explained(),
+            join_processes(settings.engine.device) as processes,
+        ):
             return Run(inputs, processes).complete(progress)
 
 
@@ -79,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except JakiroError as error:
         if options.debug:
             raise
-        # Memory may run out in only one process. That process must then print the error, even if it
-        # is not the first one.
+        # Memory may run out in only one process, or the first process may have been killed. Another
+        # process must then print the error.
         if is_first_process() or isinstance(error, ResourceError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT

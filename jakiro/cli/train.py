@@ -1,5 +1,6 @@
 """The command `jakiro train`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
@@ -65,8 +67,8 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only estimate memory, disk space and time; needs no weights, and no data unless "
-            "epochs is set.",
+            help="Only estimate memory, disk space and time; needs no weights, and reads no data "
+            "unless epochs is set.",
         ),
     ] = False,
     device_memory: Annotated[
@@ -102,6 +104,14 @@ def train(
     from training.distributed.launch import LaunchOptions
     from training.planning.speed import plan_device, present_device
 
+    if dry_run and learning_curve is not None:
+        raise ConfigError(
+            "a dry run estimates a single run, not a learning curve",
+            expected="either --dry-run or --learning-curve",
+            got="both",
+            remedy="leave out --learning-curve; each of its runs takes as many steps, and so about "
+            "as much time, as the run on all documents",
+        )
     words = [*(overrides or ())]
     if micro_batch_size is not None and micro_batch_size != "auto":
         words.append(f"batch.micro_batch_size={micro_batch_size}")
@@ -124,6 +134,8 @@ def train(
             _learn(settings, learning_curve, config, words, launch_options)
     else:
         _run(settings, config, words, launch_options)
+        for command in _next_commands(settings):
+            say(f"next: {command}")
 
 
 def _fitting(
@@ -146,8 +158,11 @@ def _show_estimate(
     from rich.console import Console
 
     from jakiro.utils.pretrained import missing_gpu
+    from training.data.sources import find_sources
     from training.planning.estimate import estimate, render
 
+    if device.is_here:  # otherwise the data may be in the other machine, too
+        find_sources(settings.data.paths)  # rejects paths that do not exist
     found = estimate(settings, processes.count(settings), device.kind)
     if not device.is_here:
         say(
@@ -177,9 +192,26 @@ def _run(
         typer.echo(train_here(settings))
         return
     code = launch(command(settings, config, overrides, processes), settings)
+    if code not in (0, EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED):
+        say(
+            f"error: a process of the run failed or was killed (exit code {code}); remedy: see its "
+            "output above; the same command resumes the run from its last checkpoint"
+        )
     if code:
         raise typer.Exit(code)
     typer.echo(settings.run_folder.expanduser().absolute() / "drafter")
+
+
+def _next_commands(settings: "TrainSettings") -> tuple[str, str]:
+    """Return commands that use the finished drafter, and measure it."""
+    drafter = settings.run_folder.expanduser() / "drafter"
+    prompts = settings.evaluation.prompts or "PROMPTS.jsonl"
+    bench = ["jakiro", "bench", "--target", settings.target.name_or_path]
+    bench += ["--method", "transformers", "--method", f"drafter={drafter}"]
+    return (
+        shlex.join(["jakiro", "chat", str(drafter)]),
+        shlex.join([*bench, "--prompts", str(prompts)]),
+    )
 
 
 def _learn(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar, get_args
 
 import yaml
@@ -13,6 +14,7 @@ from jakiro.errors import ConfigError
 from jakiro.utils.packaged_configs import config_names, config_path
 
 _BASE_KEY = "extends"
+_SHOWN = 200  # largest number of characters of a value that an error shows
 
 
 class _Loader(yaml.SafeLoader):
@@ -128,7 +130,7 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             got=error.strerror or error,
             remedy=_remedy(path),
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not YAML",
             expected="valid YAML",
@@ -170,11 +172,11 @@ def _parse_override(override: str) -> dict[str, Any]:
         )
     try:
         value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
             f"the value of the override {dotted.strip()!r} is not YAML",
             expected="a value in the same form as in a settings file",
-            got=repr(text),
+            got=shorten(repr(text), _SHOWN),
             remedy="put the value in quotes",
         ) from error
     for key in reversed(keys):

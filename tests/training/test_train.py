@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,24 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     assert [step for step, _ in evaluations] == [0, 20, 40]
     assert evaluations[-1][1] == record["evaluation"]
     assert list((settings.run_folder / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_the_log_has_the_length_of_a_run_and_its_evaluations(
+    workshop: Path, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    caplog.set_level("INFO")
+    batch = {"global_batch_size": 4 if level == "INFO" else 64}
+    train(tiny_run(workshop, steps=2, batch=batch, evaluation={"every": 1}))
+    (length,) = [record for record in caplog.records if " tokens = " in record.message]
+    assert length.levelname == level
+    assert length.message.startswith(
+        "384 tokens = 0.9 epochs" if level == "INFO" else "6,144 tokens = 14.2 epochs: add data"
+    )
+    found = r"held-out agreement \S+%, tau \S+ at temperature 0"
+    for step in (0, 1, 2):
+        assert re.search(rf"step {step}: {found}", caplog.text)
+    assert re.search(rf"drafter: the (last|best) drafter.*{found}", caplog.text)
 
 
 def test_only_our_own_progress_bar_is_shown_during_training(
@@ -165,8 +184,13 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": {"warmup_steps": 11}}, "warmup_steps no larger than steps"),
+        (
+            {"optimizer": {"warmup_steps": 11}},
+            r"warmup_steps \(11\) no larger than steps \(10\)",
+        ),
         ({"optimizer": {"warmup_steps": -1}}, r"'optimizer\.warmup_steps'.*or auto"),
+        ({"optimizer": {"betas": [2, 3]}}, r"'optimizer\.betas\.0'.*less than 1"),
+        ({"seed": 2**128}, "'seed'.*less than"),
         ({"epochs": 2}, "either steps or epochs, and null for the other one"),
         ({"steps": None, "epochs": 0}, "'epochs'"),
         ({"evaluation": {"every": 0}}, r"'evaluation\.every'.*auto, or null"),

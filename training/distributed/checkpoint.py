@@ -10,19 +10,22 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from jakiro.errors import CheckpointError, ResourceError
+from jakiro.errors import CheckpointError, JakiroError, ResourceError
 from jakiro.utils.files import publish, write_atomically
+from jakiro.utils.logs import get_logger
 from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
+from training.distributed.run_state import RunState
 
 WEIGHT, STEP = "weight", "step"
 # States of AdamW, the only optimizer that can be combined with ZeRO 1-3.
@@ -30,6 +33,8 @@ _AVERAGES = ("exp_avg", "exp_avg_sq")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 Parts = Mapping[str, Tensor]  # keys: names of parameters
+
+_logger = get_logger(__name__)
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -215,66 +220,10 @@ def _own_part(parameter: Any, value: Tensor) -> Tensor:
 
 _STATE = "state.json"
 _SUFFIX = ".safetensors"
+_STEP_PREFIX = "step-"
 
 # Errors that reading a damaged checkpoint may raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
-
-
-@dataclass
-class RunState:
-    """The progress of a run.
-
-    Attributes:
-        step: number of optimizer steps taken.
-        tokens: number of tokens read, without padding.
-        seconds: time spent on optimizer steps, in seconds.
-        losses: the most recently recorded losses and other metrics.
-        best_metric: quantity by which the best drafter is chosen; None before it was measured.
-        best_value: highest value of that quantity in all evaluations so far.
-        best_step: number of optimizer steps before the evaluation with that value.
-        num_without_gain: number of evaluations after that one, none of which was better.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    losses: dict[str, Any] = field(default_factory=dict)
-    best_metric: str | None = None
-    best_value: float | None = None
-    best_step: int | None = None
-    num_without_gain: int = 0
-
-    def add_score(self, metric: str, value: float) -> bool:
-        """Record the result of an evaluation at this step; return whether it is the best so far.
-
-        If the quantity differs from the earlier one, the value counts as the best so far.
-
-        Args:
-            metric: measured quantity.
-            value: value of the quantity; higher is better.
-        """
-        if metric != self.best_metric or self.best_value is None or value > self.best_value:
-            self.best_metric, self.best_value, self.best_step = metric, value, self.step
-            self.num_without_gain = 0
-            return True
-        # A resumed run may repeat evaluations that precede the best one.
-        if self.best_step is not None and self.step > self.best_step:
-            self.num_without_gain += 1
-        return False
-
-    def add_kept(self, kept: Mapping[str, Any] | None) -> None:
-        """Take over the score of the drafter in `best`, which may be newer than the checkpoint.
-
-        Args:
-            kept: fields of the `RunState` stored with that drafter; None if there is no drafter.
-        """
-        if kept is None or kept["best_value"] is None:
-            return
-        is_same = kept["best_metric"] == self.best_metric and self.best_value is not None
-        if is_same and kept["best_value"] <= self.best_value:
-            return
-        self.best_metric, self.best_value = kept["best_metric"], kept["best_value"]
-        self.best_step, self.num_without_gain = kept["best_step"], 0
 
 
 class Checkpoints:
@@ -310,36 +259,65 @@ class Checkpoints:
             if writes:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
+        kinds = []
         for kind, parts in gather_state(engine, is_kept=self._processes.is_first):
+            kinds.append(kind)
             with self._writing(partial) as writes:
                 if writes:
                     save_file(parts, partial / f"{kind}{_SUFFIX}")
         with self._writing(partial) as writes:
             if writes:
-                facts = asdict(state) | {"scaler": scaler_state(engine)}
+                facts = asdict(state) | {"scaler": scaler_state(engine), "kinds": kinds}
                 write_atomically(partial / _STATE, json.dumps(facts))
-                publish(partial, self._folder / f"step-{state.step:08d}")
+                publish(partial, self._folder / f"{_STEP_PREFIX}{state.step:08d}")
                 self._prune()
 
     def restore(self, engine: Any) -> RunState:
-        """Load the latest checkpoint, if there is one, and return the progress of the run.
+        """Load the latest undamaged checkpoint, if any, and return the progress of the run.
+
+        Later checkpoints, which are damaged, are renamed.
 
         Raises:
-            CheckpointError: the checkpoint is damaged.
+            CheckpointError: all checkpoints are damaged.
         """
-        folder = self.latest()
-        if folder is None:
-            return RunState()
+        damaged: dict[Path, JakiroError] = {}
+        for folder in reversed(self._finished()):
+            try:
+                state = self._load(engine, folder)
+            except JakiroError as error:
+                damaged[folder] = error
+                continue
+            for later, damage in damaged.items():
+                self._set_aside(later)
+                _logger.warning(f"{damage}; the run resumes from {folder} instead")
+            return state
+        if damaged:
+            raise next(iter(damaged.values()))
+        return RunState()
+
+    def _load(self, engine: Any, folder: Path) -> RunState:
         with self._processes.together(), _reading(folder):
             facts = json.loads((folder / _STATE).read_bytes())
             kinds = {path.stem: load_file(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+            scaler, expected = facts.pop("scaler"), facts.pop("kinds", list(kinds))
+            state = TypeAdapter(RunState).validate_python(facts)
+            _require_equal("the step", state.step, int(folder.name.removeprefix(_STEP_PREFIX)))
+            _require_equal("the kinds of states", sorted(kinds), sorted(expected))
         with self._processes.together(), _reading(folder):
             scatter_state(engine, kinds)
-            set_scaler_state(engine, facts.pop("scaler"))
-            return RunState(**facts)
+            set_scaler_state(engine, scaler)
+            return state
+
+    def _set_aside(self, folder: Path) -> None:
+        """Rename a damaged checkpoint, because the run will write another one for this step."""
+        with writing("a checkpoint", self._folder, self._processes) as is_writing:
+            if is_writing:
+                renamed = folder.with_name(f"damaged-{folder.name}")
+                shutil.rmtree(renamed, ignore_errors=True)
+                folder.rename(renamed)
 
     def _finished(self) -> list[Path]:
-        return sorted(self._folder.glob("step-*"))
+        return sorted(self._folder.glob(f"{_STEP_PREFIX}*"))
 
     def _prune(self) -> None:
         removed = self._folder / ".removed"
@@ -359,6 +337,11 @@ class Checkpoints:
             raise
 
 
+def _require_equal(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise ValueError(f"{what}: {got} instead of {expected}")
+
+
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
     try:
@@ -367,7 +350,7 @@ def _reading(folder: Path) -> Iterator[None]:
         raise CheckpointError(
             f"cannot resume from {folder}",
             expected="a complete, undamaged checkpoint",
-            got=repr(error),
-            remedy="remove that folder and start again; the run then resumes from an earlier "
-            "checkpoint, if there is one",
+            got=" ".join(f"{type(error).__name__}: {error}".split()),
+            remedy="restore this folder from a copy, or remove it; the run then resumes from an "
+            "earlier checkpoint or, if there is none, starts again",
         ) from error

@@ -1,6 +1,7 @@
-"""Failures of a run: losses that are not finite, lack of memory, and lack of disk space."""
+"""Failures of a run: losses that are not finite, lost processes, lack of memory or disk space."""
 
 import errno
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,28 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
 
 
 @contextmanager
+def lost_processes_explained() -> Iterator[None]:
+    """Turn errors about a lost connection into an error that says that another process ended.
+
+    Raises:
+        ResourceError: another process of the run ended in the block.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        raise ResourceError(
+            "another process of this run ended",
+            expected="all processes until the end of the run",
+            got=str(error).strip().splitlines()[0],
+            remedy="see whether that process printed an error, or whether the system killed it, "
+            "for example for lack of memory; the same command resumes the run from its last "
+            "checkpoint",
+        ) from error
+
+
+@contextmanager
 def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
     """Yield whether this process writes; an error in one process stops all processes.
 
@@ -146,11 +169,25 @@ def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
     Raises:
         ResourceError: writing failed.
     """
-    with processes.together():
-        try:
-            yield processes.is_first
-        except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
-            raise _cannot_write(what, folder, error) from error
+    with processes.together(), storing(what, folder):
+        yield processes.is_first
+
+
+@contextmanager
+def storing(what: str, folder: Path) -> Iterator[None]:
+    """Turn the errors of a failed write into an error that names the folder and the remedy.
+
+    Args:
+        what: name of the object that is written, for the error message.
+        folder: folder that is written to.
+
+    Raises:
+        ResourceError: writing failed.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
+        raise _cannot_write(what, folder, error) from error
 
 
 def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:
@@ -166,6 +203,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error reports a lack of memory, on a GPU or in main memory."""
     is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_typed or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Return whether an error reports that the connection to another process was lost."""
+    is_typed = isinstance(error, torch.distributed.DistError)
+    return is_typed or bool(re.search(r"Connection (closed|reset) by peer", str(error)))
 
 
 def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:

@@ -1,6 +1,7 @@
 """The tau above which a drafter makes decoding faster on the machine that trains it."""
 
-from typing import NamedTuple
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 from inference.autotune.costs import NODE_COUNTS, known_costs
 from inference.trees.shape import TreeShape
@@ -41,9 +42,10 @@ def break_even(target: TargetAdapter, drafter: JakiroDrafter) -> BreakEven:
 
     Args:
         target: the frozen target.
-        drafter: the drafter, on the target's device.
+        drafter: the drafter, which stays unchanged; a copy in the target's dtype is timed.
     """
-    costs = known_costs(target, drafter)
+    timed: Any = deepcopy(drafter)
+    costs = known_costs(target, timed.to(target.device, target.dtype).eval())
     schedule = drafter.config.settings.schedule
     depth = schedule.autoregressive_levels + schedule.parallel_levels
     sizes = (depth, max(depth, max(NODE_COUNTS)))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from inference.benchmark.report.style import INK, THEME, Look, any_character, look, short_names
-from jakiro.errors import ConfigError, DataError
+from jakiro.errors import ConfigError, DataError, ResourceError
 from jakiro.utils.files import write_atomically
 from training.evaluation.metrics import METRICS, read_evaluations, read_metrics
 
@@ -46,6 +46,7 @@ def plot_runs(folders: Sequence[Path], out: Path) -> None:
     Raises:
         ConfigError: the picture cannot be stored at `out`.
         DataError: a folder contains no metrics of a run.
+        ResourceError: the disk is full, or the folder of `out` is not writable.
     """
     _require_storable(out)
     runs = [read_curves(folder) for folder in folders]
@@ -54,7 +55,15 @@ def plot_runs(folders: Sequence[Path], out: Path) -> None:
     image = BytesIO()
     with style.context(THEME, after_reset=True), any_character():
         _draw(runs, looks).savefig(image, format="png")
-    write_atomically(out, image.getvalue())
+    try:
+        write_atomically(out, image.getvalue())
+    except OSError as error:
+        raise ResourceError(
+            f"cannot store the picture in {out}",
+            expected="a writable folder and enough disk space",
+            got=error.strerror or error,
+            remedy="free disk space, or choose another name for --out",
+        ) from error
 
 
 def read_curves(folder: Path) -> RunCurves:

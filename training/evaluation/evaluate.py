@@ -160,3 +160,18 @@ def score_of(results: Mapping[str, Any]) -> Score | None:
         return Score("agreement", float(held_out["levels"][0]["agreement"]))
     taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
     return Score("tau", sum(taus) / len(taus)) if taus else None
+
+
+def summary_of(results: Mapping[str, Any]) -> str:
+    """Return the agreement and tau of an evaluation as text; empty if nothing was measured.
+
+    Args:
+        results: results of `Evaluation.measure`.
+    """
+    score = score_of(results)
+    agreement = [str(score)] if score is not None and score.metric == "agreement" else []
+    taus = [
+        f"tau {decoding['tau']:.2f} at temperature {decoding['temperature']:g}"
+        for decoding in results.get("decoding", ())
+    ]
+    return ", ".join([*agreement, *taus])

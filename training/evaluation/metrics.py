@@ -9,7 +9,10 @@ from typing import Any
 from rich.progress import Progress
 
 from jakiro.utils.files import write_atomically
+from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import ProgressDisplay
+
+_logger = get_logger(__name__)
 
 METRICS = "metrics.jsonl"
 _HISTOGRAM = "_histogram"  # ending of the names of histograms
@@ -59,12 +62,27 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run, without the last line if an interruption left it incomplete."""
+    """Return the metrics of a run, without the last line if an interruption left it incomplete.
+
+    Damaged lines are left out with a warning.
+    """
     path = folder / METRICS
     if not path.exists():
         return []
-    whole_lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in whole_lines]
+    whole_lines = path.read_bytes().split(b"\n")[:-1]
+    found = [record for line in whole_lines if (record := _record_of(line)) is not None]
+    if len(found) < len(whole_lines):
+        _logger.warning(f"{path}: left out {len(whole_lines) - len(found)} damaged line(s)")
+    return found
+
+
+def _record_of(line: bytes) -> dict[str, Any] | None:
+    """Return the metrics in a line; None if the line is damaged."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record if isinstance(record["step"], int) else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:

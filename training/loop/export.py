@@ -13,10 +13,10 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
-from training.distributed.checkpoint import RunState
 from training.distributed.failures import writing
 from training.distributed.processes import Processes
-from training.evaluation.evaluate import Score, score_of
+from training.distributed.run_state import RunState
+from training.evaluation.evaluate import Score, score_of, summary_of
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import Prepared
 
@@ -97,7 +97,7 @@ class Exporter:
                 if self._settings.lora is not None:
                     self._folder.keep_adapters(as_trained, str(self._settings.initialize.drafter))
                 self._folder.publish(drafter, self._inputs.tokenizer)
-            _logger.info(self._summary(score_of(evaluation), state))
+            _logger.info(self._summary(evaluation, state))
 
     def _finishes_with_best(self, state: RunState) -> bool:
         """Return whether an earlier drafter with a higher agreement is to be written."""
@@ -107,14 +107,15 @@ class Exporter:
         is_known = (kept["best_metric"], kept["best_step"]) == ("agreement", state.best_step)
         return is_known and state.best_metric == "agreement" and state.best_step != state.step
 
-    def _summary(self, last: Score | None, state: RunState) -> str:
-        """Return a sentence that says which drafter was written."""
+    def _summary(self, evaluation: Mapping[str, Any], state: RunState) -> str:
+        """Return a sentence that says which drafter was written, with its agreement and tau."""
+        score, last = score_of(evaluation), summary_of(evaluation)
         folder, steps = self._folder.drafter, f"after {state.step} steps"
-        if last is None:
+        if score is None:
             return f"{folder}: the last drafter, {steps}; nothing was measured on held-out data"
         if state.best_metric is None or state.best_value is None or state.best_step == state.step:
             return f"{folder}: the last drafter, {steps} ({last}, the best of the run)"
-        best = Score(last.metric, state.best_value)
+        best = Score(score.metric, state.best_value)
         if self._finishes_with_best(state):
             return (
                 f"{folder}: the best drafter of the run, after {state.best_step} steps ({best}; "

@@ -14,12 +14,13 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import anchor_rule
 from training.data.sampler import Sampler
-from training.distributed.checkpoint import Checkpoints, RunState
+from training.distributed.checkpoint import Checkpoints
 from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
+from training.distributed.run_state import RunState
 from training.evaluation.break_even import break_even
-from training.evaluation.evaluate import Evaluation, score_of
+from training.evaluation.evaluate import Evaluation, score_of, summary_of
 from training.evaluation.metrics import MetricsLog, progress_bar
 from training.loop.export import Exporter, check_untrained
 from training.loop.interruption import Interruption
@@ -32,6 +33,8 @@ from training.setup.preparation import Prepared
 from training.target_states.store import TargetStateStore, open_target_states
 
 _logger = get_logger(__name__)
+
+_MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
 
 class Run:
@@ -199,6 +202,7 @@ class Run:
             self._num_steps, has_data=evaluation.has_data
         )
         if not state.step:
+            self._report_length()
             drafter = trainer.copy_drafter()
             check_untrained(
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
@@ -211,6 +215,16 @@ class Run:
             evaluation.warn_if_nothing_to_measure()
         if every is not None and not state.step:
             self._evaluate(trainer, evaluation)
+
+    def _report_length(self) -> None:
+        """Log how often the run reads its data, with a warning if that is very often."""
+        num_read = self._num_steps * self._settings.batch.global_batch_size
+        epochs = num_read / len(self._inputs.sequences)
+        length = f"{num_read * self._settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
+        if epochs > _MANY_EPOCHS:
+            _logger.warning(f"{length}: add data, or lower the number of steps or epochs")
+        else:
+            _logger.info(length)
 
     @property
     def _has_stalled(self) -> bool:
@@ -251,6 +265,8 @@ class Run:
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
+        if summary := summary_of(found):
+            _logger.info(f"step {self._state.step}: {summary}")
         score = score_of(found)
         if score is not None and self._state.add_score(*score):
             now = self._state_now(trainer)

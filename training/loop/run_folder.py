@@ -11,7 +11,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils.files import ensure_writable_folder, publish, write_atomically
@@ -19,6 +18,8 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import write_provenance
 from jakiro.utils.settings import flattened
 from training.config import TrainSettings
+from training.distributed.failures import storing
+from training.distributed.run_state import state_of
 from training.loop.model_card import model_card
 from training.setup.adapters import save_adapters
 
@@ -184,9 +185,7 @@ class RunFolder:
         """The run's state when the drafter in `best` was kept; None if there is no such drafter."""
         if not self.best.exists():
             return None
-        record: dict[str, Any] = JakiroConfig.from_pretrained(self.best).record or {}
-        found: dict[str, Any] | None = record.get("training")
-        return found
+        return state_of(self.best)
 
     @property
     def holds_work(self) -> bool:
@@ -211,6 +210,7 @@ class RunFolder:
         Raises:
             ConfigError: the folder is not writable, is in use, or belongs to another run, or its
                 record has a different format from the one that this version writes.
+            ResourceError: the settings cannot be written.
         """
         ensure_writable_folder(self.path)
         try:
@@ -348,31 +348,29 @@ class RunFolder:
                 f"{self.path} belonged to an earlier run, which had other settings and left no "
                 f"checkpoint; this run takes over the folder ({name} was {before}, is now {now})"
             )
-        write_provenance(self.path, settings)
-        write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
+        with storing("the settings of the run", self.path):
+            write_provenance(self.path, settings)
+            write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _is_continued(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
         """Return whether this run adds steps to the recorded run, which has a checkpoint."""
         if not (self._has_checkpoint and self._record.exists()):
             return False
-        return is_longer(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
+        return is_longer(self._read_record(), run_fingerprint(settings, facts))
 
     def _reopen(self) -> None:
         """Rename the finished drafter, if there is one, because the run continues."""
         _logger.info(f"the run in {self.path} continues from its last checkpoint with more steps")
         if not self.is_finished:
             return
-        record: dict[str, Any] = JakiroConfig.from_pretrained(self.drafter).record or {}
-        renamed = self.path / f"drafter-after-{record['training']['step']}-steps"
+        renamed = self.path / f"drafter-after-{state_of(self.drafter)['step']}-steps"
         shutil.rmtree(renamed, ignore_errors=True)  # it may be left from an earlier attempt
         self.drafter.rename(renamed)
         _logger.info(f"the drafter of the shorter run is now in {renamed}")
 
     def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Raise an error if the names in the record differ from those that this version writes."""
-        if not self._record.exists():
-            return
-        name = unmatched(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
+        """Raise an error unless the record has the names that this version writes."""
+        name = unmatched(self._read_record(), run_fingerprint(settings, facts))
         if name is not None:
             raise ConfigError(
                 f"the record of the run in {self.path} has a different format",
@@ -394,4 +392,20 @@ class RunFolder:
         """
         if not self._record.exists():
             return None
-        return difference(json.loads(self._record.read_text()), run_fingerprint(settings, facts))
+        return difference(self._read_record(), run_fingerprint(settings, facts))
+
+    def _read_record(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self._record.read_bytes())
+            if not isinstance(record["settings"], dict):
+                raise TypeError("settings that are not an object")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"the record of the run in {self.path} is missing or damaged",
+                expected="the file run.json as training wrote it",
+                got=f"{type(error).__name__}: {error}",
+                remedy="restore this file, choose another run_folder, or delete this folder and "
+                "train again",
+            ) from error
+        found: dict[str, Any] = record
+        return found

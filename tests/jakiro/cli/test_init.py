@@ -21,6 +21,7 @@ def test_a_settings_file_is_written_and_the_next_commands_are_shown(target: str)
     assert "jakiro synthesize --target target" in result.output
     assert "jakiro train --config my.yaml" in result.output
     Path("my.yaml").write_text(Path("my.yaml").read_text().replace("epochs: 4", "steps: 4"))
+    Path("target-chats.jsonl").touch()
     planned = CliRunner().invoke(app, ["train", "--config", "my.yaml", "--dry-run"])
     assert planned.exit_code == 0
 

@@ -62,6 +62,20 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert sorted(config.parent.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "data.paths=[nope.jsonl]"], "there is no file or folder nope.jsonl"),
+        (["--learning-curve", "0.5,1"], "leave out --learning-curve"),
+    ],
+)
+def test_a_dry_run_of_what_cannot_run_is_refused(
+    config: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), "--dry-run", *words) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--processes", "--nodes"])
 def test_a_run_without_processes_or_machines_is_refused(
     config: Path, option: str, capsys: pytest.CaptureFixture[str]
@@ -109,9 +123,16 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--config", str(config), "--micro-batch-size", "auto") == 0
-    folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    printed = capsys.readouterr()
+    folder = Path(printed.out.strip().splitlines()[-1])
     record = JakiroDrafter.from_pretrained(folder).config.record
     assert record["settings"]["batch"]["micro_batch_size"] == 4
+    chat, bench = printed.err.splitlines()[-2:]
+    assert chat == f"next: jakiro chat {folder}"
+    assert bench == (
+        f"next: jakiro bench --target {config.parent / 'target'} --method transformers --method "
+        f"drafter={folder} --prompts PROMPTS.jsonl"
+    )
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
 
 

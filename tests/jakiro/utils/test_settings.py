@@ -137,6 +137,7 @@ def test_an_unknown_override_is_named(write: Any) -> None:
         ("- a list", "expected: a mapping.*got: list"),
         ("1: one", "a mapping whose keys are text"),
         ("name: [", "is not YAML"),
+        ("name: " + "[" * 5000 + "]" * 5000, "is not YAML.*got: .*recursion"),
         ("name: one\nname: two", "'name' is repeated here"),
         ("extends: [a.yaml]", "expected: a single path"),
         ("extends: missing.yaml", r"missing\.yaml, which .*recipe\.yaml extends"),

@@ -1,7 +1,9 @@
 """Runs resume bit by bit from checkpoints, and do not use incomplete or damaged ones."""
 
+import json
+import re
 import shutil
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from helpers.training import curve, tiny_run
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from training.config import TrainSettings
-from training.distributed.checkpoint import RunState
 from training.train import train
 
 # A run that tests interrupt after its first checkpoint.
@@ -75,8 +76,47 @@ def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.Mo
             train(settings)
     for path in (settings.run_folder / "checkpoints").rglob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000003; .*remove that"):
+    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000003; .*remedy: "):
         train(settings)
+    assert not (settings.run_folder / "drafter").exists()
+
+
+def _state(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda checkpoint: _state(checkpoint, step=99999), "the step: 99999 instead of 4"),
+        (lambda checkpoint: _state(checkpoint, step="abc"), "step.*valid integer"),
+        (lambda checkpoint: (checkpoint / "exp_avg.safetensors").unlink(), "the kinds of states"),
+        (lambda checkpoint: (checkpoint / "state.json").write_text("{"), "JSONDecodeError"),
+    ],
+)
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
+    workshop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], Any],
+    message: str,
+) -> None:
+    changes = RUN | {"checkpoint": {"every": 2}}
+    whole = tiny_run(workshop, **changes, run_folder=str(workshop / "whole"))
+    train(whole)
+    halved = tiny_run(workshop, **changes, run_folder=str(workshop / "halved"))
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step=4)
+        with pytest.raises(PowerCutError):
+            train(halved)
+    checkpoints = halved.run_folder / "checkpoints"
+    damage(checkpoints / "step-00000004")
+    train(halved)
+    assert re.search(message + ".* the run resumes from .*step-00000002 instead", caplog.text)
+    assert curve(whole) == curve(halved)
+    kept = sorted(path.name for path in checkpoints.iterdir())
+    assert kept == ["damaged-step-00000004", "step-00000004", "step-00000006"]
 
 
 def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:
@@ -84,30 +124,3 @@ def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:
     train(settings)
     kept = sorted(path.name for path in (settings.run_folder / "checkpoints").iterdir())
     assert kept == ["step-00000005", "step-00000006"]
-
-
-def test_the_best_evaluation_is_kept_in_the_state_of_a_run() -> None:
-    state = RunState(step=2)
-    assert state.add_score("agreement", 0.3)
-    state.step = 4
-    assert not state.add_score("agreement", 0.3)
-    assert (state.best_value, state.best_step, state.num_without_gain) == (0.3, 2, 1)
-    state.step = 6
-    assert state.add_score("agreement", 0.4)
-    assert (state.best_value, state.best_step, state.num_without_gain) == (0.4, 6, 0)
-    state.step = 8
-    assert state.add_score("tau", 0.1)  # a different quantity, not comparable with 0.4
-
-
-def test_evaluations_that_a_resumed_run_repeats_do_not_count_as_without_gain() -> None:
-    kept = RunState(step=10, best_metric="agreement", best_value=0.4, best_step=10)
-    state = RunState(step=5, best_metric="agreement", best_value=0.3, best_step=0)
-    state.num_without_gain = 1
-    state.add_kept(asdict(kept))
-    for step, count in ((8, 0), (10, 0), (12, 1)):
-        state.step = step
-        assert not state.add_score("agreement", 0.4 if step == 10 else 0.2)
-        assert state.num_without_gain == count
-    state.add_kept(asdict(RunState(best_metric="agreement", best_value=0.1, best_step=0)))
-    state.add_kept(None)
-    assert (state.best_value, state.best_step) == (0.4, 10)

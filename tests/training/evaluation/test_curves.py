@@ -66,6 +66,20 @@ def test_runs_without_an_evaluation_are_plotted_too(tmp_path: Path) -> None:
     assert imread(tmp_path / "curves.png").size
 
 
+def test_a_full_disk_is_reported_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.evaluation.curves.write_atomically", fail)
+    out = tmp_path / "curves.png"
+    assert _code("plot", str(_run(tmp_path / "run")), "--out", str(out)) == 2
+    error = capsys.readouterr().err
+    assert f"cannot store the picture in {out}" in error
+    assert "got: No space left on device; remedy: " in error
+
+
 @pytest.mark.parametrize(
     ("run", "out", "message"),
     [

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from training.config import TrainSettings
-from training.distributed.checkpoint import RunState
 from training.distributed.processes import join_processes, launch_environment
+from training.distributed.run_state import RunState
 from training.evaluation.metrics import read_evaluations, read_metrics
 from training.loop.export import Exporter, check_untrained
 from training.loop.run_folder import RunFolder

@@ -17,7 +17,7 @@ from helpers.training import tiny_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from jakiro.errors import EXIT_CODE_INTERRUPTED
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
 from training.config import TrainSettings
 from training.distributed.processes import Processes
 from training.evaluation.metrics import read_metrics
@@ -138,6 +138,18 @@ def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) 
     assert first.end() == second.end() == EXIT_CODE_INTERRUPTED
     assert "saved the run after step" in first.errors
     assert "saved the run" not in second.errors
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_end_of_another_process_is_reported_in_one_line(workshop: Path, killed: int) -> None:
+    settings = tiny_run(workshop, steps=1000, batch={"micro_batch_size": 1})
+    trainees = start_training(settings, workshop, num_processes=2)
+    assert trainees[killed].kill_when(reaches(settings, 3))
+    left = trainees[1 - killed]
+    assert left.end() == EXIT_CODE_BAD_INPUT
+    *_, last = left.errors.strip().splitlines()
+    assert last.startswith("error: another process of this run ended")
+    assert "Traceback" not in left.errors
 
 
 def test_a_second_interruption_ends_the_run_at_once() -> None:

@@ -10,7 +10,7 @@ from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.training import curve, tiny_run, write_jsonl
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, ResourceError
 from training.config import TrainSettings
 from training.evaluation.evaluate import Score
 from training.evaluation.metrics import read_metrics
@@ -108,6 +108,29 @@ def test_a_run_whose_record_has_another_format_is_refused(
     record.write_text(json.dumps(fingerprint))
     message = rf"different format.*objective\.{name}, which only one of the two.*train again"
     with pytest.raises(ConfigError, match=message):
+        train(settings)
+
+
+def test_a_full_disk_is_named_before_the_run_begins(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.loop.run_folder.write_provenance", fail)
+    message = r"cannot write the settings of the run to .*No space left on device; remedy: "
+    with pytest.raises(ResourceError, match=message):
+        train(tiny_run(workshop))
+
+
+@pytest.mark.parametrize("content", [None, '{"settings": {"steps"', '{"settings": 3}', "[]"])
+def test_results_without_a_readable_record_are_refused(
+    trained_workshop: Path, content: str | None
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2, optimizer={"learning_rate": 0.5})
+    record = settings.run_folder / "run.json"
+    record.unlink() if content is None else record.write_text(content)
+    with pytest.raises(ConfigError, match=r"record of the run in .* is missing or damaged.*remedy"):
         train(settings)
 
 

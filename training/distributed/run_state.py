@@ -1,0 +1,86 @@
+"""The progress of a run, as stored in its checkpoints and in the records of its drafters."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from jakiro.errors import CheckpointError
+
+
+@dataclass
+class RunState:
+    """The progress of a run.
+
+    Attributes:
+        step: number of optimizer steps taken.
+        tokens: number of tokens read, without padding.
+        seconds: time spent on optimizer steps, in seconds.
+        losses: the most recently recorded losses and other metrics.
+        best_metric: quantity by which the best drafter is chosen; None before it was measured.
+        best_value: highest value of that quantity in all evaluations so far.
+        best_step: number of optimizer steps before the evaluation with that value.
+        num_without_gain: number of evaluations after that one, none of which was better.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: dict[str, Any] = field(default_factory=dict)
+    best_metric: str | None = None
+    best_value: float | None = None
+    best_step: int | None = None
+    num_without_gain: int = 0
+
+    def add_score(self, metric: str, value: float) -> bool:
+        """Record the result of an evaluation at this step; return whether it is the best so far.
+
+        If the quantity differs from the earlier one, the value counts as the best so far.
+
+        Args:
+            metric: measured quantity.
+            value: value of the quantity; higher is better.
+        """
+        if metric != self.best_metric or self.best_value is None or value > self.best_value:
+            self.best_metric, self.best_value, self.best_step = metric, value, self.step
+            self.num_without_gain = 0
+            return True
+        # A resumed run may repeat evaluations that precede the best one.
+        if self.best_step is not None and self.step > self.best_step:
+            self.num_without_gain += 1
+        return False
+
+    def add_kept(self, kept: Mapping[str, Any] | None) -> None:
+        """Take over the score of the drafter in `best`, which may be newer than the checkpoint.
+
+        Args:
+            kept: fields of the `RunState` stored with that drafter; None if there is no drafter.
+        """
+        if kept is None or kept["best_value"] is None:
+            return
+        is_same = kept["best_metric"] == self.best_metric and self.best_value is not None
+        if is_same and kept["best_value"] <= self.best_value:
+            return
+        self.best_metric, self.best_value = kept["best_metric"], kept["best_value"]
+        self.best_step, self.num_without_gain = kept["best_step"], 0
+
+
+def state_of(drafter: Path) -> dict[str, Any]:
+    """Return the run's state when a drafter was written, from the record in its config.
+
+    Raises:
+        CheckpointError: the config is damaged.
+    """
+    try:
+        record = json.loads((drafter / "config.json").read_bytes())["record"]
+        return asdict(TypeAdapter(RunState).validate_python(record["training"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the drafter in {drafter} has no record of its training",
+            expected="the file config.json as training wrote it",
+            got=" ".join(f"{type(error).__name__}: {error}".split()),
+            remedy=f"remove {drafter} and start again; the run resumes from its last checkpoint",
+        ) from error
