@@ -51,7 +51,8 @@ def example_tree(
 ) -> ExampleTree | None:
     """Return the tree whose number of accepted drafts is closest to the mean.
 
-    The result is None if the method drafts no trees.
+    Trees of which nothing was accepted are left out if there are others. The result is None if the
+    method drafts no trees.
 
     Args:
         method: drafting method.
@@ -64,7 +65,8 @@ def example_tree(
     if not steps:
         return None
     mean = sum(len(step.path) for step in steps) / len(steps)
-    typical = min(steps, key=lambda step: abs(len(step.path) - mean))
+    shown = [step for step in steps if step.path] or steps
+    typical = min(shown, key=lambda step: abs(len(step.path) - mean))
     context = token_ids[max(0, typical.root - CONTEXT_TOKENS) : typical.root]
 
     def text(ids: list[int]) -> str:

@@ -166,7 +166,10 @@ def _exactness(samples: Sequence[Sample], reference: Reference | None) -> dict[s
 
 
 def _experts(stats: DecodeStats) -> tuple[ExpertFigures, ...]:
+    """Return the figures of each expert; none if all candidates have the same proposer."""
     proposed, accepted = stats.proposed_by_proposer, stats.accepted_by_proposer
+    if len(proposed) < 2:
+        return ()
     return tuple(
         ExpertFigures(expert=expert, proposed=proposed[expert], accepted=accepted[expert])
         for expert in sorted(proposed)

@@ -33,6 +33,7 @@ _SIZES = frozenset(
     {"candidates", "levels", "settings", "merged-repeats"}
 )  # options that give the size of the trees
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
+MOST_CANDIDATES = 4096  # larger trees take gigabytes, and are never faster
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,10 @@ def _candidates(value: str | None, text: str) -> Candidates | None:
 def _count(name: str, value: str | None, text: str) -> int | None:
     if value is None:
         return None
-    if not value.isdecimal() or int(value) < 1:
+    if not value.isdecimal() or not 1 <= int(value) <= MOST_CANDIDATES:
         costs = ", or candidates=costs" if name == "candidates" else ""
-        raise _malformed(text, f"{name}=N with N of at least 1{costs}", f"{name}={value}")
+        expected = f"{name}=N with N from 1 to {MOST_CANDIDATES}{costs}"
+        raise _malformed(text, expected, f"{name}={value}")
     return int(value)
 
 

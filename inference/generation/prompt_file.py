@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import PromptError
+from jakiro.utils.strict_json import parse_json
 
 BUILT_IN: tuple[str, ...] = (
     "def read_lines(path):\n    ",
@@ -149,7 +150,7 @@ def read_prompt_lines(path: Path) -> list[PromptLine]:
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the location and the text of each line that is not empty."""
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         got = error.strerror if isinstance(error, OSError) else error
         raise PromptError(
@@ -165,7 +166,7 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
 
 def _parsed(text: str, location: str) -> PromptLine:
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except ValueError as error:
         raise PromptError(
             f"{location} is not JSON",

@@ -11,6 +11,18 @@ from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import PromptError
 
+# Errors that templates raise on purpose, and errors caused by messages of an unexpected form.
+_FAULTS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 Prompt = str | list[dict[str, Any]] | list[int] | Tensor
 
 
@@ -32,24 +44,59 @@ def encode_prompt(
     if isinstance(prompt, Tensor):
         ids = _single(prompt)
     elif isinstance(prompt, str):
+        _check_characters(prompt)
         ids = list(needed(tokenizer)(prompt)["input_ids"])
     elif prompt and isinstance(prompt[0], dict):
+        _check_messages(prompt)
         ids = _templated(prompt, needed(tokenizer))
     else:
         ids = list(prompt)  # type: ignore[arg-type]
     if not ids:
         raise PromptError("the prompt is empty", expected="at least one token", got=repr(prompt))
+    if isinstance(prompt, bytes) or any(isinstance(token, bool) for token in ids):
+        raise _unusable("bytes" if isinstance(prompt, bytes) else "a list that contains bool")
     try:
         ids = [index(token) for token in ids]
     except TypeError as error:
-        raise PromptError(
-            "the prompt cannot be used",
-            expected="a text, chat messages, or a list of token ids",
-            got=f"a list of {type(ids[0]).__name__}",
-            remedy="use generate_batch for several prompts",
-        ) from error
+        raise _unusable(f"a list of {type(ids[0]).__name__}") from error
     check_ids(ids, vocab_size)
     return ids
+
+
+def _unusable(got: str) -> PromptError:
+    return PromptError(
+        "the prompt cannot be used",
+        expected="a text, chat messages, or a list of token ids",
+        got=got,
+        remedy="use generate_batch for several prompts",
+    )
+
+
+def _check_characters(text: str) -> None:
+    """Raise an error if a text contains half of a surrogate pair, which is not a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            "the prompt contains an invalid character",
+            expected="text that can be encoded in UTF-8",
+            got=ascii(text[error.start]),
+            remedy="decode the text from its bytes with the right encoding",
+        ) from error
+
+
+def _check_messages(messages: list[dict[str, Any]]) -> None:
+    """Raise an error if an element of a chat is not a message, or contains invalid characters."""
+    for number, message in enumerate(messages):
+        is_message = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not is_message or not message.keys() & {"content", "tool_calls"}:
+            raise PromptError(
+                f"element {number} of the chat is not a message",
+                expected='a dictionary with the keys "role" and "content"',
+                got=repr(message)[:80],
+            )
+        if isinstance(message.get("content"), str):
+            _check_characters(message["content"])
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
@@ -152,7 +199,7 @@ def _templated(
     apply: Any = tokenizer.apply_chat_template
     try:
         encoded = apply(messages, add_generation_prompt=True, return_dict=True)
-    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+    except _FAULTS as error:
         raise PromptError(
             "the chat template rejects the messages",
             expected="roles and contents that the template supports",

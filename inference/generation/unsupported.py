@@ -45,6 +45,10 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
 }
+_NUMBERS = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"}
+    | {"max_new_tokens", "min_new_tokens", "max_length", "min_length", "no_repeat_ngram_size"}
+)
 # Processors whose scores depend on more than the tokens so far.
 _STATEFUL = frozenset(
     {
@@ -70,6 +74,11 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
     Raises:
         PromptError: an argument cannot be used; the message names the argument.
     """
+    for name, value in {"temperature": temperature, **generation}.items():
+        if isinstance(value, bool) and name in _NUMBERS:
+            raise PromptError(
+                f"this {name} cannot be used", expected="a number", got=f"the truth value {value}"
+            )
     if temperature is not None and not _is_temperature(temperature):
         raise PromptError(
             "this temperature cannot be used",

@@ -1,5 +1,6 @@
 """The command `jakiro bench`."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +138,7 @@ def bench(
         threads=options.as_threads(threads),
         packed=options.as_packed(packed),
     )
-    if json_file is not None and json_file == report:
+    if json_file is not None and report is not None and json_file.resolve() == report.resolve():
         raise ConfigError(
             "--json and --report name the same file",
             expected="different names for --json and --report",
@@ -167,8 +168,18 @@ def _measured(
         )
         methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
-    with _progress() as track:
+    with _progress() as track, _terminated_like_interrupted():
         return comparison.run(track)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, after which the finished measurements are shown and stored."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _finish(
@@ -180,16 +191,14 @@ def _finish(
 
     from inference.benchmark.report.table import figures_table
 
+    console = Console()
+    for part in figures_table(document):  # before the files, which a full disk can prevent
+        console.print(part, highlight=False)
     store_json(document.model_dump_json(indent=1) + "\n")
     if store_page is not None:
-        from inference.benchmark.report.page import (
-            render,
-        )  # imports matplotlib, which takes a second
+        from inference.benchmark.report.page import render  # imports matplotlib; takes a second
 
         store_page(render(document))
-    console = Console()
-    for part in figures_table(document):
-        console.print(part, highlight=False)
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 

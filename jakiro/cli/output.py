@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import typer
+
+from jakiro.errors import ResourceError
 
 
 def say(message: str) -> None:
@@ -15,6 +18,9 @@ def writer(
     path: Path | None, option: str = "--json", content: str = "the measured values"
 ) -> Callable[[str], None]:
     """Return a function that writes a text to a new file, after checking the path.
+
+    If the file cannot be written, the text is kept in a temporary file, and the function raises a
+    ResourceError that names this file.
 
     Args:
         path: path of the new file; None to get a function that does nothing.
@@ -30,4 +36,26 @@ def writer(
         return lambda _text: None
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
-    return lambda text: write_atomically(path, text)
+
+    def write(text: str) -> None:
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {content} to {path}",
+                expected="enough disk space and a folder that can be written to",
+                got=error.strerror or error,
+                remedy=f"copy {_kept(text, path.suffix)} to another place",
+            ) from error
+
+    return write
+
+
+def _kept(text: str, suffix: str) -> str:
+    """Write a text to a temporary file, and return the file's path."""
+    try:
+        with NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        return f"nothing (the temporary folder cannot be written to either: {error.strerror})"
+    return file.name

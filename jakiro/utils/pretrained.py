@@ -4,11 +4,17 @@ All code that loads a target or a small model uses these functions, so that the 
 devices have the same meaning everywhere and loading errors are always worded in the same way.
 """
 
+import json
 import os
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -35,6 +41,20 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 _CHECK_THE_PATH = "check the path"
+# Errors of transformers and of the libraries it uses when files are damaged or do not fit together.
+_ERRORS = (
+    AttributeError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+    TypeError,
+    UnpicklingError,
+    ValueError,
+)
+# Code in a model's folder is run only if the caller asks for it.
+_NO_CODE = {"trust_remote_code": False}
 
 
 def load_causal_lm(
@@ -60,10 +80,11 @@ def load_causal_lm(
         attn_implementation: implementation of attention, such as "sdpa" or "eager"; None for
             transformers' default.
         remedy: advice at the end of the error message.
-        **load: further arguments of `AutoModelForCausalLM.from_pretrained`.
+        **load: further arguments of `AutoModelForCausalLM.from_pretrained`. Code in the model's
+            folder is run only with `trust_remote_code=True`.
 
     Raises:
-        CheckpointError: the model cannot be loaded.
+        CheckpointError: the model cannot be loaded, or its weights do not match its config.
         ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     if dtype is not None:
@@ -72,10 +93,14 @@ def load_causal_lm(
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
+    _refuse_files_elsewhere(Path(folder), what)
+    load = _NO_CODE | load | {"output_loading_info": True}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
+    except _ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
+    model, report = loaded
+    _refuse_other_weights(model.state_dict().keys(), report, f"{what} {name_or_path}")
     if folder != str(name_or_path):
         # Records contain the name that the user gave, not the path of a folder in the cache.
         model.config.name_or_path = model.name_or_path = str(name_or_path)
@@ -124,8 +149,8 @@ def load_tokenizer(
     folder = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(folder, what, remedy)
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+        return AutoTokenizer.from_pretrained(folder, **_NO_CODE)
+    except _ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
@@ -133,9 +158,9 @@ def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer from a folder or the local hub cache, or None if neither has it."""
     try:
         return AutoTokenizer.from_pretrained(
-            local_model(name_or_path, any_dtype=True), local_files_only=True
+            local_model(name_or_path, any_dtype=True), local_files_only=True, **_NO_CODE
         )
-    except (OSError, ValueError, JakiroError):
+    except (*_ERRORS, JakiroError):
         return None
 
 
@@ -166,8 +191,8 @@ def load_config(
             from peft import PeftConfig  # an optional package, and slow to import
 
             place = PeftConfig.from_pretrained(place).base_model_name_or_path or place
-        return AutoConfig.from_pretrained(place)
-    except (OSError, ValueError) as error:
+        return AutoConfig.from_pretrained(place, **_NO_CODE)
+    except _ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
@@ -248,6 +273,65 @@ def _cannot_load(
     return CheckpointError(
         f"cannot load {what} {name_or_path}",
         expected="a folder or hub id of a causal language model with its tokenizer",
-        got=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        got=_summary(error),
         remedy=remedy,
     )
+
+
+def _summary(error: Exception) -> str:
+    """Return the message of an error on one line: its first sentence with what belongs to it."""
+    first, *others = str(error).strip().splitlines() or [""]
+    if first.endswith(":"):  # a list follows
+        first = " ".join(" ".join((first, *others)).split())
+    if isinstance(error, OSError | ValueError) and first:
+        return first
+    return f"{type(error).__name__}: {first}".removesuffix(": ")
+
+
+def _refuse_files_elsewhere(folder: Path, what: str) -> None:
+    """Raise an error if an index of weights names files outside the model's folder."""
+    for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # transformers explains what is wrong with the file
+        if outside := sorted(str(name) for name in names if Path(str(name)).name != name):
+            raise CheckpointError(
+                f"{index} names a file outside the folder of {what}",
+                expected="names of files in the same folder",
+                got=outside[0],
+                remedy="get the model from a source that you trust",
+            )
+
+
+def _refuse_other_weights(names: Collection[str], report: Mapping[str, Any], what: str) -> None:
+    """Raise an error if the weights in a checkpoint are not those that its config describes.
+
+    Weights that are missing would be random. Weights of further layers would be left out. Other
+    superfluous weights, such as those of an image encoder, do no harm.
+
+    Args:
+        names: names of the model's weights.
+        report: transformers' report of the loaded weights.
+        what: description of the model in the error message.
+    """
+    forms = {_form(name) for name in names}
+    problems = {
+        "missing": sorted(report.get("missing_keys") or ()),
+        "superfluous": sorted(
+            name for name in report.get("unexpected_keys") or () if _form(name) in forms
+        ),
+    }
+    for kind, weights in problems.items():
+        if weights:
+            raise CheckpointError(
+                f"the weights of {what} do not match its config",
+                expected="a checkpoint with exactly the layers that config.json describes",
+                got=f"{len(weights)} {kind} weights, such as {weights[0]}",
+                remedy="use the weights together with the config that they were saved with",
+            )
+
+
+def _form(name: str) -> str:
+    """Return the name of a weight without the numbers of layers."""
+    return re.sub(r"\d+", "#", name)

@@ -17,7 +17,16 @@ from training.data.chat import CUT, Chat
 from training.data.sources import RecordError
 
 # Errors that templates raise on purpose, and errors caused by turns of an unexpected form.
-_FAULTS = (TemplateError, AttributeError, LookupError, TypeError, ValueError)
+_FAULTS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 # Some templates call this function to write today's date. It is replaced by a macro with a fixed
 # date, because otherwise the same data would be encoded differently every day.

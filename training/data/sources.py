@@ -1,7 +1,6 @@
 """Sources of training data: files, folders and Hugging Face datasets, read record by record."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
+from jakiro.utils.strict_json import parse_json
 
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted
 
@@ -233,7 +233,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path} is not JSON", expected="valid JSON", got=error) from error
     if not isinstance(values, list):
@@ -268,8 +268,8 @@ def _as_record(value: Any, location: str, number: int) -> Record:
 
 def _parse(line: bytes, location: str) -> Any:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
+        return parse_json(line)
+    except ValueError as error:
         raise RecordError(f"{location} is not JSON", expected="valid JSON", got=error) from error
 
 

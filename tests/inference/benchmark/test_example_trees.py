@@ -1,6 +1,7 @@
 """The example of a report is a tree that was verified, with the text before and after it."""
 
 from string import ascii_letters, digits
+from typing import Any
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
@@ -8,6 +9,7 @@ from helpers.tokenizers import SlowTokenizer
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
+from inference.benchmark import example_trees
 from inference.benchmark.example_trees import CONTEXT_TOKENS, example_tree
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
@@ -52,6 +54,21 @@ def test_the_tree_stands_between_the_text_before_it_and_the_next_token(
     output = SpeculativeDecoder(model).generate(prompt, max_new_tokens=21)
     text = tokenizer.decode(output.sequences[0].tolist())
     assert text.startswith("".join((tree.context, tree.root, *path, tree.next_token)))
+
+
+def test_a_tree_with_accepted_nodes_is_shown_even_if_most_trees_have_none(
+    model: LlamaForCausalLM, tokenizer: SlowTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = example_trees._decoded
+
+    def mostly_rejected(*arguments: Any) -> Any:
+        token_ids, steps = decoded(*arguments)
+        return token_ids, [steps[0]._replace(path=[])] * 20 + steps
+
+    monkeypatch.setattr(example_trees, "_decoded", mostly_rejected)
+    tree = example_tree(_method(model, _always_right(model)), [1, 2], GREEDY, 0, tokenizer)
+    assert tree is not None
+    assert any(node.accepted for node in tree.nodes)
 
 
 def test_nodes_come_after_their_parents_and_have_the_expert_that_proposed_them(

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
-from helpers.templates import family_tokenizer
+from helpers.templates import CHATML, family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
@@ -16,6 +17,7 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import DraftTree
 from inference.drafters.trained.drafter import TrainedSession
 from inference.engine.request import StopRule
+from inference.generation.prompts import encode_prompt
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 from jakiro.errors import DraftError, NumericalError, PromptError
@@ -193,3 +195,30 @@ def test_one_decoder_serves_many_threads() -> None:
 
 def _must_not_run(*_: object) -> None:
     raise AssertionError("work was done")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("half \ud800 a pair", "invalid character.*ud800"),
+        ([{"role": "user", "content": "half \ud800 a pair"}], "invalid character"),
+        ([{"foo": "bar"}], "element 0 of the chat is not a message"),
+        ([{"role": "user", "content": "a"}, {"role": "user"}], "element 1 of the chat"),
+        ([1, True], "a list that contains bool"),
+    ],
+)
+def test_prompts_that_are_no_texts_chats_or_ids_are_refused(prompt: Any, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        encode_prompt(prompt, tiny_tokenizer(CHATML), 300)
+
+
+def test_a_template_that_fails_is_named_as_the_cause() -> None:
+    tokenizer = tiny_tokenizer("{{ 1 / 0 }}")
+    with pytest.raises(PromptError, match=r"chat template rejects.*division by zero"):
+        encode_prompt([{"role": "user", "content": "a"}], tokenizer, 300)
+
+
+@pytest.mark.parametrize("name", ["top_p", "max_new_tokens"])
+def test_truth_values_are_not_numbers(name: str) -> None:
+    with pytest.raises(PromptError, match=f"this {name} cannot be used.*the truth value True"):
+        _decoder().generate([1, 2], **{name: True})

@@ -171,3 +171,17 @@ def test_records_of_training_data_are_prompts_without_their_last_answers(tmp_pat
 
 def test_the_built_in_prompts_are_all_different() -> None:
     assert len(set(BUILT_IN)) == len(BUILT_IN) >= 4
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "why"}\n', encoding="utf-8-sig")
+    assert [prompt.first for prompt in read_prompts(path)] == ["why"]
+
+
+@pytest.mark.parametrize("line", ['{"prompt": "a", "prompt": "b"}', "[" * 100_000])
+def test_repeated_keys_and_deep_brackets_are_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(PromptError, match=r":1 is not JSON"):
+        read_prompts(path)

@@ -1,8 +1,11 @@
 """`jakiro bench`: figures, a file, a page and changes; mistakes give exit code 2."""
 
 import json
+import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from helpers.models import tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.document import ComparisonDocument, read_document, schema
+from inference.benchmark.methods import OwnDecoding
 from jakiro.cli import main
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
@@ -108,6 +112,55 @@ def test_files_that_exist_are_refused_before_any_work(
     taken.touch()
     assert bench("--method", "autoregressive", "--report", str(taken)) == 2
     assert "choose another name for --report" in capsys.readouterr().err
+
+
+def test_one_file_under_two_names_is_refused(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    same = [str(tmp_path / "out"), str(tmp_path / "other" / ".." / "out")]
+    assert bench("--method", "autoregressive", "--json", same[0], "--report", same[1]) == 2
+    assert "--json and --report name the same file" in capsys.readouterr().err
+
+
+def test_figures_are_shown_and_kept_if_their_file_cannot_be_written(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(path: Path, content: bytes | str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jakiro.utils.files.write_atomically", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = ["--method", "autoregressive", "--num-prompts", "1"]
+    assert bench(*words, "--json", str(tmp_path / "a.json")) == 2
+    shown = capsys.readouterr()
+    assert "speed-up over autoregressive" in shown.out
+    assert "No space left on device" in shown.err
+    kept = re.search(r"copy (\S+) to another place", shown.err)
+    assert kept is not None
+    assert read_document(Path(kept[1])).prompts == 1
+
+
+def test_sigterm_ends_with_what_was_measured(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, counts = OwnDecoding.start, [0]
+
+    def start(self: OwnDecoding, *args: Any) -> Any:
+        counts[0] += 1
+        if counts[0] == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return measure(self, *args)
+
+    monkeypatch.setattr(OwnDecoding, "start", start)
+    before = signal.getsignal(signal.SIGTERM)
+    out = tmp_path / "a.json"
+    assert bench("--method", "autoregressive", "--json", str(out)) == 130
+    assert not read_document(out).is_complete
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_missing_target_or_prompt_file_is_named(

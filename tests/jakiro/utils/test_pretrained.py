@@ -1,9 +1,14 @@
-"""Paths of missing folders are refused before the hub is asked, and models are described."""
+"""Missing, damaged and foreign models are refused in one line, and models are described."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from safetensors.torch import load_file, save_file
 
 from jakiro.errors import CheckpointError
 from jakiro.utils.pretrained import (
@@ -51,3 +56,83 @@ def test_a_model_is_described_by_its_folder_dtype_and_size(tmp_path: Path) -> No
     assert described == f"my-model, bfloat16, {count} parameters"
     model.name_or_path = "owner/model"
     assert describe_model(model) == f"owner/model, float32, {count} parameters"
+
+
+def _changed(folder: Path, name: str, **values: object) -> None:
+    """Change values in a JSON file of a model's folder."""
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a tiny model with three layers and a tokenizer."""
+    folder = tmp_path / "model"
+    tiny_llama(num_hidden_layers=3).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("count", "kind"), [(5, "missing"), (2, "superfluous")])
+def test_weights_of_another_number_of_layers_are_refused(
+    saved: Path, count: int, kind: str
+) -> None:
+    _changed(saved, "config.json", num_hidden_layers=count, layer_types=["full_attention"] * count)
+    with pytest.raises(CheckpointError, match=rf"\d+ {kind} weights, such as model\.layers\."):
+        load_causal_lm(saved)
+
+
+def test_weights_of_another_part_do_no_harm(saved: Path) -> None:
+    file = saved / "model.safetensors"
+    image = {"vision.patches.weight": torch.ones(2)}
+    save_file(load_file(file) | image, file, metadata={"format": "pt"})
+    assert load_causal_lm(saved).config.num_hidden_layers == 3
+
+
+def test_code_in_a_folder_is_not_run(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (saved / "code.py").write_text("raise SystemExit('this code was run')")
+    names = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    _changed(saved, "config.json", model_type="unknown", auto_map=names)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for load in (load_causal_lm, load_config):
+        with pytest.raises(CheckpointError, match="contains custom code"):
+            load(saved)
+
+
+def test_an_index_that_names_files_elsewhere_is_refused(saved: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../other.safetensors"}}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"outside the folder.*\.\./other\.safetensors"):
+        load_causal_lm(saved)
+
+
+def _cut_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def _pickled_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
+
+
+def _another_width(folder: Path) -> None:
+    _changed(folder, "config.json", intermediate_size=7)
+
+
+def _wrong_type(folder: Path) -> None:
+    _changed(folder, "config.json", hidden_size="abc")
+
+
+@pytest.mark.parametrize("damage", [_cut_weights, _pickled_weights, _another_width, _wrong_type])
+def test_damaged_models_are_refused_in_one_line(saved: Path, damage: Any) -> None:
+    damage(saved)
+    with pytest.raises(CheckpointError, match="cannot load the target") as caught:
+        load_causal_lm(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
+    (saved / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="cannot load a tokenizer"):
+        load_tokenizer(saved)
