@@ -26,7 +26,7 @@ PACKAGES = ["inference", "jakiro", "moa", "training"]
 if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
 
-    # Before the first import of our packages: only what is imported later is checked.
+    # Installed before the first import of our packages: only later imports are checked.
     install_import_hook(PACKAGES, "beartype.beartype")
 
 # Checks run only in the first seconds of each test, because they double the time that a test takes.

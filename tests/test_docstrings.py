@@ -1,4 +1,4 @@
-"""Docstrings: headlines that need no look inside, and arguments that are described."""
+"""Docstrings: headlines are noun phrases or plain statements, and arguments are described."""
 
 import ast
 from collections.abc import Iterator

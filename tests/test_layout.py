@@ -1,4 +1,4 @@
-"""The layout of the packages: few modules at the top, and none that is only a part of another."""
+"""The layout of the packages: few modules at the top, and tests for modules of one importer."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("inference", "jakiro", "moa", "training")
 MOST_AT_THE_TOP = 8
 
-# Modules with a single importer whose tests lie in files of other names. The list only shrinks.
+# Modules with one importer whose tests are in files with other names. The list only shrinks.
 TESTED_ELSEWHERE = {
     "inference.benchmark.diff.table",
     "inference.losslessness.sampled",

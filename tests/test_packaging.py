@@ -1,4 +1,4 @@
-"""The packages under test are ours, typed, light to import, and import one another one way only."""
+"""The packages under test are ours, typed and light to import; their imports go one way."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ HOME = SITE_PACKAGES if os.environ.get("JAKIRO_TEST_INSTALLED") == "1" else CHEC
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_package_under_test_is_ours(package: str) -> None:
-    # `inference` is also the name of a foreign package.
+    # There is also a package of others with the name `inference`.
     file = import_module(package).__file__
     assert file is not None
     assert Path(file).resolve() == HOME / package / "__init__.py"
@@ -66,7 +66,7 @@ def test_interactive_sessions_complete_the_exported_names(package: str) -> None:
 
 
 def test_imports_go_one_way() -> None:
-    # In a process of its own: it disables the loggers of the one it runs in.
+    # lint-imports runs in a separate process, because it disables the loggers of its process.
     program = Path(sys.executable).with_name("lint-imports")
     config = Path(__file__).parents[1] / "pyproject.toml"
     command = [program, "--config", config, "--no-cache", "--no-logo"]

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("moa", "jakiro", "inference", "training", "tests", "configs", "docs")
 
-# What to say instead stands in docs/concepts/glossary.md.
+# docs/concepts/glossary.md has the words to use instead.
 DENIED = {
     "law": "distribution, probabilities",
     "laws": "distributions, probabilities",
@@ -30,7 +30,7 @@ DENIED = {
     "shall": "must, or the present tense",
     "turns": "request index, order; chat turns",
 }
-# A chat has turns.
+# Files about chats may contain the word `turns`.
 CHAT = re.compile(r"chat|turn|conversation|dialogue|message|prompt", re.IGNORECASE)
 
 
@@ -41,7 +41,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a file, each with its line."""
+    """Yield the texts of a file, each with its line number."""
     if path.suffix == ".py":
         yield from _texts_of_code(path.read_text())
         return
@@ -50,7 +50,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _texts_of_code(source: str) -> Iterator[tuple[int, str]]:
-    """Yield identifiers, comments, docstrings and other strings, each with its line."""
+    """Yield identifiers, comments, docstrings and other strings, each with its line number."""
     strings = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in {tokenize.NAME, tokenize.COMMENT, *strings}:

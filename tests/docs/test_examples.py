@@ -31,7 +31,7 @@ CLASSES = (
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an example may take for granted, beside the public classes."""
+    """The names that an example may use without defining them."""
     tokenizer = tiny_tokenizer()
     target = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
     folder = tmp_path_factory.mktemp("drafter")

@@ -1,4 +1,4 @@
-"""What programs write into the documentation is what stands there."""
+"""The generated parts of the documentation are up to date."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

@@ -42,7 +42,7 @@ PAGES = [
 ]
 KINDS = {"python", "yaml", "bash", "text", "console"}
 
-# What a run must name in any case; blocks that show single keys leave it out.
+# Keys that every run requires; blocks that show single keys leave them out.
 REQUIRED = {"target": {"name_or_path": "TARGET"}, "data": {"paths": ["texts.jsonl"]}}
 
 
@@ -104,11 +104,11 @@ def _of(program: str) -> list[Command]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A target with its tokenizer, and a drafter for it, saved as a user would have them."""
+    """The paths of a saved target with its tokenizer and of a saved drafter, by variable name."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHATML
-    # Ten percent of the tokens end a text, so that the blocks take few steps.
+    # Ten percent of the tokens end the text, so that the blocks take few steps.
     ends = [*range(270, 300)]
     model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512, eos_token_id=ends)
     target_path, drafter_path = folder / "target", folder / "drafter"
@@ -135,7 +135,7 @@ def test_python_blocks_run(block: Block, saved: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def beside_configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for settings beside `configs/`."""
+    """The path of a settings file next to a copy of `configs/`."""
     folder = tmp_path_factory.mktemp("settings")
     shutil.copytree(ROOT / "configs", folder / "configs")
     return folder / "my.yaml"
@@ -161,7 +161,7 @@ def test_jakiro_commands_parse(command: Command) -> None:
     while hasattr(program, "commands"):
         assert words[0] in program.commands, f"{command.block}: no command {words[0]}"
         program = program.commands[words.pop(0)]
-    program.make_context(program.name, words)  # raises where an option is unknown or missing
+    program.make_context(program.name, words)  # raises if an option is unknown or missing
 
 
 @pytest.mark.parametrize("command", _of("jakiro"), ids=str)
@@ -193,7 +193,7 @@ def test_programs_are_there(command: Command) -> None:
 def test_other_programs_come_with_the_development_environment() -> None:
     ours = ("jakiro", "make", "python")
     others = {command.words[0] for command in COMMANDS if command.words[0] not in ours}
-    others -= {"source", "export", "cd"}  # commands of the shell
+    others -= {"source", "export", "cd"}  # built-in commands of the shell
     folder = Path(sys.executable).parent
     missing = [name for name in others if not (folder / Path(name).name).exists()]
     assert [name for name in missing if shutil.which(name) is None] == []
@@ -225,7 +225,7 @@ def test_the_readme_is_short_and_opens_with_the_two_commands() -> None:
 
 def test_the_glossary_has_at_most_40_entries() -> None:
     lines = (ROOT / "docs" / "concepts" / "glossary.md").read_text().splitlines()
-    assert len([line for line in lines if line.startswith("| ")]) - 1 <= 40  # but the header
+    assert len([line for line in lines if line.startswith("| ")]) - 1 <= 40  # without the header
 
 
 def _methods() -> list[Command]:

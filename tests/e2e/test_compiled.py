@@ -1,4 +1,4 @@
-"""Compiled steps give the same tokens; in a process of its own, where no types are checked."""
+"""Compiled steps give the same tokens; they run in a separate process without type checks."""
 
 import os
 import subprocess

@@ -24,7 +24,7 @@ RESULT_KEYS = {
 
 
 def _tiny_preset() -> Preset:
-    """The preset `smoke` with as little of everything as a demo can have."""
+    """Return the preset `smoke` with a tiny target, few texts and few training steps."""
     smoke = PRESETS["smoke"]
     target = {"vocab_size": 512, "num_layers": 2, "num_steps": 30, "num_validation_sequences": 4}
     shorter = {"max_training_characters": 200_000, "warmup_steps": 5}
@@ -98,7 +98,7 @@ def assert_demo_trains_and_then_uses_its_cache(
 def test_an_unwritable_cache_folder_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("jakiro.demo.chat_model.fetch_model")  # nothing is downloaded before
+    monkeypatch.delattr("jakiro.demo.chat_model.fetch_model")  # a download would fail
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit) as exit_info:
         main(["demo", "--cache-dir", str(tmp_path / "file" / "cache")])

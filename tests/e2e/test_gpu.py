@@ -1,4 +1,4 @@
-"""Decoding on a GPU gives the tokens of the target's own `generate`; run by hand: `-m gpu`."""
+"""Decoding on a GPU gives the tokens of the target's own `generate`; run with `-m gpu`."""
 
 import pytest
 import torch

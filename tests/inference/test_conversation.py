@@ -1,4 +1,4 @@
-"""Turns of a conversation give the tokens of a fresh start and read only what is new."""
+"""Turns of a conversation give the tokens of a fresh start and read only new tokens."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def decoder() -> SpeculativeDecoder:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of queries of each target forward."""
+    """An iterator over one list: the number of queries of each target forward so far."""
     counts: list[int] = []
     original = TargetAdapter.forward
 
@@ -191,14 +191,14 @@ def test_after_a_long_pause_no_token_is_read_twice(monkeypatch: pytest.MonkeyPat
     model, drafter = tiny_llama(vocab=23, max_position_embeddings=1024), AdedDrafter()
     decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     with Conversation() as conversation:
-        decoder.policy = AlwaysDraft(None)  # a pause of more than one chunk
+        decoder.policy = AlwaysDraft(None)  # no drafts for more than one chunk
         first = decoder.generate([1, 2, 3], max_new_tokens=700, conversation=conversation)
         decoder.policy = AlwaysDraft.with_all_of(drafter)
         longer = [*first.sequences[0].tolist(), 4, 5]
         output = decoder.generate(longer, max_new_tokens=20, conversation=conversation)
     expected = SpeculativeDecoder(model).generate(longer, max_new_tokens=20)
     assert output.new_token_ids == expected.new_token_ids
-    # The last token of a turn is not cached, so that the next turn reads it again.
+    # The last token of a turn is not cached, so the next turn reads it again.
     (_, end), *later = reads
     assert later[0][0] == end - 1
     assert [start for start, _ in later[1:]] == [end for _, end in later[:-1]]

@@ -44,7 +44,7 @@ def _teach_across_a_reset(decoder: SpeculativeDecoder, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "teach",
-    # The quick twin of the other: test_a_ticket_ends_with_its_run_or_with_the_last_reference.
+    # Quick test of the slow case: test_a_ticket_ends_with_its_run_or_with_the_last_reference.
     [_teach, pytest.param(_teach_across_a_reset, marks=pytest.mark.slow)],
 )
 def test_a_second_request_with_the_same_seed_has_the_target_distribution(
@@ -145,7 +145,7 @@ def test_random_numbers_that_taught_the_trees_do_not_come_again() -> None:
         run = decoder.start([[1, 2, 3]], temperature=1.0, max_new_tokens=4)
         seen.append(run.sequences[0].request.sampling.request_index)
         run.finish()
-        decoder.reset(trees=False)  # the texts are forgotten, the trees are not
+        decoder.reset(trees=False)  # forgets the texts, but not the trees
     assert len(set(seen)) == 3
     decoder.reset()
     run = decoder.start([[1, 2, 3]], temperature=1.0, max_new_tokens=4)

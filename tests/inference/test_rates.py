@@ -1,4 +1,4 @@
-"""Fading rates: they converge, follow recent trials cell by cell, and can be forgotten."""
+"""Fading rates: they converge, follow recent trials cell by cell, and can be cleared."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Descriptions of sampling options: what may be processed together."""
+"""Descriptions of sampling options: equal if requests may be processed together."""
 
 import pytest
 from transformers import (

@@ -1,4 +1,4 @@
-"""A head for part of the vocabulary: its probabilities, and its token table in a checkpoint."""
+"""A head for part of the vocabulary: its probabilities, its forms and its saved token table."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_logits_of_drafted_tokens_are_those_of_the_whole_head(family: str) -> No
 
 
 class _Quantised(nn.Linear):
-    """Stands for a head whose weight is not an ordinary matrix."""
+    """A stand-in for a head whose weight is not an ordinary matrix."""
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def test_a_changed_bias_is_copied_again() -> None:
 @torch.no_grad()
 def test_the_int8_head_computes_in_half_precision_too() -> None:
     if "int8" not in FORMS:
-        pytest.skip("torch lacks the products")
+        pytest.skip("torch lacks int8 products")
     for dtype in (torch.bfloat16, torch.float16):
         target = TargetAdapter(tiny_llama().to(dtype))
         features = torch.randn(2, 3, 32)
@@ -185,7 +185,7 @@ def test_the_int8_head_computes_in_half_precision_too() -> None:
 @torch.no_grad()
 def test_a_packed_target_is_not_packed_twice() -> None:
     if "packed" not in FORMS:
-        pytest.skip("torch lacks the products")
+        pytest.skip("torch cannot multiply by reordered weights")
     target = TargetAdapter(tiny_llama())
     target.modules.pack()
     head, features = DraftHead(target, None, "packed"), torch.randn(2, 3, 32)

@@ -1,4 +1,4 @@
-"""The drafter as a Hugging Face model: saving, strict loading, and no sight of later tokens."""
+"""The drafter as a Hugging Face model: saving, strict loading, and independence of later tokens."""
 
 import json
 from pathlib import Path

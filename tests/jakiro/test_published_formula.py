@@ -1,7 +1,7 @@
 """The feedback trunk with summed experts computes the published formulas (arXiv 2502.06282).
 
-The reference below is written from the formulas, number by number in float64. It takes only the
-weights from the package.
+The reference below follows the formulas, number by number, in float64. It takes only the weights
+from the package.
 """
 
 import math
@@ -28,7 +28,7 @@ def rms_norm(vector: Vector, gain: Tensor) -> Vector:
 
 
 def rotated(head: Vector, position: int) -> Vector:
-    """Rotate the pairs (i, i + half) by position * base^(-2i / dim)."""
+    """Return `head` with its pairs (i, i + half) rotated by position * base^(-2i / dim)."""
     result, half = head.clone(), len(head) // 2
     for i in range(half):
         angle = position * BASE ** (-2 * i / len(head))
@@ -49,7 +49,7 @@ def silu(vector: Vector) -> Vector:
 
 
 class Reference:
-    """One decoder layer over `fc([embed(x_i); f_{i-1}])`, with two experts as feed-forward part."""
+    """A decoder layer over `fc([embed(x_i); f_{i-1}])` whose feed-forward part is two experts."""
 
     def __init__(self, drafter: JakiroDrafter) -> None:
         self.weight = {name: part.double() for name, part in drafter.state_dict().items()}
@@ -79,7 +79,7 @@ class Reference:
         return rms_norm(token, next(gains)), rms_norm(feature, next(gains))
 
     def _mixed(self, heads: Sequence[Tensor], i: int) -> Vector:
-        """Return attention of position i over 0..i; several query heads share a key head."""
+        """Return the attention of position i to 0..i; several query heads share a key head."""
         mixed = []
         for head in range(HEADS):
             shared = head // (HEADS // KV_HEADS)
@@ -110,7 +110,7 @@ class Reference:
 def _published(trunk: dict[str, object], num_experts: int = 2) -> JakiroDrafter:
     settings = tiny_settings(num_experts, combine="sum", parallel_levels=1, trunk=trunk)
     drafter = tiny_drafter(TargetAdapter(tiny_llama()), settings)
-    with torch.no_grad():  # norm gains start at 1, so that a forgotten gain would not show
+    with torch.no_grad():  # norm gains start at 1, which would hide a missing gain
         for name, part in drafter.named_parameters():
             if "norm" in name:
                 part.uniform_(0.5, 1.5)

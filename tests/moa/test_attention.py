@@ -1,4 +1,4 @@
-"""The attention modules, each by itself."""
+"""Rotary embeddings, self-attention and the memory encoder, each by itself."""
 
 import torch
 

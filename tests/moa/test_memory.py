@@ -13,7 +13,7 @@ def _rms(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def _rotated(head: Tensor, layer: int) -> Tensor:
-    """Return a head's vector, rotated as complex numbers by the layer index."""
+    """Return a head's vector, rotated as complex numbers by angles that follow from the layer."""
     half = HEAD_DIM // 2
     numbers = torch.complex(head[:half], head[half:])
     angles = layer * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)

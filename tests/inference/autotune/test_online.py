@@ -1,4 +1,4 @@
-"""`tree="auto"` drafts where it pays, stops where it does not, and never changes a token."""
+"""`tree="auto"` drafts while that pays, stops when it does not, and never changes a token."""
 
 import itertools
 
@@ -91,10 +91,10 @@ def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None
     for _ in range(400):
         world.step()
     budgets = [budget for budget in (world.step() for _ in range(10)) if budget is not None]
-    assert len(budgets) >= 9  # a rare step without drafts is timed
+    assert len(budgets) >= 9  # a step without drafts is timed now and then
     shape = world.shape.within(budgets[0])
     assert shape is not None
-    # At most three candidates in a chain are accepted: more nodes would only cost.
+    # At most three candidates in a chain are accepted, so more nodes would only cost time.
     assert shape.depth == 3
     assert shape.max_nodes <= 4
     assert world.num_undrafted < 20
@@ -276,7 +276,7 @@ def test_a_size_that_was_timed_on_a_quiet_machine_does_not_look_fast_on_a_busy_o
             slowness.take(0 if load == 1.0 else 1, load)
     quiet, busy, untimed = slowness.of_arms
     assert busy == pytest.approx(3, rel=0.1)
-    # Without the load, these would still be 1.
+    # If the load were ignored, these would still be 1.
     assert min(quiet, untimed, slowness.of_autoregressive) > 0.75 * busy
 
 

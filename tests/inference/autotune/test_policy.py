@@ -1,4 +1,4 @@
-"""The policy follows from the drafter and the trees; requests are numbered for all that learn."""
+"""The decoding policy follows from the drafter and the trees; only trained drafters have shapes."""
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama

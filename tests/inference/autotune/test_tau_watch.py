@@ -17,7 +17,7 @@ def _decoder(tau: float, temperature: float = 0.0, tree: Trees = "fixed") -> Spe
 
 
 def _decode(decoder: SpeculativeDecoder, num_steps: int) -> None:
-    """Decode so many steps, if all drafts are rejected."""
+    """Decode for `num_steps` steps, provided that all drafts are rejected."""
     prompts = [[1, 2, 3 + number] for number in range(num_steps // 10)]
     decoder.generate_batch(prompts, max_new_tokens=11, temperature=0.0, seed=0)
 

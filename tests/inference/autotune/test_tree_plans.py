@@ -1,4 +1,4 @@
-"""Trees of a given size: those of 8 nodes are as published, large trees are wide enough."""
+"""Trees of a given size: trees of 8 nodes are as published, and large trees are wide enough."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_trees_of_sixty_are_drafted_and_verified(temperature: float) -> None:
         assert output.new_token_ids == expected.new_token_ids
     shape = plan.sampling if temperature else plan.greedy
     proposed = sum(output.stats.proposed_by_proposer.values())
-    full_steps = output.stats.target_forwards - 2  # the last steps may have had less room
+    full_steps = output.stats.target_forwards - 2  # the last steps may have had less space
     assert proposed >= full_steps * shape.max_nodes
 
 

@@ -1,4 +1,4 @@
-"""The example of a report is a tree that was verified, with the text before and after it."""
+"""The example tree of a report is one that was verified, with the text before and after it."""
 
 from string import ascii_letters, digits
 from typing import Any

@@ -1,4 +1,4 @@
-"""Figures from methods whose tokens, seconds and deliveries are known."""
+"""Figures computed from methods whose tokens, times and deliveries are known."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ class Clock:
     seconds = 0.0
 
     def now(self) -> float:
-        """Return the time."""
+        """Return the current time in seconds."""
         return self.seconds
 
 
@@ -153,7 +153,7 @@ class Interrupted(Steady):
     """A method that the user interrupts."""
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Deliver four times, then be interrupted."""
+        """Deliver four times, then raise KeyboardInterrupt."""
         if len(self.seeds) == 4:
             raise KeyboardInterrupt
         return super().decode(prompts, sampling, seed)
@@ -163,7 +163,7 @@ def test_an_interruption_keeps_what_all_methods_have_decoded(clock: Clock) -> No
     steady = Steady("autoregressive", clock, [1, 1], pace=1.0)
     document = _compared([steady, Interrupted("other", clock, [1, 2], pace=1.0)])
     assert not document.is_complete
-    assert document.prompts == 3  # the fourth call is the warm-up's
+    assert document.prompts == 3  # one of the four calls was the warm-up
     first, second = document.methods
     assert {one.prompt for one in first.samples} == {one.prompt for one in second.samples}
     assert second.speedup == pytest.approx(1.5)

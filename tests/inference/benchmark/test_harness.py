@@ -1,4 +1,4 @@
-"""Every method decodes the same groups with the same seeds, however often it is interrupted."""
+"""All methods decode the same groups with the same seeds, even if they are interrupted."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ CHAT = BenchPrompt([{"role": "user", "content": "1"}], ("2", "3"), "chat", "c" *
 
 
 class Scripted:
-    """A method that always gives the same answer, until it is interrupted."""
+    """A method that always gives the same answer and can be interrupted at a given call."""
 
     def __init__(self, name: str, interrupted_at: int | None = None) -> None:
         self.name = self.family = self.kind = name
@@ -33,7 +33,7 @@ class Scripted:
         self.interrupted_at = interrupted_at
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Record the prompts and the seed."""
+        """Record the prompts and the seed, and give the answer."""
         if len(self.calls) == self.interrupted_at:
             raise KeyboardInterrupt
         self.calls.append((prompts, seed))
@@ -125,7 +125,7 @@ def test_an_answer_that_leaves_no_room_for_the_next_is_cut_at_its_end() -> None:
 def test_after_an_interruption_only_groups_that_all_methods_decoded_are_left(
     num_groups: int,
 ) -> None:
-    """The order of methods is random, so that in some cases the other decodes one group more."""
+    """The order of methods is random, so in some cases the other one decodes one more group."""
     interrupted = Scripted("b", interrupted_at=1 + num_groups)
     harness = _harness(Scripted("a"), interrupted, temperatures=(0.0, 1.0))
     results = harness.measure(PROMPTS)

@@ -1,4 +1,4 @@
-"""The share of repeated n-grams counts repetition within a text alone."""
+"""The share of repeated n-grams counts only repetition within a text."""
 
 import pytest
 

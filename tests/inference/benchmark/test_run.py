@@ -1,4 +1,4 @@
-"""A comparison measures every method alike, and its figures add up."""
+"""A comparison measures all methods in the same way, and its figures add up."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ NEW_TOKENS = 10
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, a drafter, a smaller model and a file of prompts."""
+    """A folder with a target, a drafter, a smaller model and a file of prompts."""
     path = tmp_path_factory.mktemp("comparison")
     model = tiny_llama(vocab=300, max_position_embeddings=256)
     model.save_pretrained(path / "target")
@@ -222,7 +222,7 @@ def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
     settings = _settings(folder, *names)
     measured, trial = prompts_for(settings), trial_for(settings)
     assert trial.temperature == 1.0
-    # Five prompts of three categories: the last prompt of each, and another.
+    # Of five prompts in three categories: the last prompt of each category, and one more.
     assert [one.category for one in trial.prompts] == ["ids", "chat", "code", "chat"]
     assert [one.first for one in measured] == ["def main("]
     assert not {one.identity for one in measured} & {one.identity for one in trial.prompts}
@@ -253,7 +253,7 @@ def test_a_file_that_is_too_short_to_select_trees_on_is_refused(
 
 
 class Learner:
-    """A method that counts what it has seen since it was reset."""
+    """A method that counts the prompts that it has seen since its last reset."""
 
     def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
         self.name = self.family = self.kind = name
@@ -272,7 +272,7 @@ class Learner:
         return Decoded([Continuation([1, 2], arrivals, stats) for _ in prompts], {})
 
     def reset(self) -> None:
-        """Forget."""
+        """Forget all prompts."""
         self.seen = 0
 
     def tree(self, temperature: float) -> TreeShape | None:

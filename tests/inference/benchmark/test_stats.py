@@ -20,7 +20,7 @@ def test_every_resample_holds_as_many_units_as_there_are() -> None:
     assert resamples.shape == (RESAMPLES, 7)
     assert (resamples.sum(axis=1) == 7).all()
     assert resamples.mean(axis=0) == pytest.approx(np.ones(7), abs=0.1)
-    assert resamples.var() == pytest.approx(6 / 7, abs=0.05)  # of a binomial count
+    assert resamples.var() == pytest.approx(6 / 7, abs=0.05)  # the variance of a binomial count
 
 
 def test_resamples_are_the_same_at_every_call_and_others_in_another_stream() -> None:
@@ -47,7 +47,7 @@ def test_a_zero_denominator_is_left_out_without_a_warning() -> None:
     ratios = pooled_ratio(np.array([1.0, 1.0]), np.array([0.0, 2.0]), resample_counts(2))
     assert np.isnan(ratios).any()
     interval = interval_of(1.0, ratios)
-    assert (interval.low, interval.high) == (0.5, 1.0)  # both units; the second unit twice
+    assert (interval.low, interval.high) == (0.5, 1.0)  # the second unit twice; both units
     nothing = divided(np.zeros(4), np.zeros(4))
     assert interval_of(3.0, nothing) == (3.0, 3.0, 3.0)
     assert interval_of(3.0, pooled_ratio(np.zeros(0), np.zeros(0), resample_counts(0))) == (

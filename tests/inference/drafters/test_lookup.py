@@ -1,4 +1,4 @@
-"""Looking up: the longest matches, what followed them, and one tree of it."""
+"""The lookup drafter: its longest matches, their continuations, and the tree of them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Drafters that need no training: the target's own tokens and distribution in every call."""
+"""Drafters that need no training keep the target's tokens and distribution in every call."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
 }
 
 
-# Requests of their own are compared with a batch in the tests that name every drafter.
+# Slow in this fixture: the tests over all names in DRAFTERS cover this drafter, too.
 BY_REQUEST = pytest.param("aded by request", marks=pytest.mark.slow)
 
 
@@ -82,7 +82,7 @@ def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> 
             prompt, max_new_tokens=25
         )
         assert output.new_token_ids == alone.new_token_ids
-        if name in ("aded by request", "lookup"):  # others learn from the whole batch
+        if name in ("aded by request", "lookup"):  # the other drafters learn from the whole batch
             assert output.depths == alone.depths
 
 
@@ -167,7 +167,7 @@ def test_tokens_that_were_not_emitted_are_learned_from_logits() -> None:
 
 
 def _taught(settings: AdedSettings, steps: int = 1) -> AdedDrafter:
-    """Return a drafter that has read the logits of 30 other positions at every step."""
+    """Return a drafter that has read random logits after 30 random bigrams, `steps` times."""
     drafter = AdedDrafter(settings)
     proposer = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), 64).proposers[
         0
@@ -187,7 +187,7 @@ def test_probabilities_are_learned_from_logits() -> None:
     probs = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.05, 0.05, 0.2]])
     proposer.read_logits(np.array([3, 1, 2]), torch.cat((torch.ones(2, 4), probs)).log())
     known = dict(drafter.table.frozen().items())
-    assert known.keys() == {(3, 1), (1, 2)}  # the first two positions have no bigram
+    assert known.keys() == {(3, 1), (1, 2)}  # the first two rows of logits have no bigram
     assert known[3, 1] == pytest.approx({2: 0.3, 1: 0.1})
     assert known[1, 2] == pytest.approx({0: 0.35, 3: 0.1})
 

@@ -1,4 +1,4 @@
-"""Trees with repetitions: longer, bounded, and verified as deterministic trees."""
+"""Trees with repetitions: they are longer, bounded, and verified as deterministic trees."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,13 +45,13 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
 
 @pytest.fixture(autouse=True)
 def _inference_mode() -> Iterator[None]:
-    """Sessions live in the inference mode of an engine."""
+    """Run each test in inference mode, as an engine runs its sessions."""
     with torch.inference_mode():
         yield
 
 
-#  root - 1 - 2 - 3      1 2 goes on with 3, so does the other 2 where nothing came before counts;
-#       \ 4 - 2          with one token before it, 4 2 does not
+#  root - 1 - 2 - 3      3 follows 1 2. With before=0, 3 also follows the 2 below 4;
+#       \ 4 - 2          with before=1, it does not, because 4 2 differs from 1 2.
 def _tree() -> Candidates:
     tokens, parents = np.array([1, 4, 2, 2, 3]), np.array([-1, -1, 0, 1, 2])
     return Candidates(
@@ -175,7 +175,7 @@ def _paths(tree: Candidates) -> set[tuple[int, ...]]:
 
 
 def _well_formed(parents: list[int], tokens: list[int]) -> Candidates:
-    """A tree without equal siblings."""
+    """Return a tree without equal siblings."""
     node_of: dict[tuple[int, int], int] = {}
     depths: list[int] = []
     scores: list[float] = []

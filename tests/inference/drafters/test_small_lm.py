@@ -1,4 +1,4 @@
-"""A small language model as the drafter: the target's output, and its own cache."""
+"""A small language model as the drafter: the output is the target's, and the cache is right."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +29,13 @@ PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9
 
 @pytest.fixture(autouse=True)
 def _inference_mode() -> Iterator[None]:
-    """Sessions live in the inference mode of an engine."""
+    """Run each test in inference mode, as an engine runs its sessions."""
     with torch.inference_mode():
         yield
 
 
 def _small(model: LlamaForCausalLM, **changes: object) -> LlamaForCausalLM:
-    """A model that often agrees with a target: its first two layers, with its embeddings."""
+    """Return a model that often agrees with the target: it has the target's first layers."""
     fields = {"vocab": model.config.vocab_size, "num_hidden_layers": 2, **changes}
     small = tiny_llama(**fields)
     for name, parameter in small.named_parameters():
@@ -86,8 +86,8 @@ def test_sampled_sequences_have_the_target_distribution() -> None:
 
 
 def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
-    """A small model whose logits are NaN after some tokens."""
-    drafter = _drafter(model)  # which would refuse it as it will be
+    """Return a drafter whose small model has NaN logits after some tokens."""
+    drafter = _drafter(model)  # built first, since it would refuse a model with NaN
     table = drafter.model.model.get_input_embeddings().weight
     table.data = table.data.clone()
     table.data[tokens] = float("nan")
@@ -117,7 +117,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> N
     drafter = SmallLMDrafter(tiny_llama(vocab=31), model, settings)
     decoder = SpeculativeDecoder(model, drafter, tree="fixed")
     output = decoder.generate([1, 2, 3], temperature=temperature, seed=1, max_new_tokens=41)
-    assert output.stats.tau == 4.0  # three drafts and the target's own
+    assert output.stats.tau == 4.0  # three drafts and the target's own token
 
 
 # Trees of other sizes are enumerated in tests/inference/engine/test_accept.py.
@@ -180,7 +180,7 @@ def test_accepted_candidates_are_not_read_again() -> None:
     session.advance(_committed([1, 2, 3, 4], 3))
     path = _some_path(session.propose(Budget(28), []), 3)
     session.advance(_committed([1, 2, 3, 4, *path, 7], 4))
-    # Root and two nodes were read; the third was a leaf, and the new root is none of them.
+    # The root and two nodes were read; the third node was a leaf, and the new root is unread.
     assert session.cache._num_read == [6]
     assert session.lengths == (7,)
 
@@ -282,7 +282,7 @@ def _proposed(
 
 
 def _some_path(tree: DraftTree, length: int) -> list[int]:
-    """The last candidate of a depth in the tree, and what leads there."""
+    """Return the tokens of the path to the last candidate at depth `length`."""
     row = tree.sequence_tree()
     if length == 0:
         return []
@@ -291,7 +291,7 @@ def _some_path(tree: DraftTree, length: int) -> list[int]:
 
 
 def _committed(tokens: list[int], count: int) -> Committed:
-    """The news that the last `count` tokens before the root are verified."""
+    """Return a commit of the last `count` tokens before the root."""
     end = len(tokens) - 1
     verified = torch.tensor([tokens[end - count : end]])
     return Committed((end,), (count,), verified, torch.tensor([tokens[end:]]), None)

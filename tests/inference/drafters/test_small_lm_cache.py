@@ -19,7 +19,7 @@ START = [1, 2, 3, 4]
 
 @pytest.fixture(autouse=True)
 def _inference_mode() -> Iterator[None]:
-    """Sessions live in the inference mode of an engine."""
+    """Run each test in inference mode, as an engine runs its sessions."""
     with torch.inference_mode():
         yield
 
@@ -34,7 +34,7 @@ def _cache(model: LlamaForCausalLM, batch: int = 1, vocab_size: int = VOCAB) -> 
 
 
 def _committed(rows: Sequence[list[int]], counts: Sequence[int]) -> Committed:
-    """The news that the last tokens of each sequence before its root are verified."""
+    """Return a commit of the last `counts` tokens of each sequence before its root."""
     ends = tuple(len(row) - 1 for row in rows)
     width = max(counts)
     verified = [

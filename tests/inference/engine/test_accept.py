@@ -81,7 +81,7 @@ any_sampled_tree = given(
 def assert_sampled_tree_keeps_the_target_distribution(
     seed: int, components: int, size: tuple[int, int], name: str | None
 ) -> None:
-    """Enumerate two steps with sampled trees of `size` children and breadth."""
+    """Enumerate two steps with sampled trees; `size` is their number of children and breadth."""
     sampling = _sampling(name) if name else no_processors()
     shape = SAMPLED.model_copy(update={"children": size[0], "breadth": size[1]})
     tables = Tables(vocab=3, components=components, seed=seed)
@@ -173,11 +173,11 @@ def test_a_deterministic_candidate_beside_sampled_ones_keeps_the_target_distribu
     assert two_step_error(TABLES, ONE_LEVEL, no_processors(), _as_mixed) < EXACT
 
 
-# Planted faults: each must be visible to the enumeration.
+# Planted faults: the enumeration must detect each of them.
 
 
 def _most_likely_instead_of_sampled(tree: DraftTree) -> DraftTree:
-    """Check the best candidates by the rule for sampled ones (total variation .28 to .40)."""
+    """Replace samples by the likeliest candidates (total variation of the output .28 to .40)."""
     assert tree.draft_probs is not None
     best = tree.draft_probs.ids[0, tree.parent[0] + 1, tree.rank[0]]
     return replace(tree, token_ids=best[None])
@@ -233,7 +233,7 @@ def test_a_bonus_token_from_the_raw_softmax_is_caught(monkeypatch: pytest.Monkey
         tree: accept.SequenceTree, target_probs: object, decide: object
     ) -> accept.AcceptedPath:
         path, next_probs = original(tree, target_probs, decide)  # type: ignore[arg-type]
-        softer = next_probs.pow(0.6)  # what temperature 0.6 had sharpened
+        softer = next_probs.pow(0.6)  # undoes the sharpening by temperature 0.6
         return accept.AcceptedPath(path, softer / softer.sum())
 
     monkeypatch.setattr(accept, "accept_path", careless)

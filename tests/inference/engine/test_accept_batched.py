@@ -1,4 +1,4 @@
-"""Batched acceptance decides as acceptance of a single sequence, number for number."""
+"""Batched acceptance decides like acceptance of one sequence, given the same random numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -78,9 +78,9 @@ def _admit_next(
 def _assert_alone_and_joining_are_equal(
     decoder: SpeculativeDecoder, options: dict[str, Any], gap: int = 1, *, drafts: bool = True
 ) -> None:
-    """Let four requests join two others, at every `gap`-th step, and decode each alone.
+    """Let four requests join two others, one every `gap` steps, and compare each with itself alone.
 
-    `drafts` is whether the drafts, and not only the tokens, must be equal.
+    With a `gap` of 0, all four join at once. With `drafts`, accepted drafts must be equal, too.
     """
     run = decoder.start(FIRST, seed=SEEDS[:2], max_new_tokens=LENGTHS[0], **options)
     admitted = 0
@@ -150,7 +150,7 @@ def test_without_a_drafter_requests_of_all_kinds_share_a_batch(model: LlamaForCa
         {"temperature": 1.0, "top_k": 4},
         {"temperature": 0.7, "top_p": 0.5},
     ]
-    kinds = [kind for kind in kinds for _ in range(2)]  # groups of two, and not of one
+    kinds = [kind for kind in kinds for _ in range(2)]  # two requests of each kind
     prompts, seeds = [*FIRST, *LATER] * 2, [*SEEDS, *(10 + seed for seed in SEEDS)]
     run = decoder.start([prompts[0]], seed=[seeds[0]], max_new_tokens=12, **kinds[0])
     for prompt, seed, kind in zip(prompts[1:], seeds[1:], kinds[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Sequences decoded together: each is what it would be alone."""
+"""Sequences that are decoded together get the tokens that they get alone."""
 
 import itertools
 
@@ -46,7 +46,7 @@ def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> 
     arguments = {"max_new_tokens": 10, "temperature": 0.7, "seed": 3}
     together = decoder.generate_batch([PROMPTS[1], PROMPTS[0], PROMPTS[1]], **arguments)
     assert together[0].new_token_ids == decoder.generate(PROMPTS[1], **arguments).new_token_ids
-    assert together[2].new_token_ids != together[0].new_token_ids  # each row draws for itself
+    assert together[2].new_token_ids != together[0].new_token_ids  # other random numbers
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -134,7 +134,7 @@ def test_an_empty_batch_is_no_work() -> None:
 
 
 class TopOfTheMorning(TopKLogitsWarper):
-    """Derives from a warper that sees no prefix, but looks at it."""
+    """A processor that reads the prefix, although the class it derives from does not."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.scatter(1, input_ids[:, -1:], float("-inf"))

@@ -35,7 +35,7 @@ NEW_TOKENS = 10
 
 @dataclass(frozen=True)
 class Geometry:
-    """A target's fields, and what the drafter has beyond its defaults."""
+    """The target's configuration, and the drafter's settings that differ from the defaults."""
 
     fields: dict[str, Any]
     drafter: dict[str, Any]
@@ -70,14 +70,14 @@ GEOMETRIES = {
 
 
 def _drafter(target: TargetAdapter, **changes: Any) -> JakiroDrafter:
-    """A drafter of default settings but for the changes, whatever the target's heads."""
+    """Return a drafter with default settings except for `changes`, whatever the target's heads."""
     torch.manual_seed(1)
     settings = DrafterSettings.model_validate(changes)
     return JakiroDrafter(config_for(settings, record_target(target.spec, "tiny")))
 
 
 def _steps(drafter: JakiroDrafter, target: TargetAdapter) -> Iterator[list[torch.Tensor]]:
-    """Take two optimizer steps; yield the gradients of each."""
+    """Take two optimizer steps and yield the gradients of each step."""
     module = TrainingModule(drafter, ObjectiveSettings(feature_weight=0.1))
     optimizer = build_optimizer(module, OptimizerSettings())
     reader = TargetReader(target, drafter, 24, torch.float32)
@@ -112,7 +112,7 @@ def _greedy(model: Any, **arguments: Any) -> list[int]:
     )[0].tolist()
 
 
-# One of each mechanism in `make test`; the others combine them.
+# `make test` runs one geometry for each mechanism; the others combine mechanisms.
 QUICK_GEOMETRIES = {
     *("28 query and 4 key/value heads, states", "24 heads, one for each query head", "wide heads"),
     *("one head for all, common width", "tied embeddings", "one layer", "a padded vocabulary"),
@@ -175,7 +175,7 @@ PADDING = [61, 62, 63]  # ids that no tokenizer knows
 
 
 def _padded_phi(bias: float) -> Any:
-    """A model whose own head never or always proposes padding, by its bias."""
+    """Return a model whose head never or always prefers padding, depending on `bias`."""
     model: Any = tiny_model("PhiForCausalLM", vocab_size=64).requires_grad_(False)
     model.lm_head.bias[PADDING] = bias
     return model
@@ -231,7 +231,7 @@ def test_a_vocabulary_padded_by_resizing_decodes_to_text() -> None:
     target = TargetAdapter(model.requires_grad_(False))
     assert target.spec.vocab_size == 320 > len(tokenizer)
     decoder = SpeculativeDecoder(model, _trained(target), tokenizer, tree=TREE)
-    for temperature in (0.0, 5.0):  # so hot that padding would be sampled
+    for temperature in (0.0, 5.0):  # at temperature 5, padding is sampled
         request = {"temperature": temperature, "seed": 0, "max_new_tokens": 16}
         output = decoder.generate("def main", **request)
         assert "".join(decoder.stream("def main", **request)) == output.text

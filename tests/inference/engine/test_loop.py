@@ -1,4 +1,4 @@
-"""The decode loop on tiny models: equal to transformers, lossless when sampling, exact stops."""
+"""The decode loop on tiny models: greedy tokens, seeds, exact stops, and refused requests."""
 
 import itertools
 
@@ -39,7 +39,7 @@ UNTIED = [
 
 @pytest.mark.parametrize(("name", "tied"), [*((name, True) for name in SHAPES), *UNTIED])
 def test_greedy_tokens_equal_those_of_transformers(name: str, tied: bool) -> None:
-    # Tied weights and a small vocabulary repeat themselves, so drafts get accepted, too.
+    # With tied weights and a small vocabulary, the text repeats itself, so drafts are accepted.
     model = tiny_llama(vocab=11, tie_word_embeddings=tied)
     decoder = _decoder(model, SHAPES[name])
     accepted = 0

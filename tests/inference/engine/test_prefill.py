@@ -1,4 +1,4 @@
-"""Prompts of different lengths, read in chunks up to the selection of the first tokens."""
+"""Prefill reads prompts of different lengths in chunks and selects the first new tokens."""
 
 import pytest
 import torch

@@ -33,10 +33,10 @@ BATCH = 2_500
 
 @dataclass(frozen=True)
 class Experiment:
-    """A target, and how often it continues the prompt by three tokens."""
+    """A target and the number of times that it continues the prompt by three tokens."""
 
     vocab: int
-    spread: float  # of the target's weights
+    spread: float  # standard deviation of the target's weights
     runs: int
     biased_token: int
 
@@ -63,9 +63,9 @@ class Experiment:
         return p_value(counts, probs) if set(counts) <= set(probs) else 0.0
 
 
-# Few tokens, so that a bias is visible after a quarter of the runs, above all on the least likely.
+# Few tokens, so that a quarter of the runs shows a bias, above all on the least likely token.
 SMALL = Experiment(vocab=7, spread=0.3, runs=5_000, biased_token=0)
-# More tokens than top_k keeps, and distributions wide enough for drafts to be rejected, too.
+# More tokens than top_k keeps, and distributions so wide that some drafts are rejected.
 LARGE = Experiment(vocab=23, spread=0.15, runs=20_000, biased_token=5)
 
 

@@ -1,4 +1,4 @@
-"""The summary of statistics uses words that users understand."""
+"""The summary of statistics is in words that users understand."""
 
 from collections import Counter
 

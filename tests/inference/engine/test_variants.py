@@ -1,4 +1,4 @@
-"""Whatever the drafter is made of, what comes out is what the target alone would give."""
+"""With every kind of drafter, the output is what the target alone would give."""
 
 from collections import Counter
 from pathlib import Path
@@ -32,7 +32,7 @@ KINDS = {
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
 }
-# In what a session keeps; the others in the slow tier.
+# The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = [
     name if name in ("feedback", "tail-1") else pytest.param(name, marks=pytest.mark.slow)
     for name in KINDS
@@ -43,7 +43,7 @@ def _decoder(
     model: PreTrainedModel, settings: DrafterSettings, sampled: bool = False
 ) -> SpeculativeDecoder:
     drafter = tiny_drafter(TargetAdapter(model), settings)
-    if drafter.draft_ids is not None:  # not the first ones, where a place is its id
+    if drafter.draft_ids is not None:  # not the ids 0, 1, 2, ..., which would equal their indices
         drafter.draft_ids.copy_(2 * torch.arange(len(drafter.draft_ids)) + 1)
     parallel = settings.schedule.parallel_levels
     size = {"children": 3, "breadth": 2} if sampled else {"children": 4, "breadth": 3}
@@ -63,7 +63,7 @@ def _accepted(outputs: list[GenerateOutput]) -> int:
 
 
 def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: DrafterSettings) -> None:
-    """Alone, with only one token to start from, too; and as rows of a ragged batch."""
+    """Compare greedy tokens, alone and in a ragged batch, with the target's."""
     decoder = _decoder(model, settings)
     together = decoder.generate_batch(PROMPTS, max_new_tokens=NEW)
     for prompt, output in zip(PROMPTS, together, strict=True):
@@ -78,7 +78,7 @@ def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: Draft
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("feedback-fused", "hybrid")  # parts of each are in `feedback`
+        if name in ("feedback-fused", "hybrid")  # `feedback` covers parts of both
         else name
         for name in KINDS
     ],
@@ -167,7 +167,7 @@ BATCH = 2_500
 def test_sampled_sequences_of_every_kind_have_the_target_distribution(
     name: str, sampled: bool
 ) -> None:
-    # More tokens than are drafted, and distributions wide enough for drafts to be rejected, too.
+    # More tokens than are drafted, and distributions so wide that some drafts are rejected.
     model, sampling = tiny_llama(vocab=13, initializer_range=0.15), {"temperature": 1.0, "top_k": 0}
     decoder = _decoder(model, KINDS[name], sampled)
     probs = probs_of_continuations(model, [1, 2], 3, **sampling)

@@ -1,4 +1,4 @@
-"""What cannot be decoded is refused with a clear error, before any work where that is possible."""
+"""Requests that cannot be decoded get a clear error, before any work if that is possible."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def _decoder(name: str = "deterministic", vocab: int = 11) -> SpeculativeDecoder
 
 
 class Forbid(LogitsProcessor):
-    """Leaves no token once a length is reached."""
+    """A processor that leaves no token for position 5 and all later positions."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if input_ids.shape[1] < 5:

@@ -1,4 +1,4 @@
-"""`target.generate(custom_generate=decoder)` decodes what `target.generate()` decodes."""
+"""`target.generate(custom_generate=decoder)` gives the tokens of `target.generate()`."""
 
 from functools import partial
 
@@ -43,7 +43,7 @@ PADDED_CONFIGS = [CONFIGS[2], CONFIGS[3], CONFIGS[6]]
 
 
 class Shy(LogitsProcessor):
-    """Avoids the token before."""
+    """A processor that makes a repetition of the last token less likely."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.scatter_add(1, input_ids[:, -1:], torch.full_like(scores[:, :1], -2.0))
@@ -82,7 +82,7 @@ def test_left_padded_sequences_equal_the_targets_own(
 @pytest.mark.parametrize(
     "config",
     [
-        # In `make test`: processors that read the prefix, count tokens, and know the first step.
+        # `make test` has processors that read the prefix, count tokens, or know the first step.
         pytest.param(
             config, marks=() if config in PADDED_CONFIGS else pytest.mark.slow, id=str(config)
         )
@@ -240,14 +240,14 @@ def test_a_generation_config_object_is_followed(
 
 
 class Ban(LogitsProcessor):
-    """Forbids the tokens below 6, before any warper truncates the distribution."""
+    """A processor that forbids the tokens below 6 before warpers truncate the distribution."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.index_fill(1, torch.arange(6), float("-inf"))
 
 
 class Enough(StoppingCriteria):
-    """Ends a sequence after two tokens."""
+    """A criterion that ends a sequence at an even length, so after at most two new tokens."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         return torch.full((len(input_ids),), input_ids.shape[1] % 2 == 0)

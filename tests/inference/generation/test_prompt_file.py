@@ -58,7 +58,7 @@ def test_the_next_turn_is_the_whole_dialogue(tmp_path: Path) -> None:
         {"role": "assistant", "content": "second"},
         {"role": "user", "content": "three"},
     ]
-    assert prompt.chat_turn([]) == [{"role": "user", "content": "one"}]  # and nothing was changed
+    assert prompt.chat_turn([]) == [{"role": "user", "content": "one"}]  # the prompt is unchanged
     with pytest.raises(ValueError, match="shorter"):
         prompt.chat_turn(["first", "second", "third"])
 

@@ -86,7 +86,7 @@ def test_decoding_that_ends_early_or_cuts_the_distribution_passes_too() -> None:
 def _take_best(
     builder: TreeBuilder, distribution: SparseDistribution, children: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the likeliest candidates in the place of sampled candidates."""
+    """Return the likeliest candidates instead of sampled candidates."""
     return distribution.ids[:, :, :children], distribution.probs.log()[:, :, :children]
 
 
@@ -129,7 +129,7 @@ def test_tokens_that_the_processors_exclude_are_caught() -> None:
 
 
 class _WrongAtFive(SpeculativeDecoder):
-    """A decoder whose fifth token is not the best token."""
+    """A decoder whose fifth new token is not the best token."""
 
     def generate(self, prompt: Any, **arguments: Any) -> GenerateOutput:
         output = super().generate(prompt, **arguments)
@@ -213,7 +213,7 @@ def test_a_token_is_at_the_cut_only_if_rounding_could_keep_it() -> None:
 def _sampled(
     reference: Reference, settings: VerifySettings, bias: float
 ) -> list[SampledContinuation]:
-    """Sample exactly, but after the first token take the likeliest token with a small rate."""
+    """Sample exactly, but after the first token take the likeliest with probability `bias`."""
     generator = torch.Generator().manual_seed(settings.seed)
     sequences: list[Tokens] = [()] * settings.samples
     for position in range(settings.sample_length or 0):

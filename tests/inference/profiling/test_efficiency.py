@@ -8,7 +8,7 @@ from inference.profiling.oracle import OracleDrafter
 from inference.profiling.subject import Effort, Subject, start
 from jakiro.target.adapter import TargetAdapter
 
-# Four tokens per step, whose parts take twice as long as a forward pass over one token.
+# Four tokens per step; verification and drafting take twice as long as a pass over one token.
 TIMING = OracleTiming(autoregressive=8.0, oracle=5.0, tau=4.0, target=1.0, verify=1.5, draft=0.5)
 
 

@@ -1,4 +1,4 @@
-"""`jakiro profile engine` runs to its end and prints the documented figures with intervals."""
+"""`jakiro profile engine` finishes and prints the documented figures with intervals."""
 
 import json
 import math
@@ -25,7 +25,7 @@ HEADLINES = {
 
 @pytest.fixture
 def target_folder(tmp_path: Path) -> Path:
-    """A tiny target with its tokenizer."""
+    """The folder of a tiny target with its tokenizer."""
     folder = tmp_path / "target"
     tiny_llama(vocab=300).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

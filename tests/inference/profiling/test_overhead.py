@@ -1,4 +1,4 @@
-"""What a decoding step spends outside its forward passes is its overhead."""
+"""The overhead of a decoding step is the time that it spends outside its forward passes."""
 
 import pytest
 import torch

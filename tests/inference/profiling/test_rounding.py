@@ -11,7 +11,7 @@ from helpers.tokenizers import tiny_tokenizer
 
 @pytest.fixture
 def target_folder(tmp_path: Path) -> Path:
-    """A tiny target with its tokenizer."""
+    """The folder of a tiny target with its tokenizer."""
     folder = tmp_path / "target"
     tiny_llama(vocab=300).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

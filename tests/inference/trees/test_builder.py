@@ -75,7 +75,7 @@ def test_an_empty_tree_has_no_candidates() -> None:
 
 
 def test_a_limited_tree_keeps_the_candidates_up_to_a_position_and_no_others() -> None:
-    tree = _build(TreeShape(children=2, breadth=2, num_nodes=99))  # its root stands at position 1
+    tree = _build(TreeShape(children=2, breadth=2, num_nodes=99))  # its root is at position 1
     for last in range(1, 5):
         kept = tree.limited(last)
         assert kept.is_valid.tolist() == (1 + tree.depth <= last).tolist()
@@ -85,14 +85,14 @@ def test_a_limited_tree_keeps_the_candidates_up_to_a_position_and_no_others() ->
 
 
 class HoledSource(TableSource):
-    """Tables with distributions that are not finite after some tokens."""
+    """Tables whose distributions after the token `after` are not finite."""
 
     def __init__(self, tables: Tables, prefix: Prefix, fault: float, after: int) -> None:
         super().__init__(tables, prefix)
         self.fault, self.after = fault, after
 
     def joint(self, depth: int, frontier: TreeLevel | None) -> Tensor:
-        """Spoil an entry of each such distribution, or all entries."""
+        """Return log-probabilities; after the token `after`, one or all of them are `fault`."""
         log_probs = super().joint(depth, frontier)
         for index, prefix in enumerate(self.frontier):
             if prefix[-1] == self.after:

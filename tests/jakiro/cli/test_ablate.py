@@ -1,4 +1,4 @@
-"""`jakiro ablate`: its words become the settings of a study."""
+"""`jakiro ablate`: one option takes several files, and errors name options as typed."""
 
 import pytest
 from helpers.commands import exit_code

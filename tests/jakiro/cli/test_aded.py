@@ -23,7 +23,7 @@ from jakiro.target.adapter import TargetAdapter
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, a smaller model, prompts and a corpus."""
+    """A folder with a target, a smaller model, prompts and a corpus."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     tiny_llama(vocab=len(tokenizer)).save_pretrained(folder / "target")

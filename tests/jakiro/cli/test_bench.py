@@ -1,4 +1,4 @@
-"""`jakiro bench`: figures, a file, a page and changes; mistakes give exit code 2."""
+"""`jakiro bench` prints figures and changes, writes a file and a page, and refuses mistakes."""
 
 import json
 import re
@@ -25,7 +25,7 @@ Bench = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, a drafter and prompts."""
+    """A folder with a target, a drafter and prompts."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bench(folder: Path) -> Bench:
-    """Runs the command on the tiny models; returns its exit code."""
+    """A function that runs the command on the tiny models and returns its exit code."""
 
     def run(*words: str, target: str = "target", prompts: str = "prompts.jsonl") -> int:
         places = ["--target", str(folder / target), "--prompts", str(folder / prompts)]

@@ -1,4 +1,4 @@
-"""`jakiro chat`: line by line without a terminal; colors, commands and Ctrl-C with one."""
+"""`jakiro chat`: answers line by line without a terminal; colors and Ctrl-C in a terminal."""
 
 import io
 import signal

@@ -23,7 +23,7 @@ Demo = Callable[..., None]
 
 @pytest.fixture
 def plant_demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Demo], None]:
-    """Replace the demo, which takes minutes, by a function."""
+    """A function that replaces the demo, which takes minutes, with another function."""
 
     def plant(run_demo: Demo) -> None:
         module = ModuleType("jakiro.demo.pipeline")

@@ -108,7 +108,7 @@ def test_an_interrupted_forward_pass_leaves_a_usable_dialogue(
         patch.setattr(TargetAdapter, "logits", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _text(dialogue, "main")
-    assert dialogue._conversation.num_cached == 0  # nothing of the interrupted pass is used again
+    assert dialogue._conversation.num_cached == 0  # the interrupted pass is not used again
     messages = [*dialogue.messages, {"role": "user", "content": "return"}]
     expected = decoder.generate(messages, max_new_tokens=12).text
     assert _text(dialogue, "return") == expected

@@ -1,4 +1,4 @@
-"""`jakiro features`: prints the size, then writes shards that a run can be trained from."""
+"""`jakiro features` prints the size, then writes shards from which a run can be trained."""
 
 import shutil
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_damaged_shards_are_replaced_on_request(
     (shard,) = (folder / "features").glob("*.safetensors")
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + b"x")
-    assert run(folder) == 0  # without being asked to, it looks at sizes only
+    assert run(folder) == 0  # without --check, only sizes are compared
     assert shard.read_bytes() != content
     capsys.readouterr()
     assert run(folder, "--check") == 0

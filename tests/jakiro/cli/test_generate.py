@@ -1,4 +1,4 @@
-"""`jakiro generate`: text on standard output, a caller's mistake as one line on the other."""
+"""`jakiro generate`: text on standard output, a caller's mistake in one line on standard error."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def drafter_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def chat_target(tmp_path: Path) -> Path:
-    """A target with a chat template."""
+    """The folder of a target with a chat template."""
     tokenizer = family_tokenizer("chatml")
     model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
     model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -14,7 +14,7 @@ from training.data.token_store import open_tokens
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target, and data with two unusable records."""
+    """A folder with a target, and with data that has two unusable records."""
     return write_target_and_records(tmp_path)
 
 

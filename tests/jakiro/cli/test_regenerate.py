@@ -10,7 +10,7 @@ from helpers.training import write_jsonl
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target, and data with two unusable records."""
+    """A folder with a target, and with data that has two unusable records."""
     return write_target_and_records(tmp_path)
 
 

@@ -14,7 +14,7 @@ SMALL = ["--max-new-tokens", "16", "--max-question-tokens", "32", "--seed", "3"]
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A chat model that ends its turns often."""
+    """The folder of a chat model that often ends its turn."""
     tokenizer = tiny_tokenizer(CHATML)
     model = tiny_llama(vocab=300, max_position_embeddings=256, initializer_range=0.1)
     model.generation_config.eos_token_id = list(range(0, 300, 7))

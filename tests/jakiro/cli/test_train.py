@@ -97,7 +97,7 @@ def test_a_dry_run_for_a_gpu_elsewhere_says_that_the_run_would_not_start_here(
     assert "80.0 GiB" in printed.out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what happens on a machine without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("micro_batch", ["1", "auto"])
 def test_a_dry_run_for_several_machines_elsewhere_needs_no_gpu_here(
     config: Path, micro_batch: str, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""`jakiro verify`: one line per check, the result as exit code, mistakes as exit code 2."""
+"""`jakiro verify`: one line per check; exit code 0 or 1 for the result, 2 for mistakes."""
 
 import json
 from pathlib import Path

@@ -18,7 +18,7 @@ from training.config import TrainSettings
 from training.data.shards import write_shards
 from training.data.sources import FileSource, find_sources
 
-# An installation from a wheel has no assets, so they are looked for in the repository.
+# An installation from a wheel has no assets, so the tests read those of the repository.
 SHIPPED = Path(__file__).parents[3] / "jakiro" / "assets" / chat_model.MODEL
 
 RECIPE = """
@@ -36,7 +36,7 @@ epochs: 1
 
 @pytest.fixture
 def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The assets of a tiny model, in place of those in the repository."""
+    """A folder with assets for a tiny model, which the demo uses instead of the repository's."""
     model, target = tiny_llama(vocab=300, max_position_embeddings=512), tmp_path / "target"
     model.generation_config.eos_token_id = [7]
     model.save_pretrained(target)

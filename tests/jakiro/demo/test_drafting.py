@@ -1,4 +1,4 @@
-"""The demo's drafter has settings that fit the target's size, and a folder of its own for each."""
+"""The demo's drafter fits the target's size, and different settings have different folders."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ RECIPE = DrafterRecipe(steps=7, batch_size=3, learning_rate=0.5)
 
 @pytest.fixture
 def settings_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Return a function that returns the settings of the training, which is left out."""
+    """A function that returns the settings of a training run, without training."""
     found: list[TrainSettings] = []
 
     def keep(settings: TrainSettings, **_: Any) -> Path:

@@ -1,4 +1,4 @@
-"""The demo hands each part's results to the next, measures trees once, and notices wrong tokens."""
+"""The demo passes results from part to part, measures trees once, and detects wrong tokens."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ CHOICE = PlanChoice(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Replace the parts that take long by tiny results, and count their calls."""
+    """The number of calls of each slow part, all of which are replaced by fast functions."""
     counts: Counter[str] = Counter()
 
     def replace(name: str, part: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A tiny target with its tokenizer."""
+    """The folder of a tiny target with its tokenizer."""
     folder = tmp_path / "target"
     tiny_llama(vocab=300).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -80,7 +80,7 @@ def test_the_figures_have_every_method_and_the_trees_which_are_measured_once(
     assert f"Drafter: {documents[0]['drafter']['path']}" in shown
     first, second = documents
     assert calls["choose_plan"] == 1
-    assert calls["train_drafter"] == 2  # which looks into the cache itself
+    assert calls["train_drafter"] == 2  # it looks into the cache itself
     assert first["drafter"] == second["drafter"]
     assert first["drafter"]["trees"] == CHOICE.plan.model_dump()
     assert (first["target"]["path"], first["target"]["held_out_loss"]) == (str(target), None)

@@ -39,7 +39,7 @@ TINY = PRESETS["smoke"].model_copy(
 
 
 class Interrupted(Exception):
-    """Stands for Ctrl-C."""
+    """An exception that stands for Ctrl-C."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def progress() -> Progress:
 
 @pytest.fixture
 def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that interrupts the next training after a number of steps."""
+    """A function that makes the next training stop after a number of steps."""
     advance = Pretraining.advance
 
     def plan(num_steps: int) -> None:

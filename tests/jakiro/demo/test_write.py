@@ -17,7 +17,7 @@ from jakiro.demo.write import without_files
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """Return the folder of a target with its tokenizer."""
+    """The folder of a target with its tokenizer."""
     tiny_llama(vocab=300, max_position_embeddings=512).save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     return tmp_path / "target"
@@ -51,7 +51,7 @@ def test_a_missing_target_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """Return the folder of a tokenizer."""
+    """The folder of a tokenizer."""
     tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
     return tmp_path / "tokenizer"
 

@@ -11,7 +11,7 @@ from jakiro.target.masks import ancestor_matrix
 from jakiro.target.record import check_target, record_target
 from jakiro.target.step import StepInput, chain_step
 
-# Forwards of other shapes round differently; the difference depends on the processor.
+# Forward passes of other shapes round differently; the difference depends on the processor.
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 

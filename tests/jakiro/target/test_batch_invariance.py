@@ -1,4 +1,4 @@
-"""Batch-invariant targets: a token has the same bits, whatever is computed with it."""
+"""Batch-invariant targets: the bits of a token do not depend on what else is in its batch."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.cpu_attention import BATCH_INVARIANT, batch_invariant_attention
 
 BF16 = torch.bfloat16
-# Which experts a token gets may depend on rounding, and their products on the number of tokens.
+# The experts of a token may depend on rounding, and their products on the number of tokens.
 WITH_EXPERTS = ("mixtral", "qwen3_moe", "deepseek", "llama4", "gpt_oss")
 
 
@@ -33,14 +33,14 @@ class _ExactLinear(nn.Linear):
 
 
 class _ExactConv1D(Conv1D):
-    """The same for the layers of GPT-2."""
+    """The same kind of product for the layers of GPT-2."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.double() @ self.weight.double() + self.bias.double()).to(x.dtype)
 
 
 class _UnevenLinear(nn.Linear):
-    """A product that is rounded in another way if there are many rows."""
+    """A product that is different if there are more than four rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         product = super().forward(x)
@@ -48,7 +48,7 @@ class _UnevenLinear(nn.Linear):
 
 
 class _SingleRowLinear(_ExactLinear):
-    """A product that is rounded in another way if there is a single row."""
+    """A product that is different if there is a single row."""
 
     def forward(self, x: Tensor) -> Tensor:
         product = super().forward(x)

@@ -1,4 +1,4 @@
-"""A model stays as it is, whatever its copies compute with."""
+"""A model stays unchanged while copies of its modules compute in other ways."""
 
 import pytest
 import torch

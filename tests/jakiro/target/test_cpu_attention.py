@@ -1,4 +1,4 @@
-"""Attention on a CPU: the same up to rounding, or with rounding that depends on nothing else."""
+"""Attention on a CPU equals that of transformers up to rounding; one form is batch-invariant."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Int8 layers: products close to the layer's, rows that do not depend on others, no overflow."""
+"""Int8 layers: products are close to the layer's, rows are independent, and nothing overflows."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from jakiro.target import int8_linear
 from jakiro.target.int8_linear import Int8Linear, can_quantize
 
 IS_THERE = int8_linear._input_levels() is not None
-needs_products = pytest.mark.skipif(not IS_THERE, reason="torch lacks the products")
+needs_products = pytest.mark.skipif(not IS_THERE, reason="torch lacks int8 products")
 
 
 @needs_products
@@ -85,7 +85,7 @@ def test_only_ordinary_matrices_on_the_cpu_are_quantized() -> None:
     assert not can_quantize(torch.randn(4, 4).to_sparse())
 
     class OwnFormat(torch.Tensor):
-        """Stands for a weight in a format of another library."""
+        """A stand-in for a weight in another library's format."""
 
     assert not can_quantize(head.weight.detach().as_subclass(OwnFormat))
     assert not can_quantize(nn.Parameter(head.weight.detach().as_subclass(OwnFormat)))

@@ -1,4 +1,4 @@
-"""Packed layers: equal products, weights that change, and a model that stays as it is."""
+"""Packed layers have equal products, follow changed weights, and leave the model unchanged."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ IS_THERE = packed_linear._works(torch.float32)
 pytestmark = pytest.mark.skipif(not IS_THERE, reason="torch cannot multiply by reordered weights")
 NO_BF16 = pytest.mark.skipif(
     not packed_linear._works(torch.bfloat16),
-    reason="not in bfloat16 on this machine",
+    reason="torch cannot multiply by reordered bfloat16 weights",
 )
 
 

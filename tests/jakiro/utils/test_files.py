@@ -1,4 +1,4 @@
-"""Files are whole or absent, fingerprints follow from contents, folders are proven writable."""
+"""Files are whole or absent, fingerprints follow from contents, folders are checked by writing."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""GGUF files as targets: the same logits and tokens, one conversion, errors that name the cause."""
+"""GGUF files as targets: same logits and tokens, one conversion, errors that name the cause."""
 
 import hashlib
 from pathlib import Path
@@ -22,7 +22,7 @@ PROMPT = [5, 6, 7, 8]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own."""
+    """An empty cache folder for the test."""
     folder = tmp_path / "cache"
     monkeypatch.setattr(gguf, "user_cache_path", lambda _name: folder)
     return folder
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A small model with its tokenizer."""
+    """The GGUF file of a small model with its tokenizer."""
     path = tmp_path / "model" / "tiny.gguf"
     path.parent.mkdir()
     write_gguf(path, tiny_llama(vocab=300), tiny_tokenizer(CHATML))

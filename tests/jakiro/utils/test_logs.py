@@ -1,4 +1,4 @@
-"""Only the first process speaks, on standard error."""
+"""Only the first process logs, to standard error; the bars of libraries can be hidden."""
 
 import pytest
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
@@ -33,5 +33,5 @@ def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
         with quiet_libraries():
             pass
         assert not is_progress_bar_enabled()
-        assert not are_progress_bars_disabled()  # of downloads, which may take long
+        assert not are_progress_bars_disabled()  # downloads keep their bars
     assert is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Tests of jakiro/utils/nucleus.py."""
+"""The fast nucleus filter keeps the same scores as that of transformers."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_the_vocabulary_is_not_sorted_where_the_largest_scores_suffice(
     warper = TopPLogitsWarper(0.9)
     sampled = scores(6.0)
     expected = warper(NO_PREFIX, sampled)
-    monkeypatch.setattr(nucleus, "ROUNDING", 0.0)  # in no row does rounding decide what is kept
-    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted everything"))
+    monkeypatch.setattr(nucleus, "ROUNDING", 0.0)  # rounding decides nothing in these rows
+    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted all scores"))
     assert LARGEST < VOCAB
     assert torch.equal(filter_nucleus(warper, sampled), expected)

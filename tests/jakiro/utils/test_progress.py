@@ -10,7 +10,7 @@ from jakiro.utils.progress import ProgressDisplay
 
 
 class _Clock:
-    """A clock that a test moves on."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""A run's folder says where its result comes from."""
+"""A run's folder records how its result was made."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Settings are frozen, strict, layered, and say plainly what is wrong with them."""
+"""Settings are frozen, strict and layered, and their errors state plainly what is wrong."""
 
 from pathlib import Path
 from typing import Any

@@ -18,7 +18,7 @@ MINE = MethodKey("drafter=mine", 0.0)
 
 
 def _changed(document: ComparisonDocument, name: str, **update: Any) -> ComparisonDocument:
-    """Return the document with other figures of one method."""
+    """Return a copy of the document with changed figures of one method."""
     methods = tuple(
         one.model_copy(update=update) if one.name == name else one for one in document.methods
     )
@@ -83,7 +83,7 @@ def _alarms(pairs: list[tuple[ComparisonDocument, ComparisonDocument]]) -> int:
 
 
 def test_prompts_decoded_together_raise_no_more_false_alarms_than_others() -> None:
-    """If they were resampled one by one, more than half of these would be alarms."""
+    """If prompts were resampled one by one, more than half of the pairs would raise alarms."""
     documents = [noisy_document(seed, noise=0.1, prompts=160, batch=8) for seed in range(120)]
     assert _alarms(list(zip(documents[::2], documents[1::2], strict=True))) <= 8
     changes = compare_documents(*documents[:2])
@@ -138,7 +138,7 @@ def test_the_baseline_has_no_speed_up_to_compare() -> None:
     assert [one.metric for one in changes.methods[0].figures] == ["tau", "tokens_per_second"]
     other = document.model_copy(update={"baseline": "drafter=mine"})
     changes = compare_documents(document, other)
-    assert [len(one.figures) for one in changes.methods] == [2, 2]  # different ratios
+    assert [len(one.figures) for one in changes.methods] == [2, 2]  # without speed-ups
     assert [difference.name for difference in changes.differences] == ["baseline"]
 
 

@@ -1,4 +1,4 @@
-"""A figure becomes part of a page: with the page's colors, and with ids of its own."""
+"""A figure that is embedded in a page has the page's colors and its own ids."""
 
 import re
 from xml.etree import ElementTree

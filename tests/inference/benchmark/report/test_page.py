@@ -1,4 +1,4 @@
-"""The page shows every figure of a document, whatever its names are, and needs no other file."""
+"""The page shows every figure of a document, whatever the names in it, and needs no other file."""
 
 import re
 from functools import cache
@@ -143,7 +143,7 @@ def test_hostile_text_is_shown_as_it_is():
     assert "<script" not in page
     assert "$x$" in page
     assert "漢字" in page
-    assert "#010101" in page  # the stand-in for ink is replaced in tags alone
+    assert "#010101" in page  # the placeholder for ink is replaced only inside tags
     assert "$↵⇥·$" in page
     assert all(one.isprintable() or one == "\n" for one in page)
     assert Tags(page).open == []

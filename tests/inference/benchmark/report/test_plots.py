@@ -1,4 +1,4 @@
-"""Figures say in words what they draw, and their numbers add up."""
+"""Figures repeat their values as text, and their numbers add up."""
 
 import math
 import re

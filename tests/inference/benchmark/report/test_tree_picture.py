@@ -1,4 +1,4 @@
-"""A picture of a tree has its accepted path on one line, and no box hides another."""
+"""The picture of a tree has the accepted path on one line, and no box hides another."""
 
 import re
 from itertools import combinations

@@ -14,12 +14,13 @@ from inference.benchmark.report.verdict import verdict
 def measured(
     speeds: dict[str, tuple[float, float, float]], prompts: int = 8, noise: float = 0.0
 ) -> ComparisonDocument:
-    """Return methods with these speed-ups over `autoregressive` and samples of the same speeds.
+    """Return a document of methods with these speed-ups over `autoregressive`.
 
     Args:
-        speeds: speed-up and the ends of its interval, by method.
-        prompts: number of prompts; the baseline's speed on them is independent of the others'.
-        noise: factor by which every other prompt slows down the methods alternately.
+        speeds: speed-up and both ends of its interval, for each method.
+        prompts: number of prompts; the baseline's speeds on them are independent of the others'.
+        noise: seconds added to every other prompt, odd or even ones depending on the method,
+            before the division by the speed-up.
     """
     document = make_document(("autoregressive", *speeds), prompts=prompts)
     for index, (speedup, low, high) in enumerate(speeds.values(), start=1):
@@ -49,7 +50,7 @@ def test_verdict_gives_the_speed_up_with_its_interval():
 
 
 def test_verdict_decides_a_lead_by_the_prompts_that_both_decoded():
-    """Intervals that overlap because they share a baseline decide nothing."""
+    """Intervals of methods with a common baseline may overlap although one method leads."""
     speeds = {"drafter=a": (2.0, 1.8, 2.2), "drafter=b": (1.9, 1.7, 2.1)}
     said = said_of(measured(speeds))
     assert "Faster: drafter=a 2.00 [1.80, 2.20] and drafter=b 1.90 [1.70, 2.10]." in said

@@ -1,4 +1,4 @@
-"""Trigrams on disk: what was stored comes back, and nothing else is taken for it."""
+"""Trigrams on disk: they are loaded as they were stored, and all other files are refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The search: its closed form is what visits one by one come to, and its trees are well formed."""
+"""The search: its closed form matches visits one by one, and its trees are well formed."""
 
 from math import log, sqrt
 
@@ -16,7 +16,7 @@ SETTINGS = SearchSettings()
 
 
 def _visited_one_by_one(weights: list[float], visits: int) -> list[int]:
-    """Give every visit but the first to the child that maximises the rule."""
+    """Return the visits of each child if each visit but the first goes to the highest value."""
     counts = [0] * len(weights)
     growth = SETTINGS.exploration_growth
     factor = SETTINGS.exploration + log((visits + growth + 1) / growth)
@@ -102,7 +102,7 @@ def _path(found: Candidates, node: int) -> list[int]:
 
 
 def assert_well_formed(found: Candidates, num_nodes: int, depth: int) -> None:
-    """Check what every tree of candidates promises."""
+    """Check the properties that every tree of candidates must have."""
     assert len(found.token_ids) <= num_nodes
     pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)

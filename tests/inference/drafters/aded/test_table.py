@@ -1,4 +1,4 @@
-"""The table of trigrams: what it counts, what it forgets, and never more than its bound."""
+"""The table of trigrams: it counts, forgets, and never holds more than its bound."""
 
 import random
 import tracemalloc
@@ -30,14 +30,14 @@ Known = dict[tuple[int, int], dict[int, float]]
 
 
 class Reference:
-    """The same in dictionaries, without a bound on bigrams."""
+    """A table of trigrams made of dictionaries, without a bound on bigrams."""
 
     def __init__(self, successors: int, max_weight: float, decay: float) -> None:
         self.successors, self.max_weight, self.decay = successors, max_weight, decay
         self.rows: Known = defaultdict(dict)
 
     def add(self, stream: list[int], step: float) -> None:
-        """Take in a text."""
+        """Learn the trigrams of a text."""
         met: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
         for first, second, third in _triples(stream):
             met[first, second][third] += 1
@@ -239,7 +239,7 @@ def test_an_index_of_fewer_or_more_successors_fits_below() -> None:
 
 
 def _heaviest(row: tuple[list[int], list[float]], count: int) -> tuple[list[int], list[float]]:
-    """Return a row that is too long with its heaviest successors first, any other as it is."""
+    """Return the heaviest successors of a row that is too long, or any other row unchanged."""
     tokens, weights = row
     order = list(range(len(tokens)))
     if len(order) > count:
@@ -260,7 +260,7 @@ def test_rows_below_are_cut_to_their_heaviest_successors(
     rows = Successors.none(len(lengths), width)
     for place, length in enumerate(lengths):
         rows.ids[place, :length] = draw.permutation(20)[:length]
-        rows.weights[place, :length] = draw.integers(1, 4, length) / 4  # many are equal
+        rows.weights[place, :length] = draw.integers(1, 4, length) / 4  # many weights are equal
     index = TrigramIndex(np.arange(len(lengths)), rows)  # bigrams (0, n)
     table = TrigramTable(64, num_successors=count, below=index)
     found = table.lookup(np.append(index.keys, 99))

@@ -1,4 +1,4 @@
-"""Statistics about two sources: rates converge, fade and are forgotten; sampled budgets follow."""
+"""Statistics of two sources: rates converge, fade, can be cleared, and set sampled budgets."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_rates_converge_to_those_of_a_source_whatever_its_scores() -> None:
     for candidate, rate in truth.items():
         assert calibration.rates(*_candidate(*candidate))[0] == pytest.approx(rate, abs=0.08)
     untouched = calibration.rates(*_candidate(1, 2, 0.6))[0]
-    assert untouched == pytest.approx(0.3)  # its own score, half trusted
+    assert untouched == pytest.approx(0.3)  # its own score, times the trust of 0.5
 
 
 def test_observations_fade_and_can_be_forgotten() -> None:

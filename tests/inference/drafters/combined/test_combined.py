@@ -1,4 +1,4 @@
-"""Two drafters that share trees: the target's tokens and distribution, and the proposers."""
+"""Two drafters that share trees keep the target's tokens and distribution."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
 
 @pytest.fixture(autouse=True)
 def _inference_mode() -> Iterator[None]:
-    """Sessions live in the inference mode of an engine."""
+    """Run each test in inference mode, as an engine runs its sessions."""
     with torch.inference_mode():
         yield
 
@@ -152,7 +152,7 @@ def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampl
 
 def test_guesses_go_on_below_the_candidates_of_the_first_drafter() -> None:
     model = tiny_llama(vocab=11)
-    tokens = [*range(11), *range(11), 0, 1]  # every drafted token occurs before
+    tokens = [*range(11), *range(11), 0, 1]  # every token of the vocabulary has occurred before
     settings = CombinedSettings(num_nodes=60, grafts=9, graft_nodes=2)
     drafter = CombinedDrafter(_trained(model), LookupDrafter(), settings)
     own = _session(drafter, SAMPLED, tokens).propose(Budget(60), _generators()).sequence_tree()

@@ -1,4 +1,4 @@
-"""The trees of a session hold the candidates of both drafters as they were selected."""
+"""The trees of a session hold the selected candidates of both drafters."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SECOND_ID = 5
 
 
 def _first(batch: int = 1, draft_probs: SparseDistribution | None = None) -> DraftTree:
-    """Return the first drafter's own trees, as the pool has them."""
+    """Return the first drafter's own trees, with the candidates that it has in the pool."""
     kind = CandidateKind.DETERMINISTIC if draft_probs is None else CandidateKind.SAMPLED
     return DraftTree(
         token_ids=torch.tensor([[1, 2]] * batch),
@@ -80,7 +80,7 @@ def test_only_candidates_of_the_first_drafter_are_sampled() -> None:
     sampled, deterministic = int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC)
     assert tree.kind.tolist() == [[sampled, sampled, deterministic, deterministic]]
     assert tree.draft_probs is not None
-    # Below the root and each of the four nodes; nothing was sampled below the grafted ones.
+    # One distribution each for the root and four nodes; nothing was sampled below grafted nodes.
     assert tree.draft_probs.probs.shape == (1, 5, 2)
     torch.testing.assert_close(tree.draft_probs.probs[:, :3], probs.probs)
     assert not tree.draft_probs.probs[:, 3:].any()

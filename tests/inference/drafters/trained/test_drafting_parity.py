@@ -145,7 +145,7 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
     drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
     tokens = torch.randint(0, 61, (1, 15))
     session, output = prefilled(drafter, tokens, 8)
-    session.propose(Budget(8), [])  # leaves drafted rows behind, which must not matter
+    session.propose(Budget(8), [])  # leaves keys and values of drafts, which must not matter
     more = target.forward(chain_step(tokens[:, 8:12], 8), output.cache)
     session.advance(committed(tokens, 8, 12, drafter.encode_memory(more, torch.arange(4)[None])))
     fresh, _ = prefilled(drafter, tokens, 12)
@@ -158,7 +158,7 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
 
 
 def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
-    """Everything that a session keeps of tokens."""
+    """Return all tensors that a session keeps for its tokens."""
     rows = session.cache
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
     return [rows.own.prefix(12), rows.kept.prefix(12), *((one.keys, one.values) for one in tail)]

@@ -1,4 +1,4 @@
-"""The output is the target's in every format of a drafter's weights."""
+"""The output is the target's in every form of a drafter's weights."""
 
 from collections import Counter
 
@@ -192,7 +192,7 @@ def test_forms_that_are_impossible_are_refused() -> None:
         check_forms(DraftForms(packed=True), target, tiny_drafter(target).half())
 
     class OwnKind(nn.Linear):
-        """Stands for a quantized head."""
+        """A stand-in for a quantized head."""
 
     target.head.__class__ = OwnKind
     assert head_forms(target) == ("own",)

@@ -1,4 +1,4 @@
-"""What a drafter says that a token takes is what a session's memory takes."""
+"""A drafter's `bytes_per_token` is the memory that its sessions allocate for each token."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ KINDS = ["E2-mixture-P1", "feedback-E1-P0", "hybrid-mixture-P2", "tail-2-E1", "h
 
 
 def _bytes_of(rows: DrafterCache) -> int:
-    """Bytes of all memory behind the rows, each block counted once."""
+    """Return the bytes of all memory behind a cache, with each block counted once."""
     parts = [*rows.own.prefix(rows.capacity), *rows.kept.prefix(rows.capacity)]
     if rows.tail_cache is not None:
         parts += [part for one in rows.tail_cache.slot_layers for part in (one.keys, one.values)]
@@ -23,7 +23,7 @@ def _bytes_of(rows: DrafterCache) -> int:
     return sum(blocks.values())
 
 
-# The rows of a tail are the target's, in its own dtype.
+# The cache of a tail has the target's dtype, whatever the drafter's dtype is.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", KINDS)
 def test_bytes_per_token_are_those_of_a_sessions_memory(name: str, dtype: torch.dtype) -> None:

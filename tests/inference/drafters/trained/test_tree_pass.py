@@ -1,4 +1,4 @@
-"""Draft distributions: a single expert is a plain head; a posterior routes parallel levels."""
+"""Draft distributions: one expert acts as one head, and a posterior routes parallel levels."""
 
 import itertools
 
@@ -59,7 +59,7 @@ VARIANTS = {
 
 
 def _source(settings: DrafterSettings, breadth: int = 1) -> TreePass:
-    """The distributions below a root, all but the first level of them parallel ones."""
+    """Return the distributions below a root, in which all levels but the first are parallel."""
     target = TargetAdapter(tiny_llama(vocab=7))
     model = tiny_drafter(target, settings)
     if model.draft_ids is not None:
@@ -72,7 +72,7 @@ def _source(settings: DrafterSettings, breadth: int = 1) -> TreePass:
 
 
 def _components(source: TreePass) -> tuple[Tensor, Tensor]:
-    """Weights [expert] and probabilities [level, expert, vocab] of the only pass, in float64."""
+    """Return weights [expert] and probabilities [level, expert, vocab] of the only pass."""
     source.joint(1, None)
     assert source.output is not None
     weights = source.output.log_weights[0, 0].double().exp()
@@ -82,7 +82,7 @@ def _components(source: TreePass) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_posterior_routing_equals_the_brute_force_joint_distribution(name: str) -> None:
-    """P(t1, .., tk) = sum_e w_e prod_k p^k_e(tk), of which each level is the conditional."""
+    """Levels are the conditionals of the joint P(t1, .., tk) = sum_e w_e prod_i p^i_e(ti)."""
     settings = VARIANTS[name]
     levels = 1 + settings.schedule.parallel_levels
     weights, level_probs = _components(_source(settings))
