@@ -52,10 +52,11 @@ def test_the_demo_gets_its_options(plant_demo: Callable[[Demo], None]) -> None:
     plant_demo(lambda **options: calls.append(options))
     assert run("demo", "--preset", "small") == 0
     words = ["--preset", "smoke", "--cache-dir", "c", "--device", "cpu", "--target", "t"]
-    assert run("demo", *words) == 0
+    assert run("demo", *words, "--json", "f.json") == 0
+    places = [{"cache_dir": None, "figures": None}, {"cache_dir": Path("c")}]
     assert calls == [
-        {"preset": "small", "cache_dir": None, "device": "auto", "target": None},
-        {"preset": "smoke", "cache_dir": Path("c"), "device": "cpu", "target": "t"},
+        {"preset": "small", "device": "auto", "target": None, **places[0]},
+        {"preset": "smoke", "device": "cpu", "target": "t", **places[1], "figures": Path("f.json")},
     ]
 
 
@@ -66,7 +67,9 @@ def test_without_options_the_demo_has_a_chat_model_if_there_is_one(
     calls: list[Any] = []
     plant_demo(lambda **options: calls.append(options["preset"]))
     monkeypatch.setattr("jakiro.demo.chat_model.is_available", lambda: is_available)
-    monkeypatch.setattr("jakiro.demo.chat_model.run_chat_demo", lambda *args: calls.append(args))
+    monkeypatch.setattr(
+        "jakiro.demo.chat_model.run_chat_demo", lambda *args, **_: calls.append(args)
+    )
     assert run("demo") == 0
     assert calls == [(None, "auto")] if is_available else ["small"]
 
