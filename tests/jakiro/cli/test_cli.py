@@ -47,7 +47,10 @@ def raising(error: BaseException) -> Demo:
     return run_demo
 
 
-def test_the_demo_gets_its_options(plant_demo: Callable[[Demo], None]) -> None:
+def test_the_demo_gets_its_options(
+    plant_demo: Callable[[Demo], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     calls: list[dict[str, Any]] = []
     plant_demo(lambda **options: calls.append(options))
     assert run("demo", "--preset", "small") == 0
