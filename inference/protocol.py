@@ -1,10 +1,10 @@
 """The interface between the decoding engine and drafters, and the records that they exchange."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 from weakref import WeakSet
 
 import torch
@@ -303,3 +303,25 @@ class AdaptiveDrafter(Drafter):
 def request_counter_of(drafter: Drafter | None) -> RequestCounter | None:
     """Return the counter of a drafter that learns from requests; None for other drafters."""
     return drafter.request_counter if isinstance(drafter, AdaptiveDrafter) else None
+
+
+@runtime_checkable
+class CostAware(Protocol):
+    """A drafter with a part that takes time, and that drafts only in steps in which it pays."""
+
+    @property
+    def slow_part(self) -> Drafter:
+        """The part of the drafter that takes time."""
+        ...
+
+    def use_costs(self, step: float, draft: Mapping[int, float]) -> Callable[[], None]:
+        """Let later sessions decide by these costs, and by rates that they learn.
+
+        Args:
+            step: seconds of a decoding step, without the drafting of the slow part.
+            draft: seconds of the slow part, by its number of passes.
+
+        Returns:
+            A function that discards the learned rates.
+        """
+        ...

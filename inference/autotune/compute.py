@@ -5,6 +5,7 @@ reordered weights (`jakiro.target.packed_linear`), the verification of a tree us
 time, but a single token may take more. Both are therefore chosen together, by measurement.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,9 @@ from jakiro.utils.settings import Settings
 
 TREE_NODES = 8  # number of nodes of the tree whose verification is timed
 TREE_TAU = 2.0  # mean acceptance length that is assumed for such trees in the choice
-REPEATS = 4  # number of repetitions, of which the first is a warm-up
+REPEATS = 4  # smallest number of repetitions, of which the first is a warm-up
+MOST_REPEATS = 10
+SECONDS = 3.0  # duration after which a measurement with enough repetitions ends
 # A way to compute that takes this many times as long as the fastest, for a single token and for a
 # tree, is not timed again.
 CLEARLY = 1.6
@@ -103,6 +106,15 @@ class ComputeGrid(Settings):
         """
         return max(self.ways, key=lambda way: way.rate(drafts=drafts)).compute
 
+    def contenders(self, *, drafts: bool) -> list[Compute]:
+        """Return the ways to compute that are not clearly slower than the best.
+
+        Args:
+            drafts: whether trees may be drafted where that is faster.
+        """
+        least = max(way.rate(drafts=drafts) for way in self.ways) / CLEARLY
+        return [way.compute for way in self.ways if way.rate(drafts=drafts) >= least]
+
 
 def choose_compute(
     target: TargetAdapter,
@@ -131,6 +143,29 @@ def choose_compute(
     return known_grid(target, ways, folder).best(drafts=drafts)
 
 
+def contenders(
+    target: TargetAdapter,
+    threads: Threads = "auto",
+    packed: Packed = "auto",
+    *,
+    drafts: bool = True,
+    folder: Path | None = None,
+) -> list[Compute]:
+    """Return the ways to compute that may be the fastest in a loop other than this package's.
+
+    Args:
+        target: the frozen target.
+        threads: number of threads; "auto" to choose it, None for the process's number.
+        packed: whether weights are reordered; "auto" to choose it.
+        drafts: whether several tokens are verified at once.
+        folder: folder in which measurements are cached; None for the user's cache folder.
+    """
+    ways = list(possible_ways(target, threads, packed))
+    if len(ways) == 1:
+        return ways
+    return known_grid(target, ways, folder).contenders(drafts=drafts)
+
+
 def known_grid(
     target: TargetAdapter, ways: Sequence[Compute], folder: Path | None = None
 ) -> ComputeGrid:
@@ -156,7 +191,10 @@ def measure_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
     """
     _logger.info("measuring the fastest number of threads and layout of weights")
     trials = [_Trial.start(way, target) for way in ways]
-    for repeat in range(REPEATS):
+    end = time.perf_counter() + SECONDS
+    for repeat in range(MOST_REPEATS):
+        if repeat >= REPEATS and time.perf_counter() > end:
+            break
         for trial in trials if repeat < 2 else _promising(trials):
             trial.measure()
     return ComputeGrid(ways=tuple(trial.result() for trial in trials))

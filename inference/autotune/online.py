@@ -9,7 +9,7 @@ drafting does not make decoding faster, decoding continues without drafts. Draft
 after a pause, and each further pause is twice as long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
 from threading import Lock
@@ -101,11 +101,18 @@ class AutoTree:
         trees: the largest trees: their shapes for a trained drafter, or their limits for a drafter
             of any other kind.
         costs: costs of target and drafter on this machine.
+        on_reset: function that is called when what was learned about trees is discarded.
     """
 
-    def __init__(self, trees: TreePlan | Budget, costs: Costs) -> None:
+    def __init__(
+        self,
+        trees: TreePlan | Budget,
+        costs: Costs,
+        on_reset: Callable[[], None] = lambda: None,
+    ) -> None:
         self.trees = trees
         self.costs = costs
+        self._on_reset = on_reset
         self.request_counter = RequestCounter()
         self._lock = Lock()
         self._learners: dict[object, _Learner] = {}
@@ -129,6 +136,7 @@ class AutoTree:
         """Discard everything learned from earlier runs."""
         with self._lock:
             self._learners.clear()
+        self._on_reset()
         self.request_counter.reset()
 
     def reproducible(self) -> "ReproducibleTree":

@@ -12,7 +12,7 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request
 from inference.engine.threads import num_threads
-from inference.protocol import Budget, Drafter, number_of, request_counter_of
+from inference.protocol import Budget, CostAware, Drafter, number_of, request_counter_of
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -45,6 +45,11 @@ def policy_for(
             costs = known_costs(target, drafter.model, forms=drafter.forms)
             return AutoTree(drafter.plan, costs)
         limits = Budget(drafter.max_nodes, drafter.max_depth)
+        if isinstance(drafter, CostAware) and isinstance(drafter.slow_part, TrainedDrafter):
+            slow = drafter.slow_part
+            costs = known_costs(target, slow.model, forms=slow.forms)
+            forget = drafter.use_costs(costs.verify_seconds(drafter.max_nodes), costs.draft)
+            return AutoTree(limits, costs, forget)
         return AutoTree(limits, known_costs(target, None))
 
 

@@ -66,6 +66,11 @@ class Method(Protocol):
         ...
 
 
+def setting(method: Method) -> str:
+    """Return in words what distinguishes a method from others of its family."""
+    return ", ".join(part for part in (method.note, str(method.compute)) if part)
+
+
 class OwnDecoding:
     """A method that decodes with this package.
 

@@ -23,7 +23,7 @@ from inference.benchmark.method_names import (
     check_batch_size,
     parse_methods,
 )
-from inference.benchmark.methods import Method, OwnDecoding
+from inference.benchmark.methods import Method, OwnDecoding, setting
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
@@ -268,7 +268,7 @@ def _rivals(
 ) -> list[str]:
     """Return a note on the slower settings of a method; empty if there is only one setting."""
     others = [
-        f"{method.note}: {results[method.name, temperature].tokens_per_second:.1f} tokens/s"
+        f"{setting(method)}: {results[method.name, temperature].tokens_per_second:.1f} tokens/s"
         for method in methods
         if method is not best
     ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.autotune.compute import Packed, Threads, choose_compute
+from inference.autotune.compute import Packed, Threads, choose_compute, contenders
 from inference.benchmark.method_names import (
     ASSISTED,
     AUTOREGRESSIVE,
@@ -101,14 +101,22 @@ class Subject(NamedTuple):
             draft_forms=self.draft_forms,
         )
 
-    def threads_of_transformers(self, *, drafts: bool) -> int | None:
-        """Return the number of threads of transformers: the fastest number if `threads` is "auto".
+    def threads_of_transformers(self) -> list[int | None]:
+        """Return the numbers of threads with which transformers is measured.
 
-        Args:
-            drafts: whether transformers verifies several tokens at once.
+        If `threads` is "auto", these are the numbers that may be the fastest, so that the baseline
+        is never reported with an unfortunate one.
         """
-        target = TargetAdapter(self.model.eval())
-        return choose_compute(target, self.threads, packed=False, drafts=drafts).threads
+        ways = contenders(self._target, self.threads, packed=False, drafts=False)
+        return [way.threads for way in ways]
+
+    def threads_of_drafting(self) -> int | None:
+        """Return the number of threads of transformers with drafts, the fastest for "auto"."""
+        return choose_compute(self._target, self.threads, packed=False).threads
+
+    @property
+    def _target(self) -> TargetAdapter:
+        return TargetAdapter(self.model.eval())
 
 
 def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]:
@@ -133,18 +141,22 @@ def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]
 
 
 def _transformers(name: MethodName, subject: Subject) -> list[Method]:
-    threads = subject.threads_of_transformers(drafts=False)
-    return [TransformersDecoding(name.name, name.kind, subject.model, threads=threads)]
+    return [
+        TransformersDecoding(
+            _numbered(name.name, threads), name.kind, subject.model, name.name, threads=threads
+        )
+        for threads in subject.threads_of_transformers()
+    ]
 
 
 def _lookup(name: MethodName, subject: Subject) -> list[Method]:
-    threads = subject.threads_of_transformers(drafts=True)
+    threads = subject.threads_of_drafting()
     return [
         TransformersDecoding(
             f"{name.name} ({count})",
             name.kind,
             subject.model,
-            family=name.name,
+            name.name,
             note=f"prompt_lookup_num_tokens={count}",
             threads=threads,
             prompt_lookup_num_tokens=count,
@@ -155,12 +167,16 @@ def _lookup(name: MethodName, subject: Subject) -> list[Method]:
 
 def _assisted(name: MethodName, subject: Subject) -> list[Method]:
     model, assistant = subject.model, _assistant(str(name.path), subject.model)
-    threads = subject.threads_of_transformers(drafts=True)
+    threads = subject.threads_of_drafting()
     return [
         TransformersDecoding(
             name.name, name.kind, model, threads=threads, assistant_model=assistant
         )
     ]
+
+
+def _numbered(name: str, threads: int | None) -> str:
+    return name if threads is None else f"{name}, threads={threads}"
 
 
 def _autoregressive(name: MethodName, subject: Subject) -> list[Method]:

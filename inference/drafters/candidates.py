@@ -25,6 +25,9 @@ class Candidates(NamedTuple):
     # index of each candidate's node in the tree that these candidates were taken from; None if they
     # were not taken from a tree
     origin: Int64[np.ndarray, " nodes"] | None = None
+    # how reliable the candidates are as a whole, such as the length of a match; None if their
+    # scores say everything
+    strength: int | None = None
 
     @classmethod
     def none(cls) -> "Candidates":
@@ -71,6 +74,7 @@ class Candidates(NamedTuple):
             self.scores[kept],
             None if self.source is None else self.source[kept],
             None if self.origin is None else self.origin[kept],
+            self.strength,
         )
 
 

@@ -70,7 +70,8 @@ class LookupDrafter(TokenDrafter):
         # The longest match, which comes first, has weight 1, so the sum of the weights cannot be 0.
         weights = own.growth ** (best.lengths - best.lengths[:1]) * own.recency**order
         paths = continuations(token_ids, best.ends, depth)
-        return merged(paths.tolist(), weights.tolist(), own.discount).best(num_nodes)
+        tree = merged(paths.tolist(), weights.tolist(), own.discount).best(num_nodes)
+        return tree._replace(strength=int(best.lengths.max(initial=0)))
 
 
 class Matches(NamedTuple):

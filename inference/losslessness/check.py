@@ -21,9 +21,19 @@ from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.sampled import check_sampled
 from jakiro.errors import PromptError
 
+# Is given what is counted and how often, and returns a function that is called each time.
+Track = Callable[[str, int], Callable[[], None]]
+
+
+def _untracked(_description: str, _total: int) -> Callable[[], None]:
+    return lambda: None
+
 
 def check_greedy(
-    decoder: SpeculativeDecoder, prompts: Sequence[list[int]], max_new_tokens: int
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    track: Track = _untracked,
 ) -> GreedyCheck:
     """Compare the decoder's greedy continuations with the target's own, token by token.
 
@@ -34,6 +44,7 @@ def check_greedy(
         decoder: decoder to verify.
         prompts: token ids of each prompt.
         max_new_tokens: largest number of new tokens for each prompt.
+        track: function that is called for the progress of the check.
 
     Raises:
         PromptError: a prompt cannot be continued by `max_new_tokens` tokens.
@@ -41,6 +52,7 @@ def check_greedy(
     differences: list[GreedyDifference] = []
     tokens = drafted = same_without_drafts = 0
     undrafted = _without_drafts(decoder)
+    advance = track("greedy texts", len(prompts))
     for number, prompt_ids in enumerate(prompts, start=1):
         greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
         output = decoder.generate(prompt_ids, **greedy)
@@ -53,6 +65,7 @@ def check_greedy(
         drafted += sum(depth > 0 for depth in output.depths)
         if expected != got:
             differences.append(_difference(reference, expected, got, number))
+        advance()
     return GreedyCheck(
         prompts=len(prompts),
         tokens=tokens,
@@ -100,6 +113,7 @@ def verify_losslessness(
     prompts: Sequence[Prompt],
     settings: VerifySettings | None = None,
     on_check: Callable[[Check], None] | None = None,
+    track: Track = _untracked,
 ) -> VerifyReport:
     """Return a report on whether a decoder's greedy and sampled output agrees with its target's.
 
@@ -114,6 +128,8 @@ def verify_losslessness(
         prompts: texts, lists of chat messages, or token ids.
         settings: settings of the verification; None for the defaults.
         on_check: callback after each check; None for no callback.
+        track: function that is called with the name and the number of steps of each part, and
+            returns a function that is called after each step.
 
     Raises:
         PromptError: there is no prompt, or a prompt cannot be used or continued as required.
@@ -124,7 +140,8 @@ def verify_losslessness(
             "there are no prompts to verify with", expected="at least one prompt", got=0
         )
     checks: list[Check] = []
-    for check in _checks(decoder, _encoded(decoder, prompts[: settings.num_prompts]), settings):
+    encoded = _encoded(decoder, prompts[: settings.num_prompts])
+    for check in _checks(decoder, encoded, settings, track):
         checks.append(check)
         if on_check is not None:
             on_check(check)
@@ -138,13 +155,14 @@ def verify_losslessness(
 
 
 def _checks(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], settings: VerifySettings
+    decoder: SpeculativeDecoder, prompts: list[list[int]], settings: VerifySettings, track: Track
 ) -> Iterator[Check]:
-    yield check_greedy(decoder, prompts, settings.max_new_tokens)
+    yield check_greedy(decoder, prompts, settings.max_new_tokens, track)
     sampled = prompts[: settings.sampled_prompts]
     for number, prompt_ids in enumerate(sampled, start=1):
         threshold = FALSE_ALARM / (DISTRIBUTION_TESTS * len(sampled))
-        yield from check_sampled(decoder, prompt_ids, settings, number, threshold)
+        advance = track(f"samples of prompt {number}", settings.samples)
+        yield from check_sampled(decoder, prompt_ids, settings, number, threshold, advance)
 
 
 def _encoded(decoder: SpeculativeDecoder, prompts: Sequence[Prompt]) -> list[list[int]]:

@@ -8,6 +8,8 @@ from jakiro.utils.settings import Settings
 
 FALSE_ALARM = 0.001  # probability that a correct decoder fails one or more distribution tests
 DISTRIBUTION_TESTS = 2  # number of distribution tests for each prompt
+FEWEST_SAMPLES = 50
+QUICK_SAMPLES = 200  # number of samples of a verification in a hurry
 
 
 class VerifySettings(Settings):
@@ -15,7 +17,9 @@ class VerifySettings(Settings):
 
     max_new_tokens: int = Field(64, ge=1)  # largest length of a greedy continuation
     num_prompts: int | None = Field(None, ge=1)  # number of prompts to use; None for all
-    samples: int = Field(2000, ge=50)  # number of continuations to sample for each prompt
+    samples: int = Field(
+        2000, ge=FEWEST_SAMPLES
+    )  # number of continuations to sample for each prompt
     # number of prompts, counted from the first, for which continuations are sampled
     sampled_prompts: int = Field(1, ge=0)
     # number of tokens of a sampled continuation; None for the draft tree's depth plus 2
@@ -105,8 +109,10 @@ class GreedyCheck(_Result):
     def __str__(self) -> str:
         near = sum(difference.is_near_tie for difference in self.differences)
         return (
-            f"{self.prompts} prompts, {self.tokens} tokens equal, {self.drafted} drafted; "
-            f"{len(self.differences) - near} differences, {near} near-ties; "
+            f"{_counted(self.prompts, 'prompt')}, {self.tokens} tokens equal, "
+            f"{self.drafted} drafted; "
+            f"{_counted(len(self.differences) - near, 'difference')}, "
+            f"{_counted(near, 'near-tie')}; "
             f"{self.same_as_target} texts equal those of generate(), "
             f"{self.same_without_drafts} equal those without drafts"
         )
@@ -145,6 +151,7 @@ class SupportCheck(_Result):
     name: Literal["impossible tokens"] = "impossible tokens"
     prompt: int
     tokens: int
+    drafted: int  # number of accepted drafts among the tokens
     impossible: int
     at_the_cut: int  # number of tokens that may be excluded only because of rounding
 
@@ -179,6 +186,18 @@ class VerifyReport(_Result):
         return all(check.passed for check in self.checks)
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What limits the meaning of the result: checks in which no draft was accepted."""
+        undrafted = [check.name for check in self.checks if check.drafted == 0]
+        if not undrafted:
+            return ()
+        return (
+            f"no draft was accepted in: {', '.join(dict.fromkeys(undrafted))}. These checks say "
+            "little about decoding with drafts; use prompts that suit the drafter, or trees of a "
+            "fixed size",
+        )
+
+    @property
     def summary(self) -> str:
         """The number of passed checks, and a hint if rounding may explain a failure."""
         passed = sum(check.passed for check in self.checks)
@@ -186,3 +205,7 @@ class VerifyReport(_Result):
         if self.passed or self.dtype in ("float32", "float64"):
             return counted
         return f"{counted}; rounding in {self.dtype} may be the cause, so verify again in float32"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -17,7 +17,7 @@ later decoding steps. There are three checks:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -140,7 +140,10 @@ class SampledContinuation(NamedTuple):
 
 
 def sample_continuations(
-    decoder: SpeculativeDecoder, prompt_ids: list[int], settings: VerifySettings
+    decoder: SpeculativeDecoder,
+    prompt_ids: list[int],
+    settings: VerifySettings,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[SampledContinuation]:
     """Sample independent continuations with the decoder, each with a different seed.
 
@@ -148,21 +151,21 @@ def sample_continuations(
         decoder: decoder to verify.
         prompt_ids: token ids of the prompt.
         settings: settings of the verification.
+        advance: function that is called after each sample.
     """
     length = sample_length(decoder, settings)
-    outputs = (
-        decoder.generate(
+    samples = []
+    for index in range(settings.samples):
+        output = decoder.generate(
             prompt_ids,
             seed=settings.seed * settings.samples + index,
             max_new_tokens=length,
             **settings.sampling,
         )
-        for index in range(settings.samples)
-    )
-    return [
-        SampledContinuation(tuple(output.new_token_ids), sum(depth > 0 for depth in output.depths))
-        for output in outputs
-    ]
+        drafted = sum(depth > 0 for depth in output.depths)
+        samples.append(SampledContinuation(tuple(output.new_token_ids), drafted))
+        advance()
+    return samples
 
 
 def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
@@ -185,6 +188,7 @@ def check_sampled(
     settings: VerifySettings,
     number: int,
     threshold: float,
+    advance: Callable[[], None] = lambda: None,
 ) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
     """Sample continuations of a prompt and run the three checks of this module.
 
@@ -194,11 +198,12 @@ def check_sampled(
         settings: settings of the verification.
         number: number of the prompt in the report, from 1.
         threshold: smallest p-value that passes.
+        advance: function that is called after each sample.
 
     Raises:
         PromptError: the prompt cannot be continued as the settings require.
     """
-    samples = sample_continuations(decoder, prompt_ids, settings)
+    samples = sample_continuations(decoder, prompt_ids, settings, advance)
     sequences = [sample.token_ids for sample in samples]
     drafted = sum(sample.drafted for sample in samples)
     reference = Reference(decoder.target.model, prompt_ids, settings.sampling)
@@ -214,6 +219,7 @@ def check_sampled(
         SupportCheck(
             prompt=number,
             tokens=sum(map(len, sequences)),
+            drafted=drafted,
             impossible=ranked.impossible,
             at_the_cut=ranked.at_the_cut,
         ),

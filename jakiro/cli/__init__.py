@@ -32,8 +32,14 @@ from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
 from jakiro.cli.verify import verify
-from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroError
+from jakiro.errors import (
+    EXIT_CODE_BAD_INPUT,
+    EXIT_CODE_INTERRUPTED,
+    JakiroError,
+    ResourceError,
+)
 from jakiro.utils.extras import missing_extra
+from jakiro.utils.files import is_disk_full
 
 _DEBUG = "--debug"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -69,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # `--debug` is removed here, so that it may come before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
         code = app(words_of_command, prog_name="jakiro", standalone_mode=False)
-    except (JakiroError, ModuleNotFoundError, typer.TyperException) as error:
-        explained = missing_extra(error) if isinstance(error, ModuleNotFoundError) else error
+    except (JakiroError, ModuleNotFoundError, OSError, typer.TyperException) as error:
+        explained = _explainable(error)
         if explained is None:
             raise
         if _DEBUG in words:
@@ -80,6 +86,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if code == EXIT_CODE_INTERRUPTED:  # typer uses this code as well
         say("interrupted")
     sys.exit(code)
+
+
+def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
+    """Return an error whose message tells users what to do; None for an unexpected error."""
+    if isinstance(error, JakiroError | typer.TyperException):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing_extra(error)
+    if not is_disk_full(error):
+        return None
+    name = getattr(error, "filename", None)
+    return ResourceError(
+        f"cannot write {name}" if name else "cannot write a file",
+        expected="enough disk space and no limit on file sizes",
+        got=getattr(error, "strerror", None) or error,
+        remedy="free disk space, and run the command again",
+    )
 
 
 def _explain(error: JakiroError | typer.TyperException) -> str:

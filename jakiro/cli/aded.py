@@ -60,6 +60,7 @@ def build(
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
     say(f"stored {len(index.keys)} bigrams, counted in {counter.num_tokens} tokens, in {out}")
+    say(f'use them with: jakiro generate aded={out} "PROMPT" --target TARGET')
 
 
 @contextmanager

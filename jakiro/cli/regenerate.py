@@ -1,7 +1,5 @@
 """The command `jakiro regenerate`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +8,7 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.prepare import DATA, SKIP
+from jakiro.utils.progress import writing_progress
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
@@ -46,9 +45,10 @@ def regenerate(
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
     regenerator = Regenerator(load_decoder(target, drafter, dtype, device), settings)
-    with _progress() as advance:
+    total = sum(source.num_records() for source in sources)
+    with output.kept_when_interrupted(), writing_progress("Answering", total) as advance:
         written = regenerator.write(sources, output, advance)
-    _report(written, output.num_records, out)
+    _report(written, output.num_records, out, temperature)
 
 
 def load_decoder(
@@ -76,27 +76,17 @@ def load_decoder(
         return SpeculativeDecoder(model, parts.drafter, tokenizer, packed="auto")
 
 
-def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
+def _report(written: "RegenerationCounts", num_records: int, out: Path, temperature: float) -> None:
     typer.echo(f"{num_records:,} records in {out}, {written.records:,} of them new")
     typer.echo(
         f"{written.answers:,} answers ({written.tokens:,} tokens), tau {written.tau:.2f}; "
         f"{written.left_out:,} unusable records left out"
     )
+    if written.kept:
+        typer.echo(f"{written.kept:,} records kept, because none of their answers had been cut off")
     if written.cut:
+        remedy = "choose another --out" if temperature else "only their records are answered again"
         typer.echo(
             f"{written.cut:,} answers reached the length limit and are marked as cut off; "
-            "--max-new-tokens raises the limit"
+            f"with a larger --max-new-tokens, {remedy}"
         )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Yield a function that shows the number of finished records on standard error."""
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from jakiro.utils.progress import ProgressDisplay
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} records"), TimeElapsedColumn())
-    with ProgressDisplay(*columns) as bar:
-        task = bar.add_task("Answering records", total=None)
-        yield lambda record: bar.update(task, completed=record)

@@ -1,7 +1,5 @@
 """The command `jakiro synthesize`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +8,7 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.regenerate import load_decoder
+from jakiro.utils.progress import writing_progress
 
 if TYPE_CHECKING:
     from training.data.synthesis import SynthesisCounts
@@ -67,7 +66,7 @@ def synthesize(
     settings = settings_from(context, SynthesisSettings)
     output = OutputFile(out)
     synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device), settings)
-    with _progress(conversations) as advance:
+    with output.kept_when_interrupted(), writing_progress("Writing", conversations) as advance:
         counts = synthesizer.write(output, advance)
     _report(counts, output.num_records, out)
 
@@ -76,28 +75,3 @@ def _report(counts: "SynthesisCounts", num_records: int, out: Path) -> None:
     typer.echo(f"{num_records:,} records in {out}, {counts.records:,} of them new")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.most_common())
     typer.echo(f"{counts.tokens:,} tokens generated; dropped: {reasons or 'nothing'}")
-
-
-@contextmanager
-def _progress(conversations: int) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows finished records and tokens per second on standard error."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
-    from jakiro.utils.progress import ProgressDisplay
-
-    columns = (
-        TextColumn("Writing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-    )
-    with ProgressDisplay(*columns) as bar:
-        task = bar.add_task("Writing", total=conversations, rate="")
-
-        def advance(records: int, tokens: int) -> None:
-            seconds = bar.tasks[task].elapsed or 0
-            rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
-            bar.update(task, completed=records, rate=rate)
-
-        yield advance

@@ -8,7 +8,9 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.options import DRAFTERS, Context, settings_from
 from jakiro.cli.output import writer
+from jakiro.errors import ConfigError
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.progress import ProgressDisplay, tracked
 
 if TYPE_CHECKING:
     from inference.losslessness import Check
@@ -37,9 +39,16 @@ def verify(
         int, typer.Option(help="Largest number of tokens of a greedy continuation.")
     ] = 64,
     samples: Annotated[
-        int,
-        typer.Option(help="Number of continuations to sample for each of the sampled prompts."),
-    ] = 2000,
+        int | None,
+        typer.Option(
+            help="Number of continuations to sample for each of the sampled prompts, at least 50; "
+            "by default 2000."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Sample 200 continuations, which detects large errors only."),
+    ] = False,
     sampled_prompts: Annotated[
         int,
         typer.Option(
@@ -52,6 +61,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    tree: options.TreeChoice = "auto",
     batch_invariant: options.BatchInvariant = False,
     json_file: Annotated[
         Path | None,
@@ -64,21 +74,38 @@ def verify(
     from inference.losslessness import VerifySettings, verify_losslessness
     from jakiro.utils.pretrained import choose_device
 
-    settings = settings_from(context, VerifySettings)
+    settings = settings_from(context, VerifySettings, samples=_samples(samples, quick=quick))
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file)
     decoder = SpeculativeDecoder.from_pretrained(
         drafter,
         target,
+        tree,
         batch_invariant=batch_invariant,
         dtype=dtype,
         device_map=choose_device(device),
     )
-    report = verify_losslessness(decoder, texts, settings, on_check=_show_check)
+    with ProgressDisplay() as progress:
+        report = verify_losslessness(decoder, texts, settings, _show_check, tracked(progress))
     store(report.model_dump_json(indent=2) + "\n")
     typer.echo(f"{_word(report.passed)}  {report.target} in {report.dtype}: {report.summary}")
+    for remark in report.remarks:
+        typer.echo(f"note  {remark}")
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _samples(samples: int | None, *, quick: bool) -> int | None:
+    from inference.losslessness.records import QUICK_SAMPLES
+
+    if samples is not None and quick:
+        raise ConfigError(
+            "--quick chooses the number of samples",
+            expected="--quick or --samples",
+            got=f"--quick --samples {samples}",
+            remedy="leave one of them out",
+        )
+    return QUICK_SAMPLES if quick else samples
 
 
 def _show_check(check: "Check") -> None:

@@ -1,5 +1,6 @@
 """Atomic writing of files and folders, checks of output paths, and fingerprints of contents."""
 
+import errno
 import hashlib
 import json
 import os
@@ -7,6 +8,13 @@ import uuid
 from pathlib import Path
 
 from jakiro.errors import ConfigError
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error reports that the disk, a quota or a file has no room left."""
+    return isinstance(error, OSError) and error.errno in _NO_SPACE
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

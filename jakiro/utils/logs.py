@@ -4,12 +4,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 _ROOT = "jakiro"
+_TIME = "[%X]"
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -26,12 +28,24 @@ def get_logger(name: str) -> logging.Logger:
 @cache
 def _configure_root() -> None:
     # The console looks up standard error for each record, so that redirections keep working.
-    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
+    handler = _Handler(console=Console(stderr=True), show_path=False, log_time_format=_TIME)
     handler.addFilter(_is_first_process)
     root = logging.getLogger(_ROOT)
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     root.propagate = False  # otherwise an application's own root handler repeats each line
+
+
+class _Handler(RichHandler):
+    """A handler that wraps lines to the width of a terminal, and writes whole lines elsewhere."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.console.is_terminal:
+            super().emit(record)
+            return
+        time = datetime.fromtimestamp(record.created).strftime(_TIME)
+        line = f"{time} {record.levelname} {self.format(record)}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _is_first_process(_record: logging.LogRecord) -> bool:

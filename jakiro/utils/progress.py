@@ -1,9 +1,12 @@
 """Progress of long work on standard error: bars in a terminal, lines in a log file."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,8 +18,39 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 INTERVAL = 30.0  # seconds between two lines about the same task in a log file
+
+
+class _LabelledTime(ProgressColumn):
+    """The elapsed or the remaining time, with the word that says which.
+
+    Args:
+        column: column of rich that shows the time.
+        label: word after the time.
+    """
+
+    max_refresh = 0.5
+
+    def __init__(self, column: ProgressColumn, label: str) -> None:
+        super().__init__()
+        self._column = column
+        self._label = label
+
+    def render(self, task: Task) -> RenderableType:
+        """Return the time and its label."""
+        return Text.assemble(str(self._column.render(task)), " ", self._label)
+
+
+ELAPSED = _LabelledTime(TimeElapsedColumn(), "elapsed")
+COLUMNS: tuple[ProgressColumn, ...] = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    ELAPSED,
+    _LabelledTime(TimeRemainingColumn(), "left"),
+)
 
 
 class ProgressDisplay(Progress):
@@ -34,15 +68,8 @@ class ProgressDisplay(Progress):
         self, *columns: ProgressColumn | str, console: Console | None = None, is_shown: bool = True
     ) -> None:
         console = console or Console(stderr=True)
-        default = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
         is_bar = is_shown and console.is_terminal
-        super().__init__(*(columns or default), console=console, disable=not is_bar)
+        super().__init__(*(columns or COLUMNS), console=console, disable=not is_bar)
         self._writes_lines = is_shown and not is_bar
         self._due: dict[TaskID, float] = {}  # time of the next line
 
@@ -73,6 +100,44 @@ class ProgressDisplay(Progress):
             return
         self._due[task_id] = now + INTERVAL
         self.console.print(line_of(self._tasks[task_id]), highlight=False, soft_wrap=True)
+
+
+def tracked(progress: Progress) -> Callable[[str, int], Callable[[], None]]:
+    """Return a function that adds a task and returns a function that advances it by a step.
+
+    Args:
+        progress: display to which tasks are added.
+    """
+
+    def track(description: str, total: int) -> Callable[[], None]:
+        task = progress.add_task(description, total=total)
+        return partial(progress.advance, task)
+
+    return track
+
+
+@contextmanager
+def writing_progress(description: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of generated records on standard error, with tokens per second.
+
+    Args:
+        description: what is done.
+        total: number of records at the end.
+
+    Yields:
+        A function that receives the number of finished records and the number of tokens that have
+        been generated so far.
+    """
+    columns = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[-2:])
+    with ProgressDisplay(*columns) as display:
+        task = display.add_task(description, total=total, rate="")
+
+        def advance(records: int, tokens: int) -> None:
+            seconds = display.tasks[task].elapsed or 0
+            rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
+            display.update(task, completed=records, rate=rate)
+
+        yield advance
 
 
 def line_of(task: Task) -> str:

@@ -84,6 +84,10 @@ class FileSource:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def num_records(self) -> int:
+        """Return the number of records, including malformed ones."""
+        return sum(1 for _ in _READERS[self.path.suffix](self.path))
+
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
         """Yield the file's records, each with its line (JSONL) or index (other files), from 1.
 
@@ -114,6 +118,10 @@ class HubSource:
     def fingerprint(self) -> str:
         """Return the hash that the library computes for the dataset."""
         return str(self._load()._fingerprint)
+
+    def num_records(self) -> int:
+        """Return the number of records."""
+        return len(self._load())
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
         """Yield the dataset's records with their indices, counted from 1.

@@ -1,6 +1,5 @@
 """Failures of a run: losses that are not finite, lost processes, lack of memory or disk space."""
 
-import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,12 +10,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from jakiro.errors import NumericalError, ResourceError
+from jakiro.utils.files import is_disk_full
 from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.distributed.processes import Processes
 
 _SHOWN = 8  # largest number of sequences that an error lists
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FiniteWatch:
@@ -123,7 +122,7 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        if is_disk_full(error):
             raise _cannot_write("records of the run", settings.run_folder, error) from error
         if not is_out_of_memory(error):
             raise

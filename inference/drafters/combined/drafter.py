@@ -6,10 +6,12 @@ residual distribution. The number of sampled nodes is fixed before sampling, so 
 stays exact.
 """
 
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.base import DelegatingDrafter
+from inference.drafters.combined.cascade import Cascades, DraftCosts
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge
 from inference.drafters.combined.session import CombinedSession
 from inference.drafters.lookup import LookupDrafter
@@ -42,6 +44,8 @@ class CombinedDrafter(DelegatingDrafter):
         super().__init__(first)
         self.first, self.second = first, second
         self.settings = settings or CombinedSettings()
+        # Rates and costs of a decoder, by which the first drafter rests where it does not pay.
+        self.cascades: Cascades | None = None
         # If other decoders also use the second drafter, they share its request counter.
         self._shared_counter = request_counter_of(second)
         self._counter = self._shared_counter or RequestCounter()
@@ -53,6 +57,24 @@ class CombinedDrafter(DelegatingDrafter):
         self._knowledge: dict[tuple[bool, TreeShape], Knowledge] = {}
         self._num_resets = self._counter.num_resets
         self._lock = Lock()
+
+    @property
+    def slow_part(self) -> TrainedDrafter | SmallLMDrafter:
+        """The first drafter."""
+        return self.first
+
+    def use_costs(self, step: float, draft: Mapping[int, float]) -> Callable[[], None]:
+        """Let the first drafter rest in steps in which it does not pay, in later sessions.
+
+        Args:
+            step: seconds of a decoding step, without the drafting of the first drafter.
+            draft: seconds of the first drafter, by its number of passes.
+
+        Returns:
+            A function that discards what was learned about when the first drafter pays.
+        """
+        self.cascades = Cascades(DraftCosts(step, draft))
+        return self.cascades.clear
 
     @property
     def max_nodes(self) -> int:
@@ -80,6 +102,7 @@ class CombinedDrafter(DelegatingDrafter):
             self.knowledge,
             self.second_id,
             self.max_depth,
+            self.cascades,
         )
 
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:

@@ -18,6 +18,7 @@ from inference.draft_tree import (
 )
 from inference.drafters.base import TokenSession
 from inference.drafters.candidates import Candidates
+from inference.drafters.combined.cascade import Cascade, Cascades
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, sampled_budget
 from inference.drafters.combined.pool import FIRST, CandidatePool
 from inference.drafters.small_lm import SmallLMSession
@@ -131,6 +132,8 @@ class CombinedSession(AdaptiveSession):
         knowledge_of: function that returns the statistics to use (see `KnowledgeOf`).
         second_id: proposer id of candidates that only the second drafter proposes.
         max_depth: length of the longest path in a tree.
+        cascades: rates and costs by which the first drafter rests where it does not pay; None if it
+            always drafts.
     """
 
     def __init__(
@@ -142,12 +145,15 @@ class CombinedSession(AdaptiveSession):
         knowledge_of: KnowledgeOf,
         second_id: int,
         max_depth: int,
+        cascades: Cascades | None = None,
     ) -> None:
         self.first, self.second = first, second
         self.settings = settings
         self.knowledge_of = knowledge_of
         self.second_id = second_id
         self.max_depth = max_depth
+        self.cascades = cascades
+        self._asked = 0  # depth of the first drafter's trees in the last step
         self._pools: list[CandidatePool] = []
         self._kept: list[Candidates] = []
         self._guesses: list[Candidates] = []
@@ -189,6 +195,7 @@ class CombinedSession(AdaptiveSession):
             self.second.draft_below(index, [], limit.num_nodes, depth) for index in indices
         ]
         tree = self.first.propose(self._share(limit), generators)
+        self._asked = tree.max_depth if len(tree.score[0]) else 0
         scores = tree.score.tolist()
         trees, _ = tree.to_host()
         self._pools = [self._pool(index, trees[index], scores[index], depth) for index in indices]
@@ -203,9 +210,11 @@ class CombinedSession(AdaptiveSession):
             accepted = kept.token_ids[result.path[index]].tolist()
             emitted = [*accepted, result.next_token[index]]
             self.knowledge.learn(pool, emitted)
+            guess = self._guesses[index]
+            sampled = [node for node in pool.follow(emitted) if node < pool.num_first]
+            if self.cascade is not None:
+                self.cascade.learn(guess, self._asked, len(sampled), emitted)
             if self.is_sampled:
-                sampled = [node for node in pool.follow(emitted) if node < pool.num_first]
-                guess = self._guesses[index]
                 self.knowledge.learn_sampled(pool.first, pool, guess, sampled, emitted)
             visited = [ROOT, *result.path[index]]
             self.second.learn(index, accepted, partial(result.logits, index, visited))
@@ -245,6 +254,9 @@ class CombinedSession(AdaptiveSession):
         self.shape = self.first.shape
         self.num_nodes = self.settings.num_nodes or self.shape.max_nodes
         self.knowledge = self.knowledge_of(sampling.do_sample, self.shape)
+        self.cascade: Cascade | None = None
+        if self.cascades is not None:
+            self.cascade = self.cascades.of(sampling.do_sample, self.shape)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
@@ -262,6 +274,12 @@ class CombinedSession(AdaptiveSession):
         If candidates are not sampled, the first drafter gets the whole budget, because the best
         candidates of both drafters are selected later.
         """
+        if self.cascade is not None:
+            assert limit.depth is not None
+            depth = self.cascade.choose(self._guesses, limit.depth)
+            if depth == 0:
+                return Budget(0)
+            limit = Budget(limit.num_nodes, depth)
         if not self.is_sampled:
             return limit
         gains = [self.knowledge.gains(guess) for guess in self._guesses]

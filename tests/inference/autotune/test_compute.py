@@ -12,6 +12,7 @@ from inference.autotune.compute import (
     ComputeGrid,
     ComputeSeconds,
     choose_compute,
+    contenders,
     measure_grid,
 )
 from inference.autotune.costs import NODE_COUNTS, measure_costs
@@ -43,6 +44,21 @@ def test_steps_without_a_tree_count_with_a_drafter_too() -> None:
     slow = ComputeSeconds(compute=TREES, token=1.3, tree=1.0)
     fast = ComputeSeconds(compute=ALL, token=1.0, tree=1.02)
     assert ComputeGrid(ways=(slow, fast)).best(drafts=True) == ALL
+
+
+def test_only_clearly_slower_ways_cannot_be_the_fastest_elsewhere() -> None:
+    slow = ComputeSeconds(compute=OWN, token=2.0, tree=2.0)
+    fast = ComputeSeconds(compute=TREES, token=1.0, tree=2.5)
+    near = ComputeSeconds(compute=ALL, token=1.2, tree=2.0)
+    grid = ComputeGrid(ways=(slow, fast, near))
+    assert grid.contenders(drafts=False) == [TREES, ALL]
+    assert grid.contenders(drafts=True) == [OWN, TREES, ALL]
+
+
+def test_a_number_of_threads_that_was_asked_for_has_no_contenders(tmp_path: Path) -> None:
+    target = TargetAdapter(tiny_llama())
+    assert contenders(target, 3, packed=False, folder=tmp_path) == [Compute(threads=3)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:

@@ -15,7 +15,7 @@ from inference.autotune.compute import Compute
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.method_names import parse_methods
-from inference.benchmark.methods import SamplingOptions
+from inference.benchmark.methods import SamplingOptions, setting
 from inference.benchmark.run import Comparison, prompts_for, trial_for
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.subject import Subject, build_methods, load_target
@@ -289,6 +289,24 @@ def _learned(folder: Path, **changes: Any) -> list[tuple[str, int, int]]:
     single = [one for one in prompts if one.num_turns == 1]
     Harness(methods, settings, texts, torch.device("cpu")).measure(single)
     return log[2:]  # without the warm-up
+
+
+def test_transformers_is_measured_with_every_number_of_threads_that_may_be_the_fastest(
+    subject: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = [Compute(threads=1), Compute(threads=2)]
+    monkeypatch.setattr("inference.benchmark.subject.contenders", lambda *_, **__: ways)
+    model, tokenizer = subject
+    methods = build_methods(
+        parse_methods(["transformers"]), Subject(model, tokenizer, threads="auto")
+    )
+    assert [method.compute for method in methods] == ways
+    assert {method.family for method in methods} == {"transformers"}
+    assert [method.name for method in methods] == [
+        "transformers, threads=1",
+        "transformers, threads=2",
+    ]
+    assert setting(methods[1]) == "2 threads, own weights"
 
 
 def test_learners_start_afresh_with_every_prompt(folder: Path) -> None:

@@ -87,6 +87,12 @@ def test_scores_stay_positive_whatever_underflows(longest: int) -> None:
     assert np.isfinite(np.log(found.scores)).all()
 
 
+def test_the_strength_is_the_length_of_the_longest_match() -> None:
+    drafter = LookupDrafter(LookupSettings(longest=3))
+    texts = {0: (1, 2, 3), 1: (1, 2, 3, 1), 2: (1, 2, 3, 1, 2), 3: (1, 2, 3, 4, 1, 2, 3, 4)}
+    assert {drafter.draft(_ids(*text), 8, 4).strength for text in texts.values()} == set(texts)
+
+
 def _assert_well_formed(found: Candidates, num_nodes: int, depth: int) -> None:
     assert len(found.token_ids) <= num_nodes
     pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))

@@ -180,12 +180,12 @@ def test_in_half_precision_a_near_tie_is_counted_but_is_not_a_failure(
     check = check_greedy(decoder, [[1, 2]], 8)
     assert check.passed == passes
     assert check.differences[0].is_near_tie == passes
-    assert ("0 differences, 1 near-ties" in str(check)) == passes
+    assert ("0 differences, 1 near-tie;" in str(check)) == passes
 
 
 @pytest.mark.parametrize(("dtype", "advises"), [("bfloat16", True), ("float32", False)])
 def test_a_failure_in_half_precision_advises_single_precision(dtype: str, advises: bool) -> None:
-    failed = SupportCheck(prompt=1, tokens=9, impossible=1, at_the_cut=0)
+    failed = SupportCheck(prompt=1, tokens=9, impossible=1, at_the_cut=0, drafted=1)
     report = VerifyReport(target="t", dtype=dtype, settings=SETTINGS, checks=(failed,))
     assert not report.passed
     assert report.summary.startswith("0 of 1 checks passed")

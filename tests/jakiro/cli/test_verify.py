@@ -69,6 +69,29 @@ def test_built_in_prompts_are_used_where_none_are_given(
     assert "3 prompts, 12 tokens equal" in capsys.readouterr().out
 
 
+def test_a_result_without_accepted_drafts_says_that_it_means_little(
+    drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = drafter_path.parent / "target"
+    words = ("--target", target, "--num-prompts", "1", "--sampled-prompts", "0")
+    with pytest.raises(SystemExit):
+        main(["verify", "--drafter", "lookup", *map(str, words), "--max-new-tokens", "1"])
+    printed = capsys.readouterr().out
+    assert "1 prompt, 1 token" in printed
+    assert "note  no draft was accepted in: greedy equality" in printed
+
+
+def test_a_quick_verification_takes_few_samples(
+    drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    words = ("--max-new-tokens", "2", "--top-k", "4", "--device", "cpu", "--num-prompts", "1")
+    assert _run(drafter_path, "--quick", "--tree", "fixed", "--json", figures, *words) == 0
+    assert json.loads(figures.read_text())["settings"]["samples"] == 200
+    assert _run(drafter_path, "--quick", "--samples", "60", *words) == 2
+    assert "--quick chooses the number of samples" in capsys.readouterr().err
+
+
 def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
     drafter_path: Path,
     prompts_path: Path,
@@ -86,7 +109,7 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
     words = ("--prompts", prompts_path, "--num-prompts", "1", "--sampled-prompts", "0")
     assert _run(drafter_path, *words, *QUICK) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("FAIL  greedy equality: 1 prompts, 1 tokens equal")
+    assert lines[0].startswith("FAIL  greedy equality: 1 prompt, 1 tokens equal")
     assert "difference: prompt 1, new token 2" in lines[1]
     assert lines[2].endswith("0 of 1 checks passed")
 

@@ -35,3 +35,12 @@ def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
         assert not is_progress_bar_enabled()
         assert not are_progress_bars_disabled()  # downloads keep their bars
     assert is_progress_bar_enabled()
+
+
+def test_a_line_is_not_broken_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    get_logger("training").info("%s [bold]end", "word " * 60)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert " INFO word word" in line
+    assert line.endswith("word [bold]end") or line.endswith("word  [bold]end")

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from jakiro.utils import progress
-from jakiro.utils.progress import ProgressDisplay
+from jakiro.utils.progress import ProgressDisplay, writing_progress
 
 
 class _Clock:
@@ -77,7 +77,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(clock: _Clock) -> None:
         display.advance(task)
         display.refresh()
     assert "1/3" in _text(console)
-    assert "elapsed" not in _text(console)
+    assert "1 of 3" not in _text(console)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -88,3 +88,21 @@ def test_a_hidden_display_writes_nothing(clock: _Clock, terminal: bool) -> None:
         clock.now += 100
         display.advance(task)
     assert _text(console) == ""
+
+
+def test_the_times_of_a_bar_say_what_they_are() -> None:
+    console = _console(terminal=True)
+    with ProgressDisplay(console=console) as display:
+        display.advance(display.add_task("Training", total=2))
+    assert "elapsed" in _text(console)
+    assert "left" in _text(console)
+
+
+def test_generated_records_are_shown_with_tokens_per_second(
+    clock: _Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with writing_progress("Writing", 10) as advance:
+        clock.now += 40
+        advance(4, 8000)
+    assert "Writing: 4 of 10, " in (printed := capsys.readouterr().err)
+    assert "tokens/s" in printed

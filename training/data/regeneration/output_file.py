@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from jakiro.errors import ConfigError
 from jakiro.utils.files import ensure_writable_folder, write_atomically
+from jakiro.utils.logs import get_logger
 
 
 def check_apart(path: Path, data: Sequence[str]) -> None:
@@ -35,11 +36,18 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
             )
 
 
+_logger = get_logger(__name__)
+
+RAISED_FROM = "raised_from"  # the limit with which the earlier records were written
+
+
 class OutputFile:
     """A JSONL file of generated records, in ascending order of their numbers (key `row`).
 
     Next to this file, another file whose name ends in `.settings` contains the settings with which
     the records were generated, so that a later run with the same settings can continue the file.
+    While records are written again with a larger limit, the earlier records are in a file whose
+    name ends in `.earlier`.
 
     Args:
         path: path of the file, which need not exist.
@@ -65,21 +73,27 @@ class OutputFile:
         self.last_record = 0
 
     @contextmanager
-    def claim(self, fingerprint: Mapping[str, Any]) -> Iterator[None]:
+    def claim(self, fingerprint: Mapping[str, Any], limit: str | None = None) -> Iterator[None]:
         """Lock the file, check its settings, and find its last complete record.
 
         Args:
             fingerprint: JSON values of everything that determines the records, by name.
+            limit: name of the setting that may be larger than before. If it is, the file begins
+                anew, and `earlier` has its previous records. None if no setting may differ.
 
         Raises:
             ConfigError: another process writes to the file, or the file was made with settings
                 other than `fingerprint`.
         """
+        lock = self.path.with_name(f".{self.path.name}.lock")
         try:
-            with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0):
-                self._check_or_store(fingerprint)
-                self._find_end()
-                yield
+            with FileLock(lock, timeout=0):
+                try:
+                    self._check_or_store(fingerprint, limit)
+                    self._find_end()
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
         except Timeout as error:
             raise ConfigError(
                 f"another process is writing to {self.path}",
@@ -87,6 +101,19 @@ class OutputFile:
                 got="a locked file",
                 remedy="wait for the other process, or choose another file",
             ) from error
+
+    @contextmanager
+    def kept_when_interrupted(self) -> Iterator[None]:
+        """After Ctrl-C, log how many records the file has and how to continue it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            _logger.info(
+                "%s records are in %s; the same command continues with the next",
+                f"{self.num_records:,}",
+                self.path,
+            )
+            raise
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records in the file, in order."""
@@ -100,7 +127,8 @@ class OutputFile:
         Raises:
             ConfigError: the records cannot be written; earlier records are kept.
         """
-        lines = [json.dumps(record) + "\n" for record in records]
+        # Values such as dates, which other formats have but JSON has not, become strings.
+        lines = [json.dumps(record, default=str) + "\n" for record in records]
         with self._writing(), self.path.open("ab") as file:
             file.write("".join(lines).encode())
             file.flush()
@@ -119,12 +147,42 @@ class OutputFile:
                 remedy="free disk space, and run the command again to continue the file",
             ) from error
 
-    def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:
-        settings = self.path.with_name(f"{self.path.name}.settings")
+    @property
+    def earlier_limit(self) -> int | None:
+        """The smaller limit of the earlier records; None if there are no earlier records."""
+        known = json.loads(self._settings.read_bytes()) if self._settings.exists() else {}
+        return known.get(RAISED_FROM)
+
+    def earlier(self) -> Generator[dict[str, Any], None, None]:
+        """Yield the records that were written with a smaller limit, in order."""
+        if self.earlier_limit is not None:
+            with self._earlier.open("rb") as file:
+                yield from map(json.loads, file)
+
+    def forget_earlier(self) -> None:
+        """Delete the records that were written with a smaller limit."""
+        if self.earlier_limit is not None:
+            known = json.loads(self._settings.read_bytes())
+            self._store({name: value for name, value in known.items() if name != RAISED_FROM})
+            self._earlier.unlink(missing_ok=True)
+
+    @property
+    def _settings(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.settings")
+
+    @property
+    def _earlier(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.earlier")
+
+    def _store(self, settings: Mapping[str, Any]) -> None:
+        with self._writing():
+            write_atomically(self._settings, json.dumps(settings, indent=1))
+
+    def _check_or_store(self, fingerprint: Mapping[str, Any], limit: str | None) -> None:
+        settings = self._settings
         is_begun = self.path.exists() and self.path.stat().st_size > 0
-        if not is_begun:
-            with self._writing():
-                write_atomically(settings, json.dumps(fingerprint, indent=1))
+        if not is_begun and self.earlier_limit is None:
+            self._store(fingerprint)
             return
         if not settings.exists():
             raise ConfigError(
@@ -134,6 +192,16 @@ class OutputFile:
                 remedy="choose another file",
             )
         known = json.loads(settings.read_bytes())
+        if self.earlier_limit is None and _is_raised(limit, known, fingerprint):
+            assert limit is not None
+            self._store({**fingerprint, RAISED_FROM: known[limit]})
+        else:
+            self._check(known, fingerprint)
+        if self.earlier_limit is not None and not self._earlier.exists():
+            self.path.replace(self._earlier)
+
+    def _check(self, known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+        settings = self._settings
         for name in fingerprint:
             if name not in known:
                 raise ConfigError(
@@ -163,3 +231,14 @@ class OutputFile:
                 last, end, self.num_records = line, end + len(line), self.num_records + 1
             file.truncate(end)
         self.last_record = int(json.loads(last)["row"]) if last else 0
+
+
+def _is_raised(limit: str | None, known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
+    """Return whether the settings differ only in a larger limit."""
+    differing = [name for name, value in fingerprint.items() if known.get(name) != value]
+    return (
+        limit is not None
+        and differing == [limit]
+        and limit in known
+        and fingerprint[limit] > known[limit]
+    )

@@ -21,7 +21,12 @@ from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_f
 from jakiro.utils.settings import Settings
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.regeneration.output_file import OutputFile
-from training.data.regeneration.rows import Answer, RecordDialogue, dialogue_over
+from training.data.regeneration.rows import (
+    Answer,
+    EarlierRecords,
+    RecordDialogue,
+    dialogue_over,
+)
 from training.data.sources import Intake, Record, RecordError, Source
 
 
@@ -98,7 +103,8 @@ def _sampling_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name != "transformers_version"}
 
 
-OnProgress = Callable[[int], None]  # receives the number of the last finished record
+# Receives the number of the last finished record and the number of tokens generated so far.
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass
@@ -106,7 +112,9 @@ class RegenerationCounts:
     """Counts of one run of the regenerator.
 
     Attributes:
-        records: number of records written.
+        records: number of records written, without those that were kept.
+        kept: number of records whose answers were kept, because a larger limit does not change
+            them.
         left_out: number of unusable records, which were left out; after an interruption, some of
             them may be counted again.
         answers: number of answers that the target generated.
@@ -116,6 +124,7 @@ class RegenerationCounts:
     """
 
     records: int = 0
+    kept: int = 0
     left_out: int = 0
     answers: int = 0
     cut: int = 0
@@ -138,6 +147,7 @@ class _OpenRecord:
     question: list[int] = field(default_factory=list)
     turn: int = 0
     is_unusable: bool = False
+    is_kept: bool = False
     result: dict[str, Any] | None = None
 
 
@@ -176,49 +186,67 @@ class Regenerator:
         self,
         sources: Sequence[Source],
         output: OutputFile,
-        on_progress: OnProgress = lambda _: None,
+        on_progress: OnProgress = lambda _record, _tokens: None,
     ) -> RegenerationCounts:
         """Write the records that the file does not contain yet.
+
+        If greedy answers were written with a smaller `max_new_tokens`, only records with an answer
+        that was cut off are answered again. All other answers stay the same with a larger limit.
 
         Args:
             sources: sources of the data.
             output: output file, which is locked while it is written to.
-            on_progress: callback that receives the number of the last finished record.
+            on_progress: callback after each record, which receives the record's number and the
+                number of tokens generated so far.
 
         Raises:
             ConfigError: the file was made with other settings, or another process writes to it.
             DataError: data is missing or malformed.
         """
         written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_rows)
-        with output.claim(fingerprint_fields(self._decoder, self._settings, sources)):
-            on_progress(output.last_record)
+        # Sampled answers of a certain length would be too frequent if only the others were redone.
+        limit = None if self._settings.temperature else "max_new_tokens"
+        facts = fingerprint_fields(self._decoder, self._settings, sources)
+        with output.claim(facts, limit), closing(output.earlier()) as records:
+            on_progress(output.last_record, 0)
+            earlier = EarlierRecords(records, output.earlier_limit)
             dialogues = (
                 self._answer(record, intake, written)
-                for record in self._missing(sources, output.last_record, intake)
+                for record in self._missing(sources, output.last_record, intake, earlier)
             )
             finished = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
             with closing(finished):
                 for record in finished:
                     if record.result is not None:
                         output.append([{"row": record.number} | record.result])
-                        written.records += 1
+                        written.kept += record.is_kept
+                        written.records += not record.is_kept
                     written.left_out = intake.num_skipped
-                    on_progress(record.number)
+                    on_progress(record.number, written.tokens)
+            output.forget_earlier()
         written.left_out = intake.num_skipped
         return written
 
     def _missing(
-        self, sources: Sequence[Source], last_record: int, intake: Intake
+        self,
+        sources: Sequence[Source],
+        last_record: int,
+        intake: Intake,
+        earlier: EarlierRecords,
     ) -> Iterator[_OpenRecord]:
         """Yield the records that follow the file's last record, each with its first question."""
         for record in (record for source in sources for record in source.records(intake)):
             if intake.num_records > last_record:
                 with intake.guard():
-                    yield self._opened(record, intake.num_records)
+                    yield self._opened(record, intake.num_records, earlier)
 
-    def _opened(self, record: Record, number: int) -> _OpenRecord:
+    def _opened(self, record: Record, number: int, earlier: EarlierRecords) -> _OpenRecord:
         dialogue = dialogue_over(record, self._tokenizer, self._settings.prompt_tokens)
         opened = _OpenRecord(number, record.location, dialogue)
+        opened.result = earlier.uncut(number)
+        if opened.result is not None:
+            opened.is_kept = True
+            return opened
         try:
             opened.question = self._fitting(next(dialogue), opened)
         except StopIteration as end:  # the record needs no answer

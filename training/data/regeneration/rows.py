@@ -1,12 +1,12 @@
 """Dialogues that regenerate a record answer by answer; each question contains all turns so far."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from training.data.chat import CUT, Chat, parse_chat
-from training.data.documents import form_of, read_tokens
+from training.data.documents import FORMS, form_of, read_tokens
 from training.data.rendering import render_question
 from training.data.sources import Record, RecordError
 
@@ -18,6 +18,9 @@ class Answer(NamedTuple):
     text: str
     is_cut: bool
 
+
+# Keys that the new record does not take over from the old one.
+_REPLACED = {*FORMS, "tools", "loss_mask", "row", CUT}
 
 # Yields the token ids of each question, receives the answer, and returns the new record.
 RecordDialogue = Generator[list[int], Answer, dict[str, Any]]
@@ -41,6 +44,12 @@ def dialogue_over(
     Raises:
         RecordError: the record cannot be used.
     """
+    return _with_other_fields(record, _regenerate(record, tokenizer, prompt_tokens))
+
+
+def _regenerate(
+    record: Record, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int
+) -> RecordDialogue:
     key = form_of(record)
     if key == "text":
         return _continue_text(record, tokenizer, prompt_tokens)
@@ -48,6 +57,12 @@ def dialogue_over(
         return _continue_tokens(record)
     chat = parse_chat(record.fields[key], record.fields.get("tools"), record.location)
     return _answer_turns(chat, tokenizer)
+
+
+def _with_other_fields(record: Record, dialogue: RecordDialogue) -> RecordDialogue:
+    """Add the fields that have nothing to do with the answers, such as an id, to the result."""
+    others = {name: value for name, value in record.fields.items() if name not in _REPLACED}
+    return others | (yield from dialogue)
 
 
 def _answer_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> RecordDialogue:
@@ -98,3 +113,36 @@ def _continue_tokens(record: Record) -> RecordDialogue:
     prompt = document.token_ids[:begin].tolist()
     new = (yield prompt).token_ids
     return {"input_ids": [*prompt, *new], "loss_mask": [0] * begin + [1] * len(new)}
+
+
+class EarlierRecords:
+    """Records that were written with a smaller limit, whose complete answers stay the same.
+
+    Args:
+        records: new records, in ascending order of their numbers (key `row`).
+        limit: largest number of tokens of their answers; None if there are no records.
+    """
+
+    def __init__(self, records: Iterable[dict[str, Any]], limit: int | None) -> None:
+        self._records = iter(records)
+        self._limit = limit
+        self._next = next(self._records, None)
+
+    def uncut(self, number: int) -> dict[str, Any] | None:
+        """Return a record without its number; None if it is not there or has a cut-off answer.
+
+        Args:
+            number: number of the record; larger than in earlier calls.
+        """
+        while self._next is not None and self._next["row"] < number:
+            self._next = next(self._records, None)
+        if self._next is None or self._next["row"] > number or self._has_cut_answer(self._next):
+            return None
+        return {name: value for name, value in self._next.items() if name != "row"}
+
+    def _has_cut_answer(self, record: dict[str, Any]) -> bool:
+        assert self._limit is not None
+        if any(part.get(CUT) for part in (record, *record.get("messages", ()))):
+            return True
+        # Records of token ids have no mark.
+        return sum(record.get("loss_mask", ())) >= self._limit

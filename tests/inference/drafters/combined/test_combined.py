@@ -19,6 +19,7 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.candidates import Candidates
+from inference.drafters.combined.cascade import Cascades, DraftCosts
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.combined.pool import DEPTHS, EDGES, SECOND, CandidatePool
@@ -59,7 +60,14 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
         _trained(model, TREE.model_copy(update={"sampled": False})), AdedDrafter(), SIZES
     ),
     "small and lookup": lambda model: CombinedDrafter(_small(model), LookupDrafter(), SIZES),
+    "resting and lookup": lambda model: _resting(CombinedDrafter(_trained(model), LookupDrafter())),
 }
+
+
+def _resting(drafter: CombinedDrafter) -> CombinedDrafter:
+    """Let the first drafter rest in many steps: it takes as long as a step of the target."""
+    drafter.cascades = Cascades(DraftCosts(1.0, {1: 0.5, 2: 1.0}))
+    return drafter
 
 
 @pytest.fixture(autouse=True)
@@ -235,6 +243,13 @@ def test_automatic_trees_of_two_drafters_change_no_token() -> None:
     for _ in range(3):
         output = automatic.generate(prompt, max_new_tokens=40, temperature=0)
         assert output.new_token_ids == expected.new_token_ids
+    assert drafter.cascades is not None
+    shape = drafter.new_session(GREEDY, capacity=64).shape
+    learned = drafter.cascades.of(False, shape)
+    automatic.reset(trees=False)
+    assert drafter.cascades.of(False, shape) is learned
+    automatic.reset()
+    assert drafter.cascades.of(False, shape) is not learned
 
 
 def test_a_trained_drafter_for_another_target_is_refused() -> None:

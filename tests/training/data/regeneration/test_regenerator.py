@@ -146,6 +146,76 @@ def _interrupted_after(count: int) -> Any:
     return append
 
 
+@pytest.mark.parametrize("stop_after", [None, 0, 3])
+def test_with_a_larger_limit_only_records_with_cut_answers_are_answered_again(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_after: int | None,
+) -> None:
+    out = tmp_path / "grown.jsonl"
+    target = tiny_llama(vocab=300, eos_token_id=0, max_position_embeddings=256)
+    target.generation_config.eos_token_id = list(range(0, 300, 8))  # many answers are short
+    short = write(regenerator(target, max_new_tokens=6), data, out)
+    write(regenerator(target, max_new_tokens=40), data, tmp_path / "long.jsonl")
+    longer = regenerator(target, max_new_tokens=40)
+    if stop_after is not None:
+        with monkeypatch.context() as patched:
+            patched.setattr(OutputFile, "append", _interrupted_after(stop_after))
+            with pytest.raises(KeyboardInterrupt):
+                write(longer, data, out)
+    written = write(longer, data, out)
+    assert out.read_bytes() == (tmp_path / "long.jsonl").read_bytes()
+    assert short.cut > 0
+    if stop_after is None:
+        assert written.kept > 0
+        assert written.records > 0
+        assert written.kept + written.records == len(RECORDS)
+    assert sorted(path.name for path in tmp_path.iterdir() if "grown" in path.name) == [
+        "grown.jsonl",
+        "grown.jsonl.settings",
+    ]
+    assert write(longer, data, out) == RegenerationCounts()
+
+
+def test_a_smaller_limit_or_sampled_answers_need_another_file(
+    target: LlamaForCausalLM, data: Path, tmp_path: Path
+) -> None:
+    write(regenerator(target, max_new_tokens=6), data, tmp_path / "greedy.jsonl")
+    with pytest.raises(ConfigError, match="max_new_tokens differs"):
+        write(regenerator(target, max_new_tokens=5), data, tmp_path / "greedy.jsonl")
+    write(regenerator(target, temperature=1.0), data, tmp_path / "sampled.jsonl")
+    with pytest.raises(ConfigError, match="max_new_tokens differs"):
+        write(
+            regenerator(target, temperature=1.0, max_new_tokens=7), data, tmp_path / "sampled.jsonl"
+        )
+
+
+def test_records_keep_the_fields_that_have_nothing_to_do_with_their_answers(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    own = {"id": "a7", "category": {"name": "x"}, "row": 12, "is_cut": True}
+    rows = [RECORDS[0] | own, RECORDS[1] | own, RECORDS[4] | own]
+    write(regenerator(target), write_jsonl(tmp_path / "d.jsonl", rows), tmp_path / "o.jsonl")
+    for row, record in enumerate(records_of(tmp_path / "o.jsonl"), start=1):
+        assert (record["id"], record["category"], record["row"]) == ("a7", {"name": "x"}, row)
+
+
+def test_an_interruption_says_what_is_kept_and_how_to_continue(
+    target: LlamaForCausalLM,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = OutputFile(tmp_path / "o.jsonl")
+    monkeypatch.setattr(OutputFile, "append", _interrupted_after(2))
+    with pytest.raises(KeyboardInterrupt), output.kept_when_interrupted():
+        regenerator(target).write(find_sources([str(data)]), output)
+    printed = capsys.readouterr().err
+    assert f"2 records are in {output.path}; the same command continues" in printed
+
+
 def test_greedy_records_do_not_depend_on_a_drafter_or_the_seed(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
@@ -185,7 +255,7 @@ def test_sampled_records_of_one_drafter_are_not_continued_with_another(
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"max_new_tokens": 13}, "max_new_tokens"), ({"temperature": 0.5}, "temperature")],
+    [({"max_new_tokens": 5}, "max_new_tokens"), ({"temperature": 0.5}, "temperature")],
 )
 def test_a_file_made_with_other_settings_is_refused(
     target: LlamaForCausalLM, data: Path, tmp_path: Path, settings: dict[str, Any], name: str

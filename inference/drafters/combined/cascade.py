@@ -1,0 +1,170 @@
+"""Decides in each decoding step how deep the first of two drafters drafts, or that it rests.
+
+The first drafter is a model, which takes time. The second drafter needs none, and often its guess
+is so good that the model would add little. A step with the first drafter is therefore compared with
+a step without it, by the expected number of tokens per second:
+
+    (1 + G + (1 - p) M) / (step + draft)    against    (1 + G) / step,
+
+where G is the expected number of correct guesses on the path, p the probability that the first
+guess is correct, and M the expected number of correct levels of the first drafter. The rates are
+learned online: those of guesses by their strength, and those of the first drafter by level. The
+decision depends only on earlier tokens, so that acceptance stays exact.
+"""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.draft_tree import ROOT
+from inference.drafters.candidates import Candidates
+from inference.protocol import Budget
+from inference.rates import FadingRates
+from inference.trees.shape import TreeShape
+
+STRENGTHS = 12  # number of different strengths of guesses
+LEVELS = 16  # number of levels of guesses with a rate of their own
+MEMORY = 256.0  # number of later steps after which an observation has the weight 1/e
+DOUBT = 4.0  # weight of the prior rates, as a number of decoding steps
+PRIOR = 0.5  # prior probability that the next level is correct as well
+LONGEST_REST = 64  # number of steps without the first drafter after which it is tried again
+
+
+class DraftCosts(NamedTuple):
+    """Seconds of the parts of a decoding step on this machine.
+
+    Attributes:
+        step: seconds of a decoding step, without the drafting of the first drafter.
+        draft: seconds of the first drafter, by its number of passes.
+    """
+
+    step: float
+    draft: Mapping[int, float]
+
+
+class Cascade:
+    """Chooses the depth of the first drafter's trees, from rates that are learned online.
+
+    Args:
+        shape: shape of the first drafter's largest trees.
+        costs: seconds of the parts of a decoding step.
+    """
+
+    def __init__(self, shape: TreeShape, costs: DraftCosts) -> None:
+        self.costs = costs
+        cuts = (shape.within(Budget(shape.max_nodes, depth)) for depth in range(1, shape.depth + 1))
+        self._passes = [cut.autoregressive_levels for cut in cuts if cut is not None]
+        self._first = FadingRates((shape.depth,), MEMORY)
+        self._guesses = FadingRates((STRENGTHS, LEVELS), MEMORY)
+        self._rested = 0  # number of steps since the first drafter drafted
+
+    def choose(self, guesses: Sequence[Candidates], deepest: int) -> int:
+        """Return the depth of the first drafter's next trees; 0 if it rests.
+
+        Args:
+            guesses: candidates of the second drafter for each sequence.
+            deepest: largest depth that the budget of the step allows.
+        """
+        right = [self._right(guess) for guess in guesses]
+        expected = sum(1 + float(rates.sum()) for rates in right)
+        missed = sum(1 - float(rates[:1].sum()) for rates in right)
+        costs, count = self.costs, len(self._passes)
+        levels = self._first.rates((np.arange(count),), _prior(count), DOUBT).cumsum().tolist()
+        speeds = [
+            (expected + missed * more) / (costs.step + costs.draft[passes])
+            for passes, more in zip(self._passes[:deepest], levels, strict=False)
+            if passes in costs.draft
+        ]
+        best = max(range(len(speeds)), key=speeds.__getitem__, default=None)
+        if best is None:
+            return 0
+        is_due = self._rested >= LONGEST_REST
+        return best + 1 if is_due or speeds[best] > expected / costs.step else 0
+
+    def learn(self, guess: Candidates, asked: int, reached: int, emitted: Sequence[int]) -> None:
+        """Learn from the tokens of a step.
+
+        Args:
+            guess: candidates of the second drafter.
+            asked: depth of the first drafter's tree; 0 if it rested.
+            reached: number of emitted tokens that the first drafter's tree contains as a path.
+            emitted: tokens that followed the root.
+        """
+        self._rested = 0 if asked else self._rested + 1
+        if asked:
+            # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
+            known = asked if reached < len(emitted) else min(asked, reached)
+            levels = np.arange(len(self._passes))
+            is_right, is_known = levels < reached, levels < known
+            self._first.add((is_right & is_known).astype(float), is_known.astype(float))
+        depth = min(int(guess.depths.max(initial=0)), LEVELS)
+        if depth:
+            matched = _matched(guess, emitted)
+            known = depth if matched < len(emitted) else min(depth, matched)
+            right, tried = np.zeros((2, STRENGTHS, LEVELS))
+            tried[_strength(guess), :known] = 1.0
+            right[_strength(guess), : min(matched, known)] = 1.0
+            self._guesses.add(right, tried)
+
+    def _right(self, guess: Candidates) -> NDArray[np.float64]:
+        """Return the probability that a guess is correct up to each of its levels."""
+        levels = np.arange(min(int(guess.depths.max(initial=0)), LEVELS))
+        if not len(levels):
+            return np.zeros(0)
+        cells = (np.full(len(levels), _strength(guess)), levels)
+        return self._guesses.rates(cells, _prior(len(levels)), DOUBT)
+
+
+class Cascades:
+    """The cascades of a decoder, by kind of decoding and shape of trees; thread-safe.
+
+    Args:
+        costs: seconds of the parts of a decoding step on this machine.
+    """
+
+    def __init__(self, costs: DraftCosts) -> None:
+        self._costs = costs
+        self._known: dict[tuple[bool, TreeShape], Cascade] = {}
+        self._lock = Lock()
+
+    def of(self, do_sample: bool, shape: TreeShape) -> Cascade:
+        """Return the cascade for greedy decoding or sampling with trees of a shape.
+
+        Args:
+            do_sample: whether tokens are sampled.
+            shape: shape of the first drafter's largest trees.
+        """
+        with self._lock:
+            return self._known.setdefault((do_sample, shape), Cascade(shape, self._costs))
+
+    def clear(self) -> None:
+        """Discard everything that was learned."""
+        with self._lock:
+            self._known.clear()
+
+
+def _prior(levels: int) -> NDArray[np.float64]:
+    return np.asarray(PRIOR ** (1.0 + np.arange(levels)))
+
+
+def _strength(guess: Candidates) -> int:
+    """Return the strength of a guess, from 0: the one that its drafter gave, or its best score."""
+    if guess.strength is not None:
+        return min(guess.strength, STRENGTHS - 1)
+    return min(int(float(guess.scores.max()) * STRENGTHS), STRENGTHS - 1)
+
+
+def _matched(guess: Candidates, emitted: Sequence[int]) -> int:
+    """Return how many of the emitted tokens a guess contains as a path from the root."""
+    parents, token_ids = guess.parents.tolist(), guess.token_ids.tolist()
+    node_of = {pair: node for node, pair in enumerate(zip(parents, token_ids, strict=True))}
+    at = ROOT
+    for count, token in enumerate(emitted):
+        found = node_of.get((at, token))
+        if found is None:
+            return count
+        at = found
+    return len(emitted)

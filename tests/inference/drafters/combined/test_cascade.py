@@ -1,0 +1,88 @@
+"""The first of two drafters drafts where it adds tokens per second, and rests elsewhere."""
+
+from inference.drafters.candidates import Candidates
+from inference.drafters.combined.cascade import LONGEST_REST, Cascade, Cascades, DraftCosts
+from inference.trees.shape import TreeShape
+
+SHAPE = TreeShape(autoregressive_levels=3, parallel_levels=0)
+COSTS = DraftCosts(step=1.0, draft={1: 0.2, 2: 0.3, 3: 0.4})
+CHAIN = Candidates.of([(5, -1, 1, 1.0), (6, 0, 2, 0.9), (7, 1, 3, 0.8)])
+STRONG, WEAK = CHAIN._replace(strength=8), CHAIN._replace(strength=1)
+RIGHT, WRONG = [5, 6, 7, 8], [9]
+
+
+def _taught(first_is_right: bool) -> Cascade:
+    """Return a cascade that saw strong guesses come true and weak ones fail."""
+    cascade = Cascade(SHAPE, COSTS)
+    for _ in range(40):
+        cascade.learn(STRONG, 3, 3 if first_is_right else 0, RIGHT)
+        cascade.learn(WEAK, 3, 3 if first_is_right else 0, [9, 9, 9, 9])
+    return cascade
+
+
+def test_the_first_drafter_rests_while_strong_guesses_come_true() -> None:
+    assert _taught(first_is_right=True).choose([STRONG], 3) == 0
+
+
+def test_the_first_drafter_drafts_deep_where_guesses_are_weak_or_missing() -> None:
+    cascade = _taught(first_is_right=True)
+    assert cascade.choose([WEAK], 3) == 3
+    assert cascade.choose([Candidates.none()], 3) == 3
+    assert cascade.choose([Candidates.none()], 2) == 2  # no deeper than the budget
+
+
+def test_levels_that_are_never_right_are_not_drafted() -> None:
+    cascade = Cascade(SHAPE, COSTS)
+    for _ in range(40):
+        cascade.learn(Candidates.none(), 3, 1, [5, 6])
+    assert cascade.choose([Candidates.none()], 3) == 1
+
+
+def test_a_useless_first_drafter_rests_and_is_tried_again_after_a_while() -> None:
+    cascade = _taught(first_is_right=False)
+    assert cascade.choose([WEAK], 3) == 0
+    for _ in range(LONGEST_REST):
+        assert cascade.choose([Candidates.none()], 3) == 0
+        cascade.learn(Candidates.none(), 0, 0, WRONG)
+    assert cascade.choose([Candidates.none()], 3) > 0
+    cascade.learn(Candidates.none(), 1, 0, WRONG)
+    assert cascade.choose([Candidates.none()], 3) == 0
+
+
+def test_levels_beyond_the_emitted_tokens_are_unknown() -> None:
+    cascade = Cascade(SHAPE, COSTS)
+    for _ in range(40):
+        cascade.learn(STRONG, 3, 1, [5])  # one token was emitted, and all were right so far
+    untaught = Cascade(SHAPE, COSTS)
+    untaught_rates, rates = untaught._right(STRONG), cascade._right(STRONG)
+    assert rates[0] > 0.9
+    assert rates[1:].tolist() == untaught_rates[1:].tolist()
+
+
+def test_sequences_of_a_batch_share_a_decision() -> None:
+    cascade = _taught(first_is_right=True)
+    assert cascade.choose([STRONG] * 9 + [WEAK], 3) == 0
+    assert cascade.choose([STRONG] + [WEAK] * 9, 3) == 3
+
+
+def test_without_costs_of_its_passes_the_first_drafter_rests() -> None:
+    assert Cascade(SHAPE, DraftCosts(1.0, {})).choose([Candidates.none()], 3) == 0
+
+
+def test_cascades_learn_for_each_kind_of_decoding_and_can_be_forgotten() -> None:
+    cascades = Cascades(COSTS)
+    greedy = cascades.of(False, SHAPE)
+    assert cascades.of(False, SHAPE) is greedy
+    assert cascades.of(True, SHAPE) is not greedy
+    cascades.clear()
+    assert cascades.of(False, SHAPE) is not greedy
+
+
+def test_guesses_without_a_strength_are_distinguished_by_their_scores() -> None:
+    sure, unsure = CHAIN, CHAIN._replace(scores=CHAIN.scores * 0.2)
+    cascade = Cascade(SHAPE, COSTS)
+    for _ in range(40):
+        cascade.learn(sure, 0, 0, RIGHT)
+        cascade.learn(unsure, 0, 0, [9, 9, 9, 9])
+    assert cascade._right(sure)[0] > 0.9
+    assert cascade._right(unsure)[0] < 0.1
