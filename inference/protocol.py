@@ -314,11 +314,13 @@ class CostAware(Protocol):
         """The part of the drafter that takes time."""
         ...
 
-    def use_costs(self, step: float, draft: Mapping[int, float]) -> Callable[[], None]:
+    def use_costs(
+        self, verify: Callable[[int], float], draft: Mapping[int, float]
+    ) -> Callable[[], None]:
         """Let later sessions decide by these costs, and by rates that they learn.
 
         Args:
-            step: seconds of a decoding step, without the drafting of the slow part.
+            verify: function from the number of nodes of a tree to the seconds of its verification.
             draft: seconds of the slow part, by its number of passes.
 
         Returns:

@@ -230,14 +230,22 @@ class JakiroConfig(PreTrainedConfig):
 
     def __init__(
         self,
-        drafter: dict[str, Any] | None = None,
-        target: dict[str, Any] | None = None,
-        record: dict[str, Any] | None = None,
+        drafter: Any = None,  # files that were changed by hand may contain anything
+        target: Any = None,
+        record: Any = None,
         **kwargs: Any,
     ) -> None:
-        self.drafter = drafter
-        self.target = target
-        self.record = record
+        for key, value in (("drafter", drafter), ("target", target), ("record", record)):
+            if not isinstance(value, Mapping | None):
+                raise ConfigError(
+                    f"the drafter config has no usable {key!r}",
+                    expected="an object with the fields of this key",
+                    got=type(value).__name__,
+                    remedy="use the config.json that was saved with the weights",
+                )
+        self.drafter: dict[str, Any] | None = drafter
+        self.target: dict[str, Any] | None = target
+        self.record: dict[str, Any] | None = record
         super().__init__(**kwargs)
 
     @property

@@ -5,17 +5,21 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.target.cache import StateSource, TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
-from jakiro.utils.pretrained import refuse_missing_folder
+from jakiro.utils.pretrained import (
+    LOADING_ERRORS,
+    hub_options,
+    refuse_missing_folder,
+    summary_of,
+)
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.trunk import Trunk, TrunkInputs
@@ -146,18 +150,22 @@ class JakiroDrafter(PreTrainedModel):
         # With these options, transformers does not raise an error for mismatched weights, but
         # returns a report of them, which `_check_report` reads.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        kwargs = hub_options(path) | kwargs
         try:
             _refuse_other_model(path, kwargs)
             loaded: Any = super().from_pretrained(str(path), **kwargs)
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except JakiroError:
+            raise
+        except LOADING_ERRORS as error:
             raise CheckpointError(
                 f"cannot load a drafter from {path}",
                 expected="config.json and model.safetensors as written by save_pretrained",
-                got=str(error).strip().splitlines()[0],
+                got=summary_of(error),
                 remedy=_REMEDY,
             ) from error
         drafter, report = loaded
         _check_report(report, path)
+        _check_finite(drafter, path)
         _check_ids(drafter, path)
         return cast(JakiroDrafter, drafter)
 
@@ -212,6 +220,18 @@ def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:
             expected=f"ascending token ids from 0 to {limit - 1}",
             got=f"{len(ids)} ids from {int(ids.min())} to {int(ids.max())}",
             remedy="download or copy the checkpoint again",
+        )
+
+
+def _check_finite(drafter: JakiroDrafter, path: str | Path) -> None:
+    bad = [name for name, value in drafter.named_parameters() if not value.isfinite().all()]
+    if bad:
+        raise CheckpointError(
+            f"the drafter in {path} cannot draft",
+            expected="weights that are finite numbers",
+            got=f"infinite or undefined numbers in {', '.join(bad[:4])}",
+            remedy="use another checkpoint of the training, or train again with a lower "
+            "learning rate",
         )
 
 

@@ -57,12 +57,10 @@ def train(
         ResourceError: there is too little memory or disk space, or another process of the run
             ended.
     """
-    with launch_environment(settings.engine.device):
+    # Models are loaded and saved before and during the steps; only the steps have a progress bar.
+    with quiet_libraries(), launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
-        # Libraries must be quiet, because drafters are saved and loaded while the progress bar is
-        # shown.
         with (
-            quiet_libraries(),
             lost_processes_explained(),
             join_processes(settings.engine.device) as processes,
         ):

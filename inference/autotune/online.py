@@ -191,6 +191,12 @@ class AutoRun:
         self._arm: TreeArm | None = None
         self._was_requested = False
 
+    @property
+    def plain_seconds(self) -> float:
+        """The estimated seconds of a decoding step without drafts."""
+        with self._lock:
+            return self._learner.plain_seconds
+
     def next_budget(self) -> Budget | None:
         """Return the limits of the next step's trees; None for a step without drafts."""
         with self._lock:
@@ -318,8 +324,13 @@ class _Learner:
         expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
         return np.asarray((1 + expected) / seconds)
 
+    @property
+    def plain_seconds(self) -> float:
+        """The estimated seconds of a decoding step without drafts."""
+        return self.autoregressive_seconds * self.slowness.of_autoregressive
+
     def _autoregressive_value(self) -> float:
-        return 1 / (self.autoregressive_seconds * self.slowness.of_autoregressive)
+        return 1 / self.plain_seconds
 
 
 class _Slowness:

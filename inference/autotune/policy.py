@@ -48,7 +48,7 @@ def policy_for(
         if isinstance(drafter, CostAware) and isinstance(drafter.slow_part, TrainedDrafter):
             slow = drafter.slow_part
             costs = known_costs(target, slow.model, forms=slow.forms)
-            forget = drafter.use_costs(costs.verify_seconds(drafter.max_nodes), costs.draft)
+            forget = drafter.use_costs(costs.verify_seconds, costs.draft)
             return AutoTree(limits, costs, forget)
         return AutoTree(limits, known_costs(target, None))
 

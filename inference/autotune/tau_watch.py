@@ -40,7 +40,7 @@ class TauWatch:
         if expected is None:
             return
         with self._lock:
-            before = self._live.get(temperature, DecodeStats(prefilled=0))
+            before = self._live.get(temperature, DecodeStats(from_prefill=0))
             live = self._live[temperature] = DecodeStats.pooled([before, run.stats])
             is_low = live.tau - 1 < FAR_BELOW * (expected - 1)
             if self._has_warned or live.target_forwards < ENOUGH or not is_low:

@@ -30,6 +30,11 @@ class _RecordingPolicy:
         self._policy = policy
         self.last: tuple[SequenceTree, list[int]] | None = None
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """The seconds that the wrapped policy estimates."""
+        return self._policy.plain_seconds
+
     def next_budget(self) -> Budget | None:
         """Return the budget of the wrapped policy."""
         return self._policy.next_budget()

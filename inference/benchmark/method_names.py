@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from inference.drafters.registry import ADED, LM, UNTRAINED, PairName
@@ -33,6 +34,7 @@ _SIZES = frozenset(
     {"candidates", "levels", "settings", "merged-repeats"}
 )  # options that give the size of the trees
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
+_UNKNOWN_OPTION = re.compile(r",([\w-]+)=")
 MOST_CANDIDATES = 4096  # larger trees take gigabytes, and are never faster
 
 
@@ -126,6 +128,9 @@ def _parse(text: str) -> MethodName:
     kind, _, path = (rest if pair is None else pair.first).partition("=")
     beside = None if pair is None else pair.beside
     _check_kind(kind, path, text)
+    unknown = _UNKNOWN_OPTION.search(path)
+    if unknown and not Path(path).exists():  # a path may contain such text
+        raise _malformed(text, f"one of the options {', '.join(_OPTIONS)}", unknown[1])
     if "(" in options.get("name", ""):  # marks one of several settings
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and kind == DRAFTER and "candidates" in options:

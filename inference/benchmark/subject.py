@@ -176,7 +176,7 @@ def _assisted(name: MethodName, subject: Subject) -> list[Method]:
 
 
 def _numbered(name: str, threads: int | None) -> str:
-    return name if threads is None else f"{name}, threads={threads}"
+    return name if threads is None else f"{name} (threads={threads})"
 
 
 def _autoregressive(name: MethodName, subject: Subject) -> list[Method]:

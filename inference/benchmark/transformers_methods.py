@@ -112,7 +112,7 @@ class TransformersDecoding:
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
         arrivals = _first(watch.arrivals, len(ids))
         stats = DecodeStats(
-            prefilled=arrivals[0].num_tokens, emitted=len(ids), target_forwards=forwards
+            from_prefill=arrivals[0].num_tokens, emitted=len(ids), target_forwards=forwards
         )
         return Continuation(ids, arrivals, stats)
 

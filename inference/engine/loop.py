@@ -255,6 +255,9 @@ class DecodeRun:
         trees = [result.tree for result in results]
         paths = [result.path for result in results]
         self.policy.learn(trees, paths, time.perf_counter() - started)
+        if len(self.sequences) == 1 and self.policy.plain_seconds is not None:
+            tokens = len(steps[0].token_ids)
+            self.sequences[0].stats.plain_seconds += tokens * self.policy.plain_seconds
         return steps
 
     def _draft(self) -> DraftTree:

@@ -12,6 +12,11 @@ from inference.sampling import Sampling
 class StepPolicy(Protocol):
     """The draft policy of one run."""
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """The estimated seconds of a decoding step without drafts; None if unknown."""
+        ...
+
     def next_budget(self) -> Budget | None:
         """Return the limits of the next trees, or None for a step without drafts."""
         ...
@@ -60,6 +65,8 @@ class AlwaysDraft:
     """
 
     request_counter: RequestCounter | None = None
+
+    plain_seconds: float | None = None
 
     def __init__(self, budget: Budget | None) -> None:
         self.budget = budget

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(repr=False)
 class DecodeStats:
     """Counts and times of one request, or of several requests together.
 
@@ -13,7 +13,7 @@ class DecodeStats:
     prefill, draft, verify, commit and total.
     """
 
-    prefilled: int = 1  # number of tokens from prefill: one for each request
+    from_prefill: int = 1  # number of tokens from prefill: one for each request
     emitted: int = 0  # number of emitted tokens, including those from prefill
     target_forwards: int = 0  # number of decoding steps after prefill
     accepted: Counter[int] = field(default_factory=Counter)  # depth -> number of emitted drafts
@@ -23,6 +23,12 @@ class DecodeStats:
     proposed_by_proposer: Counter[int] = field(default_factory=Counter)
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    # seconds that the decoded tokens would take without drafts, as `tree="auto"` estimates them for
+    # requests that are decoded alone; 0 if unknown
+    plain_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"DecodeStats({self.summary})"
 
     def count_reached(self, depths: Iterable[int]) -> None:
         """Count visited nodes that have candidates below them, given the depths of these nodes."""
@@ -31,7 +37,7 @@ class DecodeStats:
     @property
     def decoded(self) -> int:
         """The number of emitted tokens, excluding those from prefill."""
-        return self.emitted - self.prefilled
+        return self.emitted - self.from_prefill
 
     @property
     def tau(self) -> float:
@@ -55,30 +61,42 @@ class DecodeStats:
         return self.accepted_by_proposer[proposer] / proposed if proposed else None
 
     @property
+    def _decoding_seconds(self) -> float:
+        return self.seconds.get("total", 0.0) - self.seconds.get("prefill", 0.0)
+
+    @property
     def tokens_per_second(self) -> float:
         """The number of tokens per second, excluding prefill."""
-        decoding = self.seconds["total"] - self.seconds["prefill"]
+        decoding = self._decoding_seconds
         return self.decoded / decoding if decoding > 0 else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """The estimated speed-up over decoding without drafts, excluding prefill, or None."""
+        decoding = self._decoding_seconds
+        return self.plain_seconds / decoding if self.plain_seconds and decoding > 0 else None
 
     @property
     def summary(self) -> str:
         """One line for users: tokens, accepted drafts, tau, and speed."""
         tokens = "1 token" if self.emitted == 1 else f"{self.emitted} tokens"
-        prefill = f"{self.seconds['prefill']:.2f} s to read the prompt"
+        prefill = f"{self.seconds.get('prefill', 0):.2f} s to read the prompt"
         if not self.target_forwards:
             return f"{tokens} after {prefill}"
+        faster = "" if self.speedup is None else f" (about {self.speedup:.1f} times plain decoding)"
         return (
             f"{tokens} ({self.accepted.total()} of them drafted), tau {self.tau:.2f} (tokens per "
-            f"decoding step), {self.tokens_per_second:.1f} tokens/s after {prefill}"
+            f"decoding step), {self.tokens_per_second:.1f} tokens/s{faster} after {prefill}"
         )
 
     @classmethod
     def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
         """Return the sum of the statistics of several requests."""
-        total = cls(prefilled=0)
+        total = cls(from_prefill=0)
         for own in several:
-            total.prefilled += own.prefilled
+            total.from_prefill += own.from_prefill
             total.emitted += own.emitted
+            total.plain_seconds += own.plain_seconds
             total.target_forwards += own.target_forwards
             total.accepted += own.accepted
             total.reached += own.reached

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import counted
 
 FALSE_ALARM = 0.001  # probability that a correct decoder fails one or more distribution tests
 DISTRIBUTION_TESTS = 2  # number of distribution tests for each prompt
@@ -109,10 +110,10 @@ class GreedyCheck(_Result):
     def __str__(self) -> str:
         near = sum(difference.is_near_tie for difference in self.differences)
         return (
-            f"{_counted(self.prompts, 'prompt')}, {self.tokens} tokens equal, "
+            f"{counted(self.prompts, 'prompt')}, {self.tokens} tokens equal, "
             f"{self.drafted} drafted; "
-            f"{_counted(len(self.differences) - near, 'difference')}, "
-            f"{_counted(near, 'near-tie')}; "
+            f"{counted(len(self.differences) - near, 'difference')}, "
+            f"{counted(near, 'near-tie')}; "
             f"{self.same_as_target} texts equal those of generate(), "
             f"{self.same_without_drafts} equal those without drafts"
         )
@@ -205,7 +206,3 @@ class VerifyReport(_Result):
         if self.passed or self.dtype in ("float32", "float64"):
             return counted
         return f"{counted}; rounding in {self.dtype} may be the cause, so verify again in float32"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

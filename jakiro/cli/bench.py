@@ -10,33 +10,47 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.options import Context, flags_of, settings_from
-from jakiro.cli.output import writer
+from jakiro.cli.output import STANDARD_OUTPUT, writer
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument, ComparisonSettings
     from inference.benchmark.run import Track
 
-_METHODS = """A decoding method; may be repeated. transformers: generate() of transformers;
-transformers-lookup: generate() with prompt lookup, the fastest of three settings;
-transformers-assisted=SMALL_LM: generate() with a small model that drafts; autoregressive: Jakiro's
-decode loop without a drafter; drafter=PATH: the loop with a trained drafter; lookup or aded: the
-loop with a drafter that needs no training; aded=TABLE: aded that starts with trigrams counted by
-`jakiro aded build`; lm=SMALL_LM: the loop with a small model that has the target's tokenizer;
-aded+drafter=PATH, lookup+lm=SMALL_LM and other pairs: the loop with two drafters that share trees.
-Options follow the method after commas. Methods with a drafter take tree=auto (the default: the
-fastest size, or no tree, in each decoding step) or tree=fixed (trees of one size, with the levels
-of training; the default if another option gives the size). drafter=PATH also takes
-tree=deterministic (the most likely candidates, even if tokens are sampled) and tree=sampled
-(candidates are sampled whenever tokens are sampled). In addition, drafter=PATH takes candidates=N,
-optionally with levels=M for M passes of the drafter, or candidates=costs for the trees that are
-most efficient according to measured costs. These trees are selected on 4 prompts from the end of
-the file, spread over its categories; these prompts are excluded from the results. lookup, aded and
-lm take candidates=N and settings=FILE.yaml. Pairs take beside-settings=FILE.yaml for the drafter
-before the plus sign, and sharing-settings=FILE.yaml for the way in which the drafters share trees
-(CombinedSettings). lookup, aded and tree=deterministic take merged-repeats=N: a path that ends with
-the same tokens as another path is continued in the same way, up to N candidates in all. All methods
-take name=NAME, the name in the results."""
+_METHODS = """\
+transformers                     generate() of transformers
+transformers-lookup              generate() with prompt lookup, the fastest of three settings
+transformers-assisted=SMALL_LM   generate() with a small model that drafts
+autoregressive                   Jakiro's decode loop without a drafter
+drafter=PATH                     the loop with a trained drafter
+lookup, aded                     the loop with a drafter that needs no training
+aded=TABLE                       aded that starts with trigrams counted by `jakiro aded build`
+lm=SMALL_LM                      the loop with a small model that has the target's tokenizer
+lookup+drafter=PATH              and other pairs: the loop with two drafters that share trees
+
+Options follow the method after commas, as in drafter=PATH,tree=fixed,name=mine:
+
+name=NAME                 name of the method in the results
+tree=auto                 the fastest size, or no tree, in each decoding step (the default)
+tree=fixed                trees of one size, with the levels of training
+tree=deterministic        drafter=PATH: the likeliest candidates, even if tokens are sampled
+tree=sampled              drafter=PATH: candidates are sampled whenever tokens are sampled
+candidates=N              largest number of candidates in a tree
+levels=M                  drafter=PATH: number of passes of the drafter
+candidates=costs          drafter=PATH: the trees that are fastest by measured costs. They are
+                          selected on 4 prompts, which are excluded from the results
+settings=FILE.yaml        lookup, aded, lm: settings of the drafter
+beside-settings=FILE.yaml pairs: settings of the drafter before the plus sign
+sharing-settings=FILE.yaml pairs: how the drafters share trees (CombinedSettings)
+merged-repeats=N          lookup, aded, tree=deterministic: a path that ends with the same tokens as
+                          another path is continued in the same way, up to N candidates in all"""
+
+
+def _show_methods(is_asked: bool) -> bool:
+    if is_asked:
+        typer.echo(_METHODS)
+        raise typer.Exit
+    return is_asked
 
 
 def bench(
@@ -45,8 +59,20 @@ def bench(
         str | None, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", help=" ".join(_METHODS.split()))
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="A decoding method, such as transformers, autoregressive, lookup or drafter=PATH; "
+            "may be repeated. --list-methods shows all methods and their options.",
+        ),
     ] = None,
+    list_methods: Annotated[
+        bool,
+        typer.Option(
+            "--list-methods", callback=_show_methods, is_eager=True, help="Show all methods."
+        ),
+    ] = False,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -66,6 +92,7 @@ def bench(
         list[float] | None,
         typer.Option(
             "--temperature",
+            metavar="T",
             help="Temperature; 0, the default, for greedy decoding; may be repeated.",
         ),
     ] = None,
@@ -92,7 +119,11 @@ def bench(
     device: options.Device = "auto",
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write all measured values to this file."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write all measured values to this file; - for standard output.",
+        ),
     ] = None,
     report: Annotated[
         Path | None,
@@ -147,7 +178,7 @@ def bench(
     store_json = writer(json_file)
     store_page = None if report is None else writer(report, "--report")
     document = _measured(settings, target, dtype, device)
-    _finish(document, store_json, store_page)
+    _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
 
 
 def _measured(
@@ -186,12 +217,14 @@ def _finish(
     document: "ComparisonDocument",
     store_json: Callable[[str], None],
     store_page: Callable[[str], None] | None,
+    *,
+    to_stderr: bool,
 ) -> None:
     from rich.console import Console
 
     from inference.benchmark.report.table import figures_table
 
-    console = Console()
+    console = Console(stderr=to_stderr)
     for part in figures_table(document):  # before the files, which a full disk can prevent
         console.print(part, highlight=False)
     store_json(document.model_dump_json(indent=1) + "\n")

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 import typer
 
 from jakiro.cli import options
+from jakiro.utils.logs import quiet_libraries
 
 
+@quiet_libraries()
 def demo(
     preset: Annotated[
         Literal["chat", "small", "smoke"],

@@ -70,8 +70,8 @@ class Dialogue:
         self.settings = settings
         self.messages: list[dict[str, Any]] = []
         self.notice: str | None = None
-        self.last = DecodeStats(prefilled=0)
-        self.total = DecodeStats(prefilled=0)
+        self.last = DecodeStats(from_prefill=0)
+        self.total = DecodeStats(from_prefill=0)
         self.is_over = False
         self._num_answers = 0
         self._is_stopped = False

@@ -8,6 +8,8 @@ import typer
 
 from jakiro.errors import ResourceError
 
+STANDARD_OUTPUT = Path("-")
+
 
 def say(message: str) -> None:
     """Print a message as one line to standard error."""
@@ -23,7 +25,8 @@ def writer(
     ResourceError that names this file.
 
     Args:
-        path: path of the new file; None to get a function that does nothing.
+        path: path of the new file; `-` for standard output; None to get a function that does
+            nothing.
         option: name of the option that gave the path.
         content: name of the content in error messages.
 
@@ -34,6 +37,8 @@ def writer(
 
     if path is None:
         return lambda _text: None
+    if path == STANDARD_OUTPUT:
+        return lambda text: typer.echo(text, nl=False)
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from training.distributed.launch import LaunchOptions
     from training.planning.speed import PlannedDevice
 
+# Largest size in bytes of a target that a dry run loads to time decoding steps.
+_LARGEST_TIMED = 4 * 2**30
 _GIB = 2**30
 
 
@@ -173,6 +175,32 @@ def _show_estimate(
     rate = device.product_rate(settings) if speed is None else speed * 1e12
     memory = _memory(settings, processes, device)
     Console().print(render(found, memory, rate), highlight=False)
+    if device.is_here and found.target <= _LARGEST_TIMED:
+        _show_break_even(settings)
+
+
+def _show_break_even(settings: "TrainSettings") -> None:
+    """Print the tau that makes decoding faster, measured with an untrained drafter."""
+    from jakiro.config import config_for
+    from jakiro.drafter import JakiroDrafter
+    from jakiro.errors import CheckpointError
+    from jakiro.target.adapter import TargetAdapter
+    from jakiro.target.record import record_target
+    from jakiro.utils.logs import quiet_libraries
+    from jakiro.utils.pretrained import choose_device, load_causal_lm
+    from training.evaluation.break_even import break_even
+
+    name, dtype = settings.target.name_or_path, settings.target.dtype
+    device = choose_device(settings.engine.device)
+    try:
+        with quiet_libraries():
+            model = load_causal_lm(name, dtype=dtype, device=device, local_files_only=True)
+    except CheckpointError:  # a dry run needs only the target's config, and downloads no weights
+        say("without the target's weights, the tau that makes decoding faster is not measured")
+        return
+    target = TargetAdapter(model)
+    record = record_target(target.spec, name)
+    say(str(break_even(target, JakiroDrafter(config_for(settings.drafter, record)))))
 
 
 def _memory(settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice") -> int:

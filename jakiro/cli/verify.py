@@ -1,5 +1,6 @@
 """The command `jakiro verify`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.options import DRAFTERS, Context, settings_from
-from jakiro.cli.output import writer
+from jakiro.cli.output import STANDARD_OUTPUT, writer
 from jakiro.errors import ConfigError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.progress import ProgressDisplay, tracked
@@ -65,7 +66,11 @@ def verify(
     batch_invariant: options.BatchInvariant = False,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write all measured values to this file."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write all measured values to this file; - for standard output.",
+        ),
     ] = None,
 ) -> None:
     """Check on your own models that decoding with a drafter is lossless; exit code 1 if not."""
@@ -77,6 +82,13 @@ def verify(
     settings = settings_from(context, VerifySettings, samples=_samples(samples, quick=quick))
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file)
+    show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
+
+    def show_check(check: "Check") -> None:
+        show(f"{_word(check.passed)}  {check.name}: {check}")
+        for detail in check.details:
+            show(f"      {detail}")
+
     decoder = SpeculativeDecoder.from_pretrained(
         drafter,
         target,
@@ -86,11 +98,11 @@ def verify(
         device_map=choose_device(device),
     )
     with ProgressDisplay() as progress:
-        report = verify_losslessness(decoder, texts, settings, _show_check, tracked(progress))
+        report = verify_losslessness(decoder, texts, settings, show_check, tracked(progress))
     store(report.model_dump_json(indent=2) + "\n")
-    typer.echo(f"{_word(report.passed)}  {report.target} in {report.dtype}: {report.summary}")
+    show(f"{_word(report.passed)}  {report.target} in {report.dtype}: {report.summary}")
     for remark in report.remarks:
-        typer.echo(f"note  {remark}")
+        show(f"note  {remark}")
     if not report.passed:
         raise typer.Exit(1)
 
@@ -106,12 +118,6 @@ def _samples(samples: int | None, *, quick: bool) -> int | None:
             remedy="leave one of them out",
         )
     return QUICK_SAMPLES if quick else samples
-
-
-def _show_check(check: "Check") -> None:
-    typer.echo(f"{_word(check.passed)}  {check.name}: {check}")
-    for detail in check.details:
-        typer.echo(f"      {detail}")
 
 
 def _word(passed: bool) -> str:

@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -38,7 +39,7 @@ class TargetRecord(Settings):
     name_or_path: str
     hidden_size: int
     vocab_size: int
-    kv_widths: tuple[int, ...]
+    kv_widths: tuple[int, ...] = Field(min_length=1)
     fingerprint: str
     num_hidden_states: int | None
     attention: AttentionShape

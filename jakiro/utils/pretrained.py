@@ -7,12 +7,15 @@ devices have the same meaning everywhere and loading errors are always worded in
 import json
 import os
 import re
+import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -42,9 +45,9 @@ TORCH_DTYPES = {
 }
 _CHECK_THE_PATH = "check the path"
 # Errors of transformers and of the libraries it uses when files are damaged or do not fit together.
-_ERRORS = (
+LOADING_ERRORS = (
     AttributeError,
-    KeyError,
+    LookupError,
     OSError,
     RuntimeError,
     SafetensorError,
@@ -94,10 +97,10 @@ def load_causal_lm(
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
     _refuse_files_elsewhere(Path(folder), what)
-    load = _NO_CODE | load | {"output_loading_info": True}
+    load = _NO_CODE | hub_options(folder) | load | {"output_loading_info": True}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
-    except _ERRORS as error:
+    except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
     model, report = loaded
     _refuse_other_weights(model.state_dict().keys(), report, f"{what} {name_or_path}")
@@ -149,8 +152,8 @@ def load_tokenizer(
     folder = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(folder, what, remedy)
     try:
-        return AutoTokenizer.from_pretrained(folder, **_NO_CODE)
-    except _ERRORS as error:
+        return AutoTokenizer.from_pretrained(folder, **_NO_CODE, **hub_options(folder))
+    except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
@@ -160,7 +163,7 @@ def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(
             local_model(name_or_path, any_dtype=True), local_files_only=True, **_NO_CODE
         )
-    except (*_ERRORS, JakiroError):
+    except (*LOADING_ERRORS, JakiroError):
         return None
 
 
@@ -191,8 +194,8 @@ def load_config(
             from peft import PeftConfig  # an optional package, and slow to import
 
             place = PeftConfig.from_pretrained(place).base_model_name_or_path or place
-        return AutoConfig.from_pretrained(place, **_NO_CODE)
-    except _ERRORS as error:
+        return AutoConfig.from_pretrained(place, **_NO_CODE, **hub_options(place))
+    except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
@@ -222,6 +225,29 @@ def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> N
             got=f"a path at which nothing exists{unexpanded}",
             remedy=remedy,
         )
+
+
+def hub_options(name_or_path: str | Path) -> dict[str, bool]:
+    """Return arguments of `from_pretrained` that forbid to ask a hub that cannot be reached.
+
+    Without them, the libraries try again for half a minute before they report an error.
+
+    Args:
+        name_or_path: folder or hub id.
+    """
+    is_local = Path(name_or_path).exists() or is_hub_reachable()
+    return {} if is_local else {"local_files_only": True}
+
+
+def is_hub_reachable() -> bool:
+    """Return False if the hub's address is unknown to this machine and no proxy is set."""
+    if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
+        return True
+    host = urlsplit(HF_ENDPOINT).hostname
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def describe_model(model: PreTrainedModel) -> str:
@@ -270,15 +296,18 @@ def missing_gpu() -> str:
 def _cannot_load(
     what: str, name_or_path: str | Path, error: Exception, remedy: str
 ) -> CheckpointError:
+    got = summary_of(error)
+    if hub_options(name_or_path) and isinstance(error, OSError):
+        got = f"no such folder, no such model in the cache, and no connection to {HF_ENDPOINT}"
     return CheckpointError(
         f"cannot load {what} {name_or_path}",
         expected="a folder or hub id of a causal language model with its tokenizer",
-        got=_summary(error),
+        got=got,
         remedy=remedy,
     )
 
 
-def _summary(error: Exception) -> str:
+def summary_of(error: Exception) -> str:
     """Return the message of an error on one line: its first sentence with what belongs to it."""
     first, *others = str(error).strip().splitlines() or [""]
     if first.endswith(":"):  # a list follows

@@ -1,4 +1,4 @@
-"""Descriptions of sampling options: equal if requests may be processed together."""
+"""Two requests can be processed together if their sampling options have equal descriptions."""
 
 import pytest
 from transformers import (

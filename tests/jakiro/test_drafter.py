@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from jakiro import JakiroConfig, JakiroDrafter
 from jakiro.config import config_for, state_sources
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import CheckpointError, ConfigError, JakiroError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.target.record import record_target
@@ -81,6 +82,44 @@ def test_a_gguf_file_is_no_drafter(tmp_path: Path) -> None:
         JakiroDrafter.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="smollm2-135m-instruct is a GGUF model"):
         JakiroDrafter.from_pretrained("smollm2-135m-instruct")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drafter": ["moa"]}, "no usable 'drafter'.*got: list"),
+        ({"record": "a note"}, "no usable 'record'.*got: str"),
+        ({"target": 3}, "no usable 'target'.*got: int"),
+        ({"target": {"kv_widths": []}}, "kv_widths"),
+    ],
+    ids=str,
+)
+def test_a_config_that_was_changed_by_hand_is_an_error_of_one_line(
+    target: TargetAdapter, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    tiny_drafter(target).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key, value in change.items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(JakiroError, match=message):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def test_a_config_that_is_not_an_object_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="cannot load a drafter from"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_refused(target: TargetAdapter, tmp_path: Path) -> None:
+    drafter = tiny_drafter(target)
+    name, weight = next(iter(drafter.named_parameters()))
+    with torch.no_grad():
+        weight.view(-1)[0] = float("nan")
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=f"undefined numbers in {name}"):
+        JakiroDrafter.from_pretrained(tmp_path)
 
 
 def test_an_unknown_key_in_the_saved_settings_is_refused(

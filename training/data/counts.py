@@ -67,15 +67,22 @@ class DataCounts(Settings):
     def lines(self) -> Iterator[str]:
         """Yield log lines that report the counts."""
         read, packed = self.read, self.packed
+        dropped = f", {read.dropped:,} dropped because they have fewer than two tokens"
         yield (
             f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents "
-            f"kept, {read.dropped:,} dropped because they have fewer than two tokens"
+            f"kept{dropped if read.dropped else ''}"
         )
         fraction = read.responses / read.tokens
         yield f"{read.tokens:,} tokens, {read.responses:,} of them in responses ({fraction:.0%})"
-        yield (
+        parts = [
             f"{packed.documents:,} documents packed into {packed.rows:,} sequences with "
-            f"{packed.padding:.1%} padding; {packed.split:,} were split, and {packed.left_out:,} "
-            "pieces without a response or of fewer than two tokens were dropped "
-            f"({packed.left_out_tokens:,} tokens)"
-        )
+            f"{packed.padding:.1%} padding"
+        ]
+        if packed.split:
+            parts.append(f"{packed.split:,} were split")
+        if packed.left_out:
+            parts.append(
+                f"{packed.left_out:,} pieces without a response or of fewer than two tokens were "
+                f"dropped ({packed.left_out_tokens:,} tokens)"
+            )
+        yield "; ".join(parts)

@@ -40,14 +40,14 @@ def report(counts: DataCounts) -> None:
 def advice(
     packed: PackCounts, split: str = "data.split", sequence_length: str = "data.sequence_length"
 ) -> str | None:
-    """Return advice on how to reduce padding; None if there is little padding.
+    """Return advice on how to reduce padding; None if there is little, or a single sequence.
 
     Args:
         packed: counts of the packed sequences.
         split: name of the split setting, as shown in the advice.
         sequence_length: name of the setting for the sequence length, as shown in the advice.
     """
-    if packed.padding <= TOLERATED_PADDING:
+    if packed.padding <= TOLERATED_PADDING or packed.rows < 2:
         return None
     wider = "" if packed.wider_split is None else f"{split}={packed.wider_split} or "
     return (

@@ -112,6 +112,9 @@ def _draw(runs: Sequence[RunCurves], looks: Sequence[Look]) -> Figure:
         _dots(agreement, run.validation_agreement, run_look)
         _dots(tau, run.tau, run_look)
         _dots(acceptance, run.acceptance, run_look)
+    agreement.set_ylim(bottom=0)
+    tau.set_ylim(bottom=1)
+    acceptance.set_ylim(bottom=0)
     for axes, curves in ((tau, "tau"), (acceptance, "acceptance")):
         _label_if_empty(axes, [getattr(run, curves) for run in runs])
     handles = [loss.plot([], [], **_style(each), marker=each.marker)[0] for each in looks]

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from inference.benchmark.report import plots, style
 from inference.benchmark.report.style import PHASES, Looks, expert_color, looks
 from inference.benchmark.report.tree_picture import draw_tree
@@ -55,6 +56,17 @@ class Group:
     def drafting(self) -> tuple[MethodFigures, ...]:
         """The methods that draft."""
         return tuple(method for method in self.methods if method.acceptance_by_depth)
+
+    def step_cost(self, figures: MethodFigures) -> float | None:
+        """Return how many autoregressive steps a method's decoding step takes; None if unknown.
+
+        Args:
+            figures: figures of the method.
+        """
+        plain = next((method for method in self.methods if method.kind == AUTOREGRESSIVE), None)
+        if plain is None or not (plain.step_seconds and figures.step_seconds):
+            return None
+        return figures.step_seconds / plain.step_seconds
 
     @property
     def with_experts(self) -> tuple[MethodFigures, ...]:

@@ -4,7 +4,11 @@ The first drafter is a model, which takes time. The second drafter needs none, a
 is so good that the model would add little. A step with the first drafter is therefore compared with
 a step without it, by the expected number of tokens per second:
 
-    (1 + G + (1 - p) M) / (step + draft)    against    (1 + G) / step,
+    (1 + G + (1 - p) M) / (seconds to draft, and to verify a full tree)
+
+against
+
+    (1 + G) / (seconds to verify the guesses),
 
 where G is the expected number of correct guesses on the path, p the probability that the first
 guess is correct, and M the expected number of correct levels of the first drafter. The rates are
@@ -12,7 +16,7 @@ learned online: those of guesses by their strength, and those of the first draft
 decision depends only on earlier tokens, so that acceptance stays exact.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -37,11 +41,11 @@ class DraftCosts(NamedTuple):
     """Seconds of the parts of a decoding step on this machine.
 
     Attributes:
-        step: seconds of a decoding step, without the drafting of the first drafter.
+        verify: function from the number of nodes of a tree to the seconds of its verification.
         draft: seconds of the first drafter, by its number of passes.
     """
 
-    step: float
+    verify: Callable[[int], float]
     draft: Mapping[int, float]
 
 
@@ -61,28 +65,32 @@ class Cascade:
         self._guesses = FadingRates((STRENGTHS, LEVELS), MEMORY)
         self._rested = 0  # number of steps since the first drafter drafted
 
-    def choose(self, guesses: Sequence[Candidates], deepest: int) -> int:
+    def choose(self, guesses: Sequence[Candidates], limit: Budget) -> int:
         """Return the depth of the first drafter's next trees; 0 if it rests.
 
         Args:
             guesses: candidates of the second drafter for each sequence.
-            deepest: largest depth that the budget of the step allows.
+            limit: limits of the trees of both drafters.
         """
         right = [self._right(guess) for guess in guesses]
         expected = sum(1 + float(rates.sum()) for rates in right)
         missed = sum(1 - float(rates[:1].sum()) for rates in right)
         costs, count = self.costs, len(self._passes)
         levels = self._first.rates((np.arange(count),), _prior(count), DOUBT).cumsum().tolist()
+        full, alone = (
+            costs.verify(size)
+            for size in (limit.num_nodes, max(len(guess.token_ids) for guess in guesses))
+        )
         speeds = [
-            (expected + missed * more) / (costs.step + costs.draft[passes])
-            for passes, more in zip(self._passes[:deepest], levels, strict=False)
+            (expected + missed * more) / (full + costs.draft[passes])
+            for passes, more in zip(self._passes[: limit.depth], levels, strict=False)
             if passes in costs.draft
         ]
         best = max(range(len(speeds)), key=speeds.__getitem__, default=None)
         if best is None:
             return 0
         is_due = self._rested >= LONGEST_REST
-        return best + 1 if is_due or speeds[best] > expected / costs.step else 0
+        return best + 1 if is_due or speeds[best] > expected / alone else 0
 
     def learn(self, guess: Candidates, asked: int, reached: int, emitted: Sequence[int]) -> None:
         """Learn from the tokens of a step.

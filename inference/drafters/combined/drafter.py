@@ -63,17 +63,19 @@ class CombinedDrafter(DelegatingDrafter):
         """The first drafter."""
         return self.first
 
-    def use_costs(self, step: float, draft: Mapping[int, float]) -> Callable[[], None]:
+    def use_costs(
+        self, verify: Callable[[int], float], draft: Mapping[int, float]
+    ) -> Callable[[], None]:
         """Let the first drafter rest in steps in which it does not pay, in later sessions.
 
         Args:
-            step: seconds of a decoding step, without the drafting of the first drafter.
+            verify: function from the number of nodes of a tree to the seconds of its verification.
             draft: seconds of the first drafter, by its number of passes.
 
         Returns:
             A function that discards what was learned about when the first drafter pays.
         """
-        self.cascades = Cascades(DraftCosts(step, draft))
+        self.cascades = Cascades(DraftCosts(verify, draft))
         return self.cascades.clear
 
     @property

@@ -275,8 +275,7 @@ class CombinedSession(AdaptiveSession):
         candidates of both drafters are selected later.
         """
         if self.cascade is not None:
-            assert limit.depth is not None
-            depth = self.cascade.choose(self._guesses, limit.depth)
+            depth = self.cascade.choose(self._guesses, limit)
             if depth == 0:
                 return Budget(0)
             limit = Budget(limit.num_nodes, depth)

@@ -61,7 +61,7 @@ class Steady:
         times = [self.pace * (index + 1) for index in range(len(self.portions))]
         arrivals = [Arrival(when, count) for when, count in zip(times, self.portions, strict=True)]
         stats = DecodeStats(
-            prefilled=self.portions[0],
+            from_prefill=self.portions[0],
             emitted=sum(self.portions),
             target_forwards=len(self.portions) - 1,
         )

@@ -303,8 +303,8 @@ def test_transformers_is_measured_with_every_number_of_threads_that_may_be_the_f
     assert [method.compute for method in methods] == ways
     assert {method.family for method in methods} == {"transformers"}
     assert [method.name for method in methods] == [
-        "transformers, threads=1",
-        "transformers, threads=2",
+        "transformers (threads=1)",
+        "transformers (threads=2)",
     ]
     assert setting(methods[1]) == "2 threads, own weights"
 

@@ -78,7 +78,7 @@ def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: Draft
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("feedback-fused", "hybrid")  # `feedback` covers parts of both
+        if name in ("feedback-fused", "hybrid")  # the code of both also runs in `feedback`
         else name
         for name in KINDS
     ],
@@ -111,7 +111,7 @@ def test_turns_of_a_conversation_are_fresh_starts(name: str) -> None:
             got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
             fresh = decoder.generate(prompt, max_new_tokens=9)
             assert got.sequences.tolist() == _alone(model, prompt, 9)
-            assert got.depths == fresh.depths  # the very same drafts
+            assert got.depths == fresh.depths  # the drafts are the same as well
             outputs.append(got)
             prompt = [*prompt, *got.new_token_ids, 4 + turn, 5]
         shorter = decoder.generate(prompt[:7], max_new_tokens=9, conversation=conversation)

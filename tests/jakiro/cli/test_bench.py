@@ -13,6 +13,7 @@ from helpers.models import tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.document import ComparisonDocument, read_document, schema
+from inference.benchmark.method_names import KINDS
 from inference.benchmark.methods import OwnDecoding
 from jakiro.cli import main
 from jakiro.config import config_for
@@ -75,7 +76,28 @@ def test_one_command_measures_stores_and_draws_and_another_shows_changes(
     with pytest.raises(SystemExit) as exit_info:
         main(["bench", "--compare", *map(str, files)])
     assert not exit_info.value.code
-    assert "drafter" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "drafter" in printed
+    assert printed.count("need at least 5 prompts") == 1
+
+
+def test_values_on_standard_output_can_be_read_by_another_program(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--method", "autoregressive", "--num-prompts", "1", "--json", "-") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["prompts"] == 1
+    assert "tok/s" in captured.err
+    assert not Path("-").exists()
+
+
+def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--list-methods"])
+    assert not exit_info.value.code
+    printed = capsys.readouterr().out
+    for kind in KINDS:
+        assert kind in printed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`jakiro init` writes settings that `jakiro train` takes, and never overwrites a file."""
+"""`jakiro init` writes settings that `jakiro train` accepts, and never overwrites a file."""
 
 from pathlib import Path
 

@@ -49,7 +49,9 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     before = sorted(config.parent.rglob("*"))
     words = ["--config", str(config), "--dry-run", "--processes", "2", "--device-memory", "80"]
     assert run(*words, "--device-speed", "400") == 0
-    printed = capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "the tau that makes decoding faster is not measured" in captured.err
+    printed = captured.out
     for name in (
         "optimizer states",
         "activations",
@@ -60,6 +62,13 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     ):
         assert name in printed
     assert sorted(config.parent.rglob("*")) == before
+
+
+def test_a_dry_run_measures_the_tau_that_makes_decoding_faster(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", str(config), "--dry-run") == 0
+    assert "the drafter makes decoding faster if its tau exceeds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Missing, damaged and foreign models are refused in one line, and models are described."""
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from jakiro.errors import CheckpointError
 from jakiro.utils.pretrained import (
     describe_model,
+    is_hub_reachable,
     load_causal_lm,
     load_config,
     load_tokenizer,
@@ -136,3 +139,22 @@ def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
     (saved / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot load a tokenizer"):
         load_tokenizer(saved)
+
+
+def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    started = time.monotonic()
+    for load in (load_causal_lm, load_config, load_tokenizer):
+        with pytest.raises(CheckpointError, match=r"no such folder.*no connection to https"):
+            load("nobody/nothing")
+    assert time.monotonic() - started < 10
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:80")
+    assert is_hub_reachable()  # a proxy finds the address

@@ -79,7 +79,7 @@ def test_only_the_given_documents_are_packed(documents: list[int]) -> None:
 @pytest.mark.parametrize(("padding", "advises"), [(0.04, False), (0.06, True)])
 def test_much_padding_comes_with_advice(padding: float, advises: bool) -> None:
     packed = PackCounts(
-        rows=1, documents=1, padding=padding, split=0, left_out=0, left_out_tokens=0
+        rows=2, documents=2, padding=padding, split=0, left_out=0, left_out_tokens=0
     )
     text = advice(packed)
     assert (text is not None and "data.sequence_length" in text) is advises

@@ -3,7 +3,7 @@
 import pytest
 
 from training.data.counts import DataCounts, PackCounts, ReadCounts
-from training.data.report import report, report_once
+from training.data.report import advice, report, report_once
 
 
 def counts(num_sequences: int) -> DataCounts:
@@ -29,3 +29,20 @@ def test_runs_of_a_study_log_new_lines_only_and_single_runs_log_all(
     report(counts(3))
     report(counts(3))
     assert caplog.text.count("9 records read") == 3
+
+
+def test_counts_that_are_zero_are_left_out() -> None:
+    lines = list(counts(3).lines())
+    assert lines[0] == "9 records read, 0 skipped; 9 documents kept"
+    assert lines[2] == "9 documents packed into 3 sequences with 20.0% padding"
+    split = counts(3).packed.model_copy(update={"split": 2, "left_out": 1, "left_out_tokens": 7})
+    line = list(DataCounts(read=counts(3).read, packed=split).lines())[2]
+    assert line.endswith(
+        "; 2 were split; 1 pieces without a response or of fewer than two tokens were dropped "
+        "(7 tokens)"
+    )
+
+
+def test_a_single_sequence_comes_without_advice_on_padding() -> None:
+    assert advice(counts(1).packed) is None
+    assert advice(counts(2).packed) is not None

@@ -133,7 +133,7 @@ def test_the_advice_is_to_split_more_where_more_can_be_split(
     if of_chats is not None:
         assert f"try data.split={of_chats} or a different data." in str(advice(chats))
     alone = PackedSequences(chats_of([LENGTH // 2]), [0], LENGTH, "all").counts
-    assert "are padding: try a different data.sequence_length" in str(advice(alone))
+    assert advice(alone) is None  # a single sequence cannot be filled better
 
 
 def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:

@@ -1,4 +1,4 @@
-"""Runs resume bit by bit from checkpoints, and do not use incomplete or damaged ones."""
+"""Runs resume from checkpoints with the same result, and reject incomplete or damaged ones."""
 
 import json
 import re

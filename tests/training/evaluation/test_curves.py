@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from inference.benchmark.report.style import Look
 from jakiro.cli import main
-from training.evaluation.curves import plot_runs, read_curves
+from training.evaluation.curves import _draw, plot_runs, read_curves
 
 
 def _run(folder: Path, *, is_evaluated: bool = True, tau: float = 1.5) -> Path:
@@ -97,3 +98,12 @@ def test_a_plot_that_is_impossible_is_refused_in_a_line(
     assert _code("plot", str(tmp_path / run), "--out", str(tmp_path / out)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / out).exists()
+
+
+def test_scales_begin_where_the_figures_begin(tmp_path: Path) -> None:
+    run = read_curves(_run(tmp_path / "run"))
+    figure = _draw([run], [Look("run", "black")])
+    bottoms = {
+        axes.get_title().split(" ")[0].rstrip(":"): axes.get_ylim()[0] for axes in figure.axes
+    }
+    assert (bottoms["tau"], bottoms["acceptance"], bottoms["agreement"]) == (1, 0, 0)

@@ -1,4 +1,4 @@
-"""The learning rate follows its schedule, and only matrices decay."""
+"""The learning rate follows its schedule, and weight decay applies to matrices only."""
 
 import pytest
 import torch

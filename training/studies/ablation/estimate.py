@@ -5,7 +5,7 @@ is written to disk. A study is faster with DeepSpeed on several devices, and slo
 programs use the machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,7 @@ def estimate(
     evaluation_tokens: int,
     sweep_runs: int = 0,
     sweep_tokens: int = 0,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[ArmEstimate]:
     """Return the estimates of all arms and of autoregressive decoding.
 
@@ -65,6 +66,7 @@ def estimate(
             x temperatures x repeats x kinds of trees.
         sweep_runs: number of additional trainings of every arm for a sweep.
         sweep_tokens: number of tokens that one arm decodes for a sweep.
+        advance: function that is called after each arm.
 
     Raises:
         ConfigError: the device is missing, or a batch cannot be divided evenly into micro-batches.
@@ -76,26 +78,20 @@ def estimate(
     decoding, sweeping = (count / rate / 60 for count in (seeds * evaluation_tokens, sweep_tokens))
     # Runs keep fewer checkpoints than the arms' settings say, so the settings of the runs are used.
     runs = runs_of(sized, 1, inputs.settings.run_folder)
-    return [
-        *(
-            _of_arm(
-                arm,
-                _with_settings(inputs, run.settings),
-                device,
-                seeds + sweep_runs,
-                decoding + sweeping,
-            )
-            for arm, run in zip(sized, runs, strict=True)
-        ),
-        ArmEstimate(
-            arm=AUTOREGRESSIVE,
-            parameters=0,
-            seconds_per_step=0.0,
-            training_minutes=0.0,
-            evaluation_minutes=decoding,
-            disk_bytes=0,
-        ),
-    ]
+    estimates = []
+    for arm, run in zip(sized, runs, strict=True):
+        own = _with_settings(inputs, run.settings)
+        estimates.append(_of_arm(arm, own, device, seeds + sweep_runs, decoding + sweeping))
+        advance()
+    without_drafter = ArmEstimate(
+        arm=AUTOREGRESSIVE,
+        parameters=0,
+        seconds_per_step=0.0,
+        training_minutes=0.0,
+        evaluation_minutes=decoding,
+        disk_bytes=0,
+    )
+    return [*estimates, without_drafter]
 
 
 def render(estimates: Sequence[ArmEstimate]) -> Table:

@@ -1,8 +1,9 @@
 """A study: training of all arms, measurement, analysis, and result files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -12,13 +13,15 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils.files import ensure_writable_folder, write_atomically
 from jakiro.utils.logs import get_logger
+from jakiro.utils.progress import ProgressDisplay
 from jakiro.utils.provenance import provenance
+from jakiro.utils.wording import counted
 from training.config import TrainSettings
 from training.setup.loading import load_model, load_tokenizer
 from training.setup.preparation import check_arm, prepare
 from training.studies.ablation.analysis import ArmFacts, analyse
 from training.studies.ablation.arms import SizedArm, equally_sized, read_arms
-from training.studies.ablation.estimate import estimate, render
+from training.studies.ablation.estimate import ArmEstimate, estimate, render
 from training.studies.ablation.evaluation import Measurement, select_values
 from training.studies.ablation.plot import plot
 from training.studies.ablation.results import StudyResults, SweepResults
@@ -68,7 +71,25 @@ class Study:
         settings = self.settings
         per_prompt = settings.max_new_tokens * len(settings.temperatures) * settings.repeats
         num_values = 0 if self.sweep is None else len(self.sweep.values)
-        estimates = estimate(
+        with ProgressDisplay() as progress:
+            task = progress.add_task("Timing a step of each arm", total=len(self.arms))
+            estimates = self._estimates(per_prompt, num_values, partial(progress.advance, task))
+        console = Console()
+        console.print(render(estimates))
+        console.print(
+            f"training: {counted(settings.seeds, 'seed')}; measuring, of every arm and seed: "
+            f"{settings.num_prompts} prompts x {settings.max_new_tokens} tokens x "
+            f"{counted(len(settings.temperatures), 'temperature')} x "
+            f"{counted(settings.repeats, 'repeat')} x {counted(len(self.trees), 'kind')} of trees, "
+            "at the speed of decoding without a drafter",
+            highlight=False,
+        )
+
+    def _estimates(
+        self, per_prompt: int, num_values: int, advance: Callable[[], None]
+    ) -> list[ArmEstimate]:
+        settings = self.settings
+        return estimate(
             self.arms,
             self.inputs,
             seeds=settings.seeds,
@@ -76,8 +97,8 @@ class Study:
             # The sweep's run with the selected value is also the arm's run with the first seed.
             sweep_runs=max(0, num_values - 1),
             sweep_tokens=num_values * settings.num_dev_prompts * per_prompt,
+            advance=advance,
         )
-        Console().print(render(estimates))
 
     def complete(self, rerun: str | None = None) -> StudyResults:
         """Finish all training runs and measurements, and write the results.

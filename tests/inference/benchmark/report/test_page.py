@@ -10,7 +10,7 @@ from helpers.comparisons import make_document, with_figures
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.report import style as wording
-from inference.benchmark.report.page import render
+from inference.benchmark.report.page import _groups, render
 from inference.benchmark.report.style import looks
 
 METHODS = ("transformers", "autoregressive", "drafter=mine", "drafter=other,tree=auto")
@@ -78,6 +78,25 @@ def test_page_gives_the_figures_of_a_method():
     )
     assert "41.2 / 73.3" in cells
     assert "15.2 GiB" in cells
+
+
+def test_page_gives_the_cost_of_a_step_in_autoregressive_steps():
+    document = make_document(prompts=6)
+    (group,) = [group for group in _groups(document, looks(document)) if not group.temperature]
+    plain, mine = (document.figures(name, 0.0) for name in ("autoregressive", "drafter=mine"))
+    assert group.step_cost(plain) == 1.0
+    assert group.step_cost(mine) == mine.step_seconds / plain.step_seconds
+    assert f"<td>{group.step_cost(mine):.2f}</td>" in render(document)
+
+
+def test_page_warns_of_a_busy_machine():
+    document = make_document(prompts=6)
+    busy = document.environment.model_copy(update={"load_average": 7.0, "num_cpus": 2})
+    assert "Other programs were using this machine" in render(
+        document.model_copy(update={"environment": busy})
+    )
+    idle = document.environment.model_copy(update={"load_average": 0.5, "num_cpus": 2})
+    assert "Other programs" not in render(document.model_copy(update={"environment": idle}))
 
 
 def test_page_marks_rows_of_too_few_prompts_and_shows_no_interval_there():

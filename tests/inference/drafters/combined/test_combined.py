@@ -66,7 +66,7 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
 
 def _resting(drafter: CombinedDrafter) -> CombinedDrafter:
     """Let the first drafter rest in many steps: it takes as long as a step of the target."""
-    drafter.cascades = Cascades(DraftCosts(1.0, {1: 0.5, 2: 1.0}))
+    drafter.cascades = Cascades(DraftCosts(lambda _: 1.0, {1: 0.5, 2: 1.0}))
     return drafter
 
 

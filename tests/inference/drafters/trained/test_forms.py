@@ -1,4 +1,4 @@
-"""The output is the target's in every form of a drafter's weights."""
+"""Whatever the format of a drafter's weights, the output is that of the target."""
 
 from collections import Counter
 

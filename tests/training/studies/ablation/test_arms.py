@@ -48,8 +48,9 @@ def _delta(folder: Path, text: str, name: str = "delta") -> Path:
     return path
 
 
-# Ablations that train in `make test`, one per mechanism. The sizes of all are tested below; the
-# losses, anchors and starts of the others in tests/training/loss and tests/training/setup.
+# Ablations that are trained in `make test`, one for each mechanism. The sizes of all ablations are
+# tested below, and the losses, anchors and initializations of the others in tests/training/loss and
+# tests/training/setup.
 QUICK = {
     *("anchors-off", "curriculum", "memory-hidden"),
     *("tail-1", "token-loss-reverse-kl", "trunk-feedback"),

@@ -1,0 +1,13 @@
+"""Parts of sentences in messages."""
+
+from jakiro.utils.wording import counted
+
+
+def test_a_noun_agrees_with_its_number() -> None:
+    numbers = (0, 1, 2, 1000)
+    assert [counted(number, "step") for number in numbers] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "1,000 steps",
+    ]
