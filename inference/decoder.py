@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from inference.autotune.compute import Packed, Threads, choose_compute
 from inference.autotune.draft_forms import with_forms
 from inference.autotune.online import AutoTree
-from inference.autotune.policy import Prepared, numbered, policy_for, refuse_shape, shapes_of
+from inference.autotune.policy import RequestGroup, numbered, policy_for, refuse_shape, shapes_of
 from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -539,7 +539,7 @@ class SpeculativeDecoder:
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
         policy: DraftPolicy | None = None,
-    ) -> Prepared:
+    ) -> RequestGroup:
         """Return the requests for prompts.
 
         Args:
@@ -564,7 +564,7 @@ class SpeculativeDecoder:
             return numbered(requests, config, self.drafter, policy, is_seeded=False)
         return numbered(requests, config, self.drafter, self.policy, is_seeded=seed is not None)
 
-    def _run(self, prepared: Prepared, options: OutputOptions | None = None) -> DecodeRun:
+    def _run(self, prepared: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
         parts = self._parts(prepared.policy)
         return DecodeRun(requests=prepared.requests, record=options, **parts)
 
@@ -584,7 +584,7 @@ class SpeculativeDecoder:
         return outputs_of(run, steps, self.tokenizer)
 
     def _watched_turn(
-        self, conversation: Conversation, prepared: Prepared
+        self, conversation: Conversation, prepared: RequestGroup
     ) -> Generator[DecodeStep, None, None]:
         """Yield the steps of a chat turn; closing the generator leaves the conversation usable."""
         options = options_for(prepared.config, False)

@@ -13,7 +13,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.registry import (
     PairName,
     UntrainedName,
-    build_beside,
+    build_second,
     build_untrained,
 )
 from inference.drafters.small_lm import SmallLMDrafter
@@ -166,7 +166,7 @@ def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
     """Return the parts with a drafter that shares trees with a second, training-free drafter."""
     target, first, tokenizer, tree = parts
     assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
-    second = build_beside(pair.beside, target, tokenizer)
+    second = build_second(pair.second, target, tokenizer)
     shapes = None if isinstance(tree, str) else tree
     drafter = combined_drafter(first, second, target, tokenizer, tree=shapes, **options._asdict())
     has_shapes = shapes is not None and isinstance(first, JakiroDrafter)

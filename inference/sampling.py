@@ -53,7 +53,7 @@ class Sampling:
     request_index: int = 0  # number of the request if requests are learned from, otherwise 0
 
     @property
-    def is_plain_greedy(self) -> bool:
+    def is_unprocessed_greedy(self) -> bool:
         """Whether the next token is simply the token with the largest raw logit."""
         return not self.do_sample and not self.processors
 

@@ -7,6 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("inference", "jakiro", "moa", "training")
 RIDDLES = ("What", "Which", "Where", "How", "Who", "When", "Whether")
+# Words with which a description begins that lacks its noun.
+FRAGMENTS = {"of", "in", "that", "which", "what", "whose", "how", "where", "with", "to", "is"}
 COMMANDS = Path("jakiro/cli")  # options of commands are described by their help texts
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -30,7 +32,7 @@ def _public_functions(tree: ast.AST) -> Iterator[Function]:
 
 def _parameters(function: Function) -> list[str]:
     every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-    return [one.arg for one in every if one.arg not in {"self", "cls"}]
+    return [each.arg for each in every if each.arg not in {"self", "cls"}]
 
 
 def test_headlines_of_modules_are_noun_phrases_or_plain_statements() -> None:
@@ -49,27 +51,45 @@ def test_functions_of_several_parameters_describe_them() -> None:
     assert len(silent) <= MOST_WITHOUT_ARGS, "\n".join(silent)
 
 
-def test_entries_of_args_name_parameters() -> None:
+def test_args_describe_all_parameters_in_their_order() -> None:
     wrong = [
-        f"{path}:{function.lineno} {function.name}: {name}"
+        f"{path}:{function.lineno} {function.name}: {names} instead of {parameters}"
         for path, tree in _modules()
         for function in _public_functions(tree)
-        for name in _described(ast.get_docstring(function) or "")
-        if name not in {*_parameters(function), *_variadic(function)}
+        if (names := list(_described(ast.get_docstring(function) or "")))
+        if names != (parameters := [*_parameters(function), *_variadic(function)])
+        if names != _parameters(function)  # further arguments may be described in prose
     ]
     assert wrong == []
 
 
-def _variadic(function: Function) -> set[str]:
+def test_descriptions_of_parameters_are_noun_phrases() -> None:
+    fragments = [
+        f"{path}:{function.lineno} {function.name}: {name}: {text}"
+        for path, tree in _modules()
+        for function in _public_functions(tree)
+        for name, text in _entries(ast.get_docstring(function) or "")
+        if text.split()[:1] and text.split()[0] in FRAGMENTS
+    ]
+    assert fragments == []
+
+
+def _variadic(function: Function) -> list[str]:
     stars = ((function.args.vararg, "*"), (function.args.kwarg, "**"))
-    return {star + argument.arg for argument, star in stars if argument is not None}
+    return [star + argument.arg for argument, star in stars if argument is not None]
 
 
 def _described(docstring: str) -> Iterator[str]:
     """Yield the names that a docstring's `Args` section describes."""
+    yield from (name for name, _ in _entries(docstring))
+
+
+def _entries(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a docstring's `Args` section: names and first lines of descriptions."""
     _, _, section = docstring.partition("Args:\n")
     for line in section.splitlines():
         if line and not line.startswith(" "):
             return
         if line.startswith("    ") and not line.startswith("     ") and ": " in line:
-            yield line.strip().partition(":")[0]
+            name, _, text = line.strip().partition(": ")
+            yield name, text

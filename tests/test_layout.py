@@ -1,5 +1,7 @@
 """The layout of the packages: few modules at the top, and tests for modules of one importer."""
 
+import ast
+from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -48,3 +50,14 @@ def test_a_module_with_a_single_importer_has_a_test_of_its_own() -> None:
 def _test_of(module: str) -> Path:
     *folders, name = module.split(".")
     return ROOT.joinpath("tests", *folders, f"test_{name}.py")
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    found = [
+        node.name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert [name for name, count in Counter(found).items() if count > 1] == []

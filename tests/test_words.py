@@ -29,6 +29,14 @@ DENIED = {
     "told": "notified, given",
     "shall": "must, or the present tense",
     "turns": "request index, order; chat turns",
+    "marginal": "per position",
+    "rounds": "steps",
+}
+# Words that only names of code must not contain: prose needs them ("plain text").
+DENIED_NAMES = {
+    "plain": "autoregressive",
+    "place": "position, slot, node, path",
+    "rollout": "ttt",
 }
 # Files about chats may contain the word `turns`.
 CHAT = re.compile(r"chat|turn|conversation|dialogue|message|prompt", re.IGNORECASE)
@@ -58,11 +66,18 @@ def _texts_of_code(source: str) -> Iterator[tuple[int, str]]:
                 yield token.start[0] + number, line
 
 
+def _names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the identifiers of a module, each with its line number."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string
+
+
 def _files() -> Iterator[Path]:
     """Yield the files with English text."""
     yield from sorted(ROOT.glob("*.md"))
     for folder in FOLDERS:
-        for kind in ("*.py", "*.md", "*.yaml"):
+        for kind in ("*.py", "*.md", "*.yaml", "*.jinja"):
             yield from sorted((ROOT / folder).rglob(kind))
 
 
@@ -80,3 +95,15 @@ def _found() -> Iterator[str]:
 
 def test_no_word_of_a_private_vocabulary_is_used() -> None:
     assert list(_found()) == []
+
+
+def test_names_of_code_use_the_words_of_the_field() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name} -> {DENIED_NAMES[word]}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, name in _names(path)
+        for word in _words(name)
+        if word in DENIED_NAMES and not name.startswith(("test_", "in_place"))
+    ]
+    assert found == []

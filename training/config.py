@@ -308,7 +308,7 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
     """Return the rule that selects the anchors of a run."""
     levels = settings.drafter.schedule.autoregressive_levels
     if settings.drafter.trunk.reads_features:
-        return AnchorRule("rollout", levels, settings.drafter.trunk.ttt_steps)
+        return AnchorRule("ttt", levels, settings.drafter.trunk.ttt_steps)
     kind = settings.batch.anchors
     if settings.drafter.tail_layers and kind == "drafting":
         kind = "blocks"
@@ -323,4 +323,4 @@ def decoding_rule(settings: DrafterSettings) -> AnchorRule:
     levels = settings.schedule.autoregressive_levels
     if settings.tail_layers and not settings.trunk.reads_features:
         return AnchorRule("blocks", levels, near_share=1.0)  # tail layers need shared anchors
-    return AnchorRule("rollout", levels, num_samples=levels)
+    return AnchorRule("ttt", levels, num_samples=levels)

@@ -38,7 +38,7 @@ class DataSettings(Settings):
     without the tokenizer's first token and without the preceding text."""
     validation_size: int = Field(0, ge=0)
     """Number of records, such as conversations, that are held out of training for evaluation."""
-    skip_bad_rows: bool = False
+    skip_bad_records: bool = False
     """Skip and count the records that cannot be used; false: stop at the first such record."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Fraction of the records to train on, after the held-out records are removed; the records of a

@@ -153,9 +153,9 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _yaml_value(value: Any) -> str:
-    plain = list(value) if isinstance(value, tuple) else value
-    plain = str(plain) if isinstance(plain, Path) else plain
-    return yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
+    simple = list(value) if isinstance(value, tuple) else value
+    simple = str(simple) if isinstance(simple, Path) else simple
+    return yaml.safe_dump(simple, default_flow_style=True).removesuffix("...\n").strip()
 
 
 def main() -> None:

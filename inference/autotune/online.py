@@ -192,10 +192,10 @@ class AutoRun:
         self._was_requested = False
 
     @property
-    def plain_seconds(self) -> float:
+    def autoregressive_seconds(self) -> float:
         """The estimated seconds of a decoding step without drafts."""
         with self._lock:
-            return self._learner.plain_seconds
+            return self._learner.autoregressive_seconds
 
     def next_budget(self) -> Budget | None:
         """Return the limits of the next step's trees; None for a step without drafts."""
@@ -233,12 +233,12 @@ class _Learner:
 
     Args:
         arms: sizes of trees to select from, the largest last.
-        autoregressive_seconds: seconds of a step without drafts, according to the cost model.
+        modeled_seconds: seconds of a step without drafts, according to the cost model.
     """
 
-    def __init__(self, arms: Sequence[TreeArm], autoregressive_seconds: float) -> None:
+    def __init__(self, arms: Sequence[TreeArm], modeled_seconds: float) -> None:
         self.arms = arms
-        self.autoregressive_seconds = autoregressive_seconds
+        self.modeled_seconds = modeled_seconds
         self.seconds = np.array([arm.seconds for arm in arms])
         self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
         depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
@@ -275,7 +275,7 @@ class _Learner:
         """
         if arm is None:
             if seconds is not None:
-                self.slowness.take_autoregressive(seconds / self.autoregressive_seconds)
+                self.slowness.take_autoregressive(seconds / self.modeled_seconds)
             self.left_of_pause = max(0, self.left_of_pause - 1)
             return
         if seconds is not None:
@@ -325,12 +325,12 @@ class _Learner:
         return np.asarray((1 + expected) / seconds)
 
     @property
-    def plain_seconds(self) -> float:
+    def autoregressive_seconds(self) -> float:
         """The estimated seconds of a decoding step without drafts."""
-        return self.autoregressive_seconds * self.slowness.of_autoregressive
+        return self.modeled_seconds * self.slowness.of_autoregressive
 
     def _autoregressive_value(self) -> float:
-        return 1 / self.plain_seconds
+        return 1 / self.autoregressive_seconds
 
 
 class _Slowness:

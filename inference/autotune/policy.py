@@ -19,7 +19,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 
 
-class Prepared(NamedTuple):
+class RequestGroup(NamedTuple):
     """Requests that can be decoded together, with the policy that decides how much to draft."""
 
     requests: list[Request]
@@ -90,7 +90,7 @@ def numbered(
     policy: DraftPolicy,
     *,
     is_seeded: bool,
-) -> Prepared:
+) -> RequestGroup:
     """Return the requests with their policy, numbered if drafter or policy learn from requests.
 
     The random numbers of a request depend on its number. Otherwise, candidates could be accepted or
@@ -109,10 +109,10 @@ def numbered(
     counters = (request_counter_of(drafter), policy.request_counter)
     tickets = tuple(counter.take() for counter in counters if counter is not None)
     if not tickets:
-        return Prepared(requests, config, policy)
+        return RequestGroup(requests, config, policy)
     index = number_of(tickets)
     several = [
         replace(request, sampling=replace(request.sampling, request_index=index), tickets=tickets)
         for request in requests
     ]
-    return Prepared(several, config, policy)
+    return RequestGroup(several, config, policy)

@@ -62,11 +62,11 @@ def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
         layers = "reordered weights" if forms.packed else "own weights"
         title += f", with {name} ({layers}; format of the head: {forms.head})"
     table = _table(title, ("part", "ms", "relative to no drafts"))
-    plain = costs.verify_seconds(0)
+    alone = costs.verify_seconds(0)
     parts = {f"verification of {count} nodes": value for count, value in costs.verify.items()}
     parts |= {f"drafting, {passes} passes": value for passes, value in costs.draft.items()}
     for part, seconds in parts.items():
-        table.add_row(part, f"{seconds * 1e3:.1f}", f"{seconds / plain:.2f}")
+        table.add_row(part, f"{seconds * 1e3:.1f}", f"{seconds / alone:.2f}")
     return table
 
 

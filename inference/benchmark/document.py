@@ -192,10 +192,10 @@ class MethodFigures(Settings):
             tokens are sampled.
         identical_share: share of samples in which all tokens are those of transformers'
             `generate()`; None if tokens are sampled.
-        acceptance_by_depth: conditional acceptance rate at each depth: among the decoding steps
-            with candidates to check at that depth, the share that accepted one of them.
-        marginal_acceptance_by_depth: acceptance rate per position: for each depth, the share of all
-            decoding steps that accepted a draft at that depth.
+        conditional_acceptance_rate: for each depth, the share of decoding steps that accepted a
+            candidate at that depth, among those with candidates to check there.
+        acceptance_rate_per_position: for each depth, the share of all decoding steps that accepted
+            a draft at that depth.
         experts: numbers of proposed and accepted candidates of every expert.
         seconds: seconds by phase.
         time_to_first_token: quantiles over samples of the seconds to the first token.
@@ -229,8 +229,8 @@ class MethodFigures(Settings):
     speedup_high: float
     identical_to_target: bool | None
     identical_share: float | None
-    acceptance_by_depth: tuple[float, ...] = ()
-    marginal_acceptance_by_depth: tuple[float, ...] = ()
+    conditional_acceptance_rate: tuple[float, ...] = ()
+    acceptance_rate_per_position: tuple[float, ...] = ()
     experts: tuple[ExpertFigures, ...] = ()
     seconds: Seconds
     time_to_first_token: Quantiles

@@ -31,9 +31,9 @@ class _RecordingPolicy:
         self.last: tuple[SequenceTree, list[int]] | None = None
 
     @property
-    def plain_seconds(self) -> float | None:
+    def autoregressive_seconds(self) -> float | None:
         """The seconds that the wrapped policy estimates."""
-        return self._policy.plain_seconds
+        return self._policy.autoregressive_seconds
 
     def next_budget(self) -> Budget | None:
         """Return the budget of the wrapped policy."""

@@ -86,8 +86,8 @@ def figures_of(
         speedup_low=speedup.low,
         speedup_high=speedup.high,
         **_exactness(samples, reference),
-        acceptance_by_depth=tuple(stats.conditional_acceptance_rate),
-        marginal_acceptance_by_depth=tuple(stats.acceptance_rate_per_position),
+        conditional_acceptance_rate=tuple(stats.conditional_acceptance_rate),
+        acceptance_rate_per_position=tuple(stats.acceptance_rate_per_position),
         experts=_experts(stats),
         seconds=_seconds(measured),
         time_to_first_token=_quantiles([sample.seconds_to_first_token for sample in samples]),
@@ -113,7 +113,7 @@ def _tau_macro(samples: Sequence[Sample]) -> float:
     """Return the mean of tau over prompts."""
     by_prompt: dict[str, list[DecodeStats]] = {}
     for sample in samples:
-        by_prompt.setdefault(sample.prompt.identity, []).append(sample.stats)
+        by_prompt.setdefault(sample.prompt.fingerprint, []).append(sample.stats)
     return float(np.mean([DecodeStats.pooled(several).tau for several in by_prompt.values()]))
 
 
@@ -161,7 +161,7 @@ def _decoding_speed(samples: Sequence[Sample], seconds: float) -> float:
 def _exactness(samples: Sequence[Sample], reference: Reference | None) -> dict[str, Any]:
     if reference is None:
         return {"identical_to_target": None, "identical_share": None}
-    same = [sample.token_ids == reference[sample.prompt.identity] for sample in samples]
+    same = [sample.token_ids == reference[sample.prompt.fingerprint] for sample in samples]
     return {"identical_to_target": all(same), "identical_share": sum(same) / len(same)}
 
 
@@ -212,7 +212,7 @@ def _of(samples: Sequence[Sample], category: str) -> list[Sample]:
 def _category(samples: Sequence[Sample], baseline: Sequence[Sample]) -> CategoryFigures:
     speedup = _speedup(samples, baseline)
     return CategoryFigures(
-        prompts=len({sample.prompt.identity for sample in samples}),
+        prompts=len({sample.prompt.fingerprint for sample in samples}),
         tau=_tau(samples).value,
         tokens_per_second=_speed(samples),
         speedup=speedup.value,
@@ -224,7 +224,7 @@ def _category(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Category
 def _record(sample: Sample) -> SampleRecord:
     stats = sample.stats
     return SampleRecord(
-        prompt=sample.prompt.identity,
+        prompt=sample.prompt.fingerprint,
         category=sample.prompt.category,
         repeat=sample.repeat,
         group=sample.group,

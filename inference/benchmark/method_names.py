@@ -25,8 +25,8 @@ _OPTIONS = (
     "candidates",
     "levels",
     "settings",
-    "beside-settings",
-    "sharing-settings",
+    "second-settings",
+    "pair-settings",
     "merged-repeats",
     "name",
 )
@@ -56,10 +56,10 @@ class MethodName:
         levels: number of forward passes of the drafter per tree; None for the number that the
             drafter was trained with.
         settings: path of the settings of an untrained drafter; None for the defaults.
-        beside: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
+        second: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
             `lookup`; None if there is no second drafter.
-        beside_settings: path of the settings of the second drafter; None for the defaults.
-        sharing_settings: path of the settings that determine how two drafters share trees; None
+        second_settings: path of the settings of the second drafter; None for the defaults.
+        pair_settings: path of the settings that determine how two drafters share trees; None
             for the defaults.
         merged_repeats: largest number of candidates of a tree after paths that end with the same
             tokens as another path have been continued in the same way (see `RepeatingDrafter`);
@@ -73,9 +73,9 @@ class MethodName:
     candidates: Candidates | None = None
     levels: int | None = None
     settings: str | None = None
-    beside: str | None = None
-    beside_settings: str | None = None
-    sharing_settings: str | None = None
+    second: str | None = None
+    second_settings: str | None = None
+    pair_settings: str | None = None
     merged_repeats: int | None = None
 
 
@@ -126,7 +126,7 @@ def _parse(text: str) -> MethodName:
         rest = rest[: found.start()]
     pair = PairName.parse(rest)
     kind, _, path = (rest if pair is None else pair.first).partition("=")
-    beside = None if pair is None else pair.beside
+    second = None if pair is None else pair.second
     _check_kind(kind, path, text)
     unknown = _UNKNOWN_OPTION.search(path)
     if unknown and not Path(path).exists():  # a path may contain such text
@@ -138,27 +138,27 @@ def _parse(text: str) -> MethodName:
             text, "either tree=auto, which selects the number of candidates, or candidates=N", text
         )
     _check_options(kind, options, text)
-    for option in ("beside-settings", "sharing-settings"):
-        if beside is None and option in options:
+    for option in ("second-settings", "pair-settings"):
+        if second is None and option in options:
             expected = "two drafters, such as aded+drafter=PATH"
             raise _malformed(text, expected, f"{option} with a single drafter")
     return MethodName(
         kind=kind,
         path=path or None,
-        name=options.get("name") or _name(kind, beside),
+        name=options.get("name") or _name(kind, second),
         tree=_tree(options, text),
         candidates=_candidates(options.get("candidates"), text),
         levels=_count("levels", options.get("levels"), text),
         settings=options.get("settings"),
-        beside=beside,
-        beside_settings=options.get("beside-settings"),
-        sharing_settings=options.get("sharing-settings"),
+        second=second,
+        second_settings=options.get("second-settings"),
+        pair_settings=options.get("pair-settings"),
         merged_repeats=_count("merged-repeats", options.get("merged-repeats"), text),
     )
 
 
-def _name(kind: str, beside: str | None) -> str:
-    return kind if beside is None else f"{beside.partition('=')[0]}+{kind}"
+def _name(kind: str, second: str | None) -> str:
+    return kind if second is None else f"{second.partition('=')[0]}+{kind}"
 
 
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:

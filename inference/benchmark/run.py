@@ -145,7 +145,7 @@ class Comparison:
             settings=self.settings,
             prompts=len(
                 {
-                    sample.prompt.identity
+                    sample.prompt.fingerprint
                     for measured in results.values()
                     for sample in measured.samples
                 }
@@ -191,7 +191,7 @@ class Comparison:
     def _measured_reference(self, results: Results) -> Reference:
         assert self._own_reference is not None
         samples = results[self._own_reference.name, 0.0].samples
-        return {sample.prompt.identity: sample.token_ids for sample in samples}
+        return {sample.prompt.fingerprint: sample.token_ids for sample in samples}
 
     def _reference(self, harness: Harness) -> Reference | None:
         """Return the target's greedy tokens; None if not needed, or if a method yields them."""
@@ -200,7 +200,7 @@ class Comparison:
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
         sampling = harness.sampling(0.0)
         every = [harness.samples(method, [prompt], sampling, 0)[0][0] for prompt in self.prompts]
-        return {sample.prompt.identity: sample.token_ids for sample in every}
+        return {sample.prompt.fingerprint: sample.token_ids for sample in every}
 
     def _trees(self, harness: Harness) -> list[ExampleTree]:
         ids = self.texts.encode(self.prompts[0].first)

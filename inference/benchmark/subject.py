@@ -25,7 +25,7 @@ from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.registry import (
     UNTRAINED,
     UntrainedName,
-    build_beside,
+    build_second,
     build_untrained,
 )
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
@@ -186,7 +186,7 @@ def _autoregressive(name: MethodName, subject: Subject) -> list[Method]:
 def _drafted(name: MethodName, subject: Subject) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(name.path))
     tree = subject.trial.tree(name, subject.decoder(drafter, "fixed"), drafter)
-    if name.beside is None:
+    if name.second is None:
         decoder = subject.decoder(drafter, tree)
     else:
         shapes = None if isinstance(tree, str) else tree
@@ -201,7 +201,7 @@ def _untrained(name: MethodName, subject: Subject) -> list[Method]:
     assert name.candidates != "costs", "rejected when the name was parsed"
     untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
     drafter: Drafter = build_untrained(untrained, subject.model, subject.tokenizer)
-    if name.beside is not None:
+    if name.second is not None:
         assert isinstance(drafter, SmallLMDrafter), "checked when the name was parsed"
         drafter = _combined(name, drafter, subject)
     decoder = subject.decoder(drafter, "auto" if name.tree == "auto" else "fixed")
@@ -215,13 +215,13 @@ def _combined(
     tree: TreeShape | TreePlan | None = None,
 ) -> CombinedDrafter:
     """Return the drafter of a method in which two drafters share the trees."""
-    assert name.beside is not None
+    assert name.second is not None
     model, tokenizer = subject.model, subject.tokenizer
-    settings = None if name.beside_settings is None else Path(name.beside_settings)
-    second = build_beside(name.beside, model, tokenizer, settings)
+    settings = None if name.second_settings is None else Path(name.second_settings)
+    second = build_second(name.second, model, tokenizer, settings)
     sharing = None
-    if name.sharing_settings is not None:
-        sharing = load_settings(CombinedSettings, Path(name.sharing_settings))
+    if name.pair_settings is not None:
+        sharing = load_settings(CombinedSettings, Path(name.pair_settings))
     return combined_drafter(
         first, second, model, tokenizer, sharing, tree, draft_forms=subject.draft_forms
     )

@@ -22,7 +22,7 @@ _LEAST_SCORE: Final = 1e-30  # replaces scores that were rounded to 0, which has
 class LookupSettings(Settings):
     """Settings for finding and weighting matches, and for the size of the draft trees.
 
-    A match is an earlier place in the text whose tokens equal the last tokens of the text.
+    A match is an earlier position in the text whose tokens equal the last tokens of the text.
     """
 
     num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree
@@ -75,7 +75,7 @@ class LookupDrafter(TokenDrafter):
 
 
 class Matches(NamedTuple):
-    """Earlier places in a text whose tokens equal the last tokens of the text."""
+    """Earlier positions in a text whose tokens equal the last tokens of the text."""
 
     ends: Int64[np.ndarray, " matches"]  # position of each match's last token
     lengths: Int64[np.ndarray, " matches"]  # number of matching tokens of each match
@@ -93,11 +93,11 @@ class Matches(NamedTuple):
 
 
 def find_matches(token_ids: Int64[np.ndarray, " tokens"], longest: int) -> Matches:
-    """Return all earlier places in a text that match its end, in the order of the text.
+    """Return all earlier positions in a text that match its end, in the order of the text.
 
     Args:
         token_ids: tokens of the text.
-        longest: largest number of tokens to compare at each place.
+        longest: largest number of tokens to compare at each position.
     """
     last = len(token_ids) - 1
     ends = np.flatnonzero(token_ids[:-1] == token_ids[last:])

@@ -52,11 +52,11 @@ class PairName(NamedTuple):
     """The names of two drafters that share trees.
 
     Attributes:
-        beside: second, training-free drafter: `aded`, `aded=TABLE` or `lookup`.
+        second: second, training-free drafter: `aded`, `aded=TABLE` or `lookup`.
         first: first drafter: `drafter=DRAFTER` or `lm=MODEL`.
     """
 
-    beside: str
+    second: str
     first: str
 
     @classmethod
@@ -66,7 +66,7 @@ class PairName(NamedTuple):
         return None if found is None else cls(found[1], found[2])
 
 
-def build_beside(
+def build_second(
     name: str,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

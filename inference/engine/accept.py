@@ -122,7 +122,7 @@ def accept_greedy_path(
         path.append(node)
 
 
-def draw(probs: Float[Tensor, " vocab"], uniform: float) -> int:
+def sample_token(probs: Float[Tensor, " vocab"], uniform: float) -> int:
     """Return a token sampled by inversion of the cumulative distribution, in float64.
 
     Args:

@@ -42,7 +42,7 @@ def accept_paths(
     """
     descent = _Descent(tree, target_probs, uniforms)
     path = [descent.descend() for _ in range(tree.max_depth)]
-    next_token = _draw(descent.residual, descent.uniform())
+    next_token = _sample_tokens(descent.residual, descent.uniform())
     columns = torch.stack(path, dim=1) if path else next_token.new_empty(len(next_token), 0)
     return AcceptedPaths(columns, next_token, descent.is_sound)
 
@@ -183,8 +183,8 @@ def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
     return table.unflatten(1, (count + 1, -1))[:, :, : tree.max_siblings]
 
 
-def _draw(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
-    """Return a token sampled from each distribution, by the same method as `accept.draw`."""
+def _sample_tokens(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
+    """Return a token sampled from each distribution, by the method of `accept.sample_token`."""
     cumulative = probs.double().cumsum(dim=-1)
     threshold = (uniform * cumulative[:, -1])[:, None]
     token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]

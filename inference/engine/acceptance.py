@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
-from inference.engine.accept import accept_greedy_path, accept_path, draw
+from inference.engine.accept import accept_greedy_path, accept_path, sample_token
 from inference.engine.accept_batched import accept_paths
 from inference.engine.request import SequenceState
 from inference.sampling import ProcessedDistribution
@@ -68,7 +68,7 @@ def _accept_alike(
 ) -> list[AcceptResult]:
     """Return the outcomes of sequences whose tokens are selected in the same way."""
     sampling = sequences[0].request.sampling
-    if sampling.is_plain_greedy:
+    if sampling.is_unprocessed_greedy:
         return _greedily(tree, logits, sequences)
     # For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
     # distributions of visited nodes.
@@ -155,7 +155,7 @@ def _alone(
     path, next_probs = accept_path(
         tree, distribution, lambda probability: next(uniforms) < probability
     )
-    return AcceptResult(tree, path, draw(next_probs, next(uniforms)), distribution)
+    return AcceptResult(tree, path, sample_token(next_probs, next(uniforms)), distribution)
 
 
 def _distributions(

@@ -138,7 +138,11 @@ class DecodeRun:
                 remedy="start another run",
             )
         own = self.sampling
-        others = [one.sampling for one in requests if one.sampling.description != own.description]
+        others = [
+            request.sampling
+            for request in requests
+            if request.sampling.description != own.description
+        ]
         if self.drafter is not None and others:
             raise PromptError(
                 "requests that select tokens in different ways cannot share a drafter's session",
@@ -255,9 +259,10 @@ class DecodeRun:
         trees = [result.tree for result in results]
         paths = [result.path for result in results]
         self.policy.learn(trees, paths, time.perf_counter() - started)
-        if len(self.sequences) == 1 and self.policy.plain_seconds is not None:
-            tokens = len(steps[0].token_ids)
-            self.sequences[0].stats.plain_seconds += tokens * self.policy.plain_seconds
+        alone = self.policy.autoregressive_seconds
+        if len(self.sequences) == 1 and alone is not None:
+            stats = self.sequences[0].stats
+            stats.autoregressive_seconds += alone * len(steps[0].token_ids)
         return steps
 
     def _draft(self) -> DraftTree:

@@ -13,7 +13,7 @@ class StepPolicy(Protocol):
     """The draft policy of one run."""
 
     @property
-    def plain_seconds(self) -> float | None:
+    def autoregressive_seconds(self) -> float | None:
         """The estimated seconds of a decoding step without drafts; None if unknown."""
         ...
 
@@ -66,7 +66,7 @@ class AlwaysDraft:
 
     request_counter: RequestCounter | None = None
 
-    plain_seconds: float | None = None
+    autoregressive_seconds: float | None = None
 
     def __init__(self, budget: Budget | None) -> None:
         self.budget = budget

@@ -25,7 +25,7 @@ class DecodeStats:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     # seconds that the decoded tokens would take without drafts, as `tree="auto"` estimates them for
     # requests that are decoded alone; 0 if unknown
-    plain_seconds: float = 0.0
+    autoregressive_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"DecodeStats({self.summary})"
@@ -74,7 +74,8 @@ class DecodeStats:
     def speedup(self) -> float | None:
         """The estimated speed-up over decoding without drafts, excluding prefill, or None."""
         decoding = self._decoding_seconds
-        return self.plain_seconds / decoding if self.plain_seconds and decoding > 0 else None
+        is_known = decoding > 0 and self.autoregressive_seconds > 0
+        return self.autoregressive_seconds / decoding if is_known else None
 
     @property
     def summary(self) -> str:
@@ -83,7 +84,9 @@ class DecodeStats:
         prefill = f"{self.seconds.get('prefill', 0):.2f} s to read the prompt"
         if not self.target_forwards:
             return f"{tokens} after {prefill}"
-        faster = "" if self.speedup is None else f" (about {self.speedup:.1f} times plain decoding)"
+        faster = (
+            "" if self.speedup is None else f" ({self.speedup:.1f} times as fast as without drafts)"
+        )
         return (
             f"{tokens} ({self.accepted.total()} of them drafted), tau {self.tau:.2f} (tokens per "
             f"decoding step), {self.tokens_per_second:.1f} tokens/s{faster} after {prefill}"
@@ -96,7 +99,7 @@ class DecodeStats:
         for own in several:
             total.from_prefill += own.from_prefill
             total.emitted += own.emitted
-            total.plain_seconds += own.plain_seconds
+            total.autoregressive_seconds += own.autoregressive_seconds
             total.target_forwards += own.target_forwards
             total.accepted += own.accepted
             total.reached += own.reached

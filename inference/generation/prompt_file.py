@@ -34,13 +34,13 @@ class BenchPrompt:
         later_turns: user messages that follow the answers, one per answer; if there are any,
             `first` is a chat.
         category: name of a group of prompts; figures are reported for each group as well.
-        identity: hash of the content, without the category.
+        fingerprint: hash of the content, without the category.
     """
 
     first: Prompt
     later_turns: tuple[str, ...]
     category: str
-    identity: str
+    fingerprint: str
 
     @property
     def num_turns(self) -> int:
@@ -93,7 +93,7 @@ def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
     """
     firsts: dict[str, BenchPrompt] = {}
     for prompt in prompts:
-        firsts.setdefault(prompt.identity, prompt)
+        firsts.setdefault(prompt.fingerprint, prompt)
     return list(firsts.values())
 
 
@@ -221,8 +221,8 @@ def _unusable(location: str, expected: str, got: object) -> PromptError:
 def _built(first: Prompt, later_turns: tuple[str, ...], category: str) -> BenchPrompt:
     # ASCII escapes are needed, because UTF-8 cannot encode half of a surrogate pair in a text.
     content = json.dumps([first, later_turns], sort_keys=True)
-    identity = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
-    return BenchPrompt(first, later_turns, category, identity)
+    fingerprint = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
+    return BenchPrompt(first, later_turns, category, fingerprint)
 
 
 def _user_message(content: str) -> dict[str, Any]:

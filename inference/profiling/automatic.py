@@ -120,5 +120,5 @@ def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
         "at_most": MOST_SLOW_DOWN,
         "tokens": stats.emitted,
         "tau": stats.tau,
-        "share_of_rounds_drafted": stats.reached[1] / max(stats.target_forwards, 1),
+        "share_of_steps_drafted": stats.reached[1] / max(stats.target_forwards, 1),
     }

@@ -8,7 +8,7 @@ from inference.benchmark.stats import Figure, median_interval
 from inference.benchmark.timing import Work, note, repeated, seconds_of
 from inference.profiling.forwards import forwards_of_step
 from inference.profiling.oracle import OracleDrafter
-from inference.profiling.subject import Subject
+from inference.profiling.subject import ProfilingSubject
 from inference.protocol import Budget
 
 GOAL = 0.9  # smallest acceptable share
@@ -37,7 +37,7 @@ class OracleTiming(NamedTuple):
         return self.tau * self.target / (self.verify + self.draft)
 
 
-def measure_efficiency(subject: Subject) -> dict[str, Figure]:
+def measure_efficiency(subject: ProfilingSubject) -> dict[str, Figure]:
     """Return the measured speed-up with an oracle drafter as a share of the ideal speed-up."""
     timings = [_timing(subject, prompt) for prompt in [subject.prompts[0], *subject.prompts]][1:]
     efficiency = median_interval([timing.speedup / timing.ideal for timing in timings])
@@ -54,7 +54,7 @@ def measure_efficiency(subject: Subject) -> dict[str, Figure]:
     return {"oracle_efficiency": Figure(efficiency, GOAL, details)}
 
 
-def _timing(subject: Subject, prompt: list[int]) -> OracleTiming:
+def _timing(subject: ProfilingSubject, prompt: list[int]) -> OracleTiming:
     steps = max(2, subject.effort.new_tokens // (RIGHT + 1))
     count = steps * (RIGHT + 1) + 1
     known = subject.start(None, [prompt], count + RIGHT + 1).finish().token_ids
@@ -76,7 +76,7 @@ def _timing(subject: Subject, prompt: list[int]) -> OracleTiming:
 
 
 def _isolated(
-    subject: Subject, oracle: OracleDrafter, prompt: list[int], steps: int
+    subject: ProfilingSubject, oracle: OracleDrafter, prompt: list[int], steps: int
 ) -> dict[str, Work]:
     """Return named functions that repeat the parts of a decoding step in the middle of a run.
 

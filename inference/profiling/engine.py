@@ -14,12 +14,12 @@ from inference.profiling.efficiency import measure_efficiency
 from inference.profiling.forwards import measure_growth
 from inference.profiling.overhead import measure_overhead
 from inference.profiling.runs import measure_autoregressive, measure_batches
-from inference.profiling.subject import Effort, Subject, SubjectSettings, build_subject
+from inference.profiling.subject import Effort, ProfilingSubject, SubjectSettings, build_subject
 
 Measurement = Literal["autoregressive", "overhead", "growth", "batches", "oracle"]
 
 QUICK = Effort(prompts=2, new_tokens=9, repeats=3)
-MEASUREMENTS: dict[Measurement, Callable[[Subject], dict[str, Figure]]] = {
+MEASUREMENTS: dict[Measurement, Callable[[ProfilingSubject], dict[str, Figure]]] = {
     "autoregressive": measure_autoregressive,
     "overhead": measure_overhead,
     "growth": measure_growth,

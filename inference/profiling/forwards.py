@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from inference.benchmark.stats import Figure, interval
 from inference.benchmark.timing import Work, interleaved, note, now
 from inference.engine.loop import DecodeRun
-from inference.profiling.subject import Subject, random_prompts
+from inference.profiling.subject import ProfilingSubject, random_prompts
 from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -126,7 +126,7 @@ WARM_UP = 2  # number of untimed repetitions
 Seconds = dict[str, float]  # name of a timed function -> its seconds in one repetition
 
 
-def measure_growth(subject: Subject) -> dict[str, Figure]:
+def measure_growth(subject: ProfilingSubject) -> dict[str, Figure]:
     """Return how much the time of a step outside forward passes grows with the context length.
 
     The growth from a short to a long context is given as a share of the time of the whole step with
@@ -160,12 +160,12 @@ def _growth(measured: Sequence[Seconds]) -> float:
     def typical(name: str) -> float:
         return median(repeat[name] for repeat in measured)
 
-    whole = typical("long round") - typical("short round")
+    whole = typical("long step") - typical("short step")
     alone = typical("long forwards alone") - typical("short forwards alone")
-    return (whole - alone) / typical("short round")
+    return (whole - alone) / typical("short step")
 
 
-def _works(subject: Subject, name: str, length: int, new_tokens: int) -> dict[str, Work]:
+def _works(subject: ProfilingSubject, name: str, length: int, new_tokens: int) -> dict[str, Work]:
     (prompt,) = random_prompts(subject.target, 1, length)
 
     def steps(drafter: Drafter | None) -> Iterator[object]:
@@ -176,14 +176,14 @@ def _works(subject: Subject, name: str, length: int, new_tokens: int) -> dict[st
     drafting, autoregressive = steps(subject.trained()), steps(None)
     alone = subject.start(subject.trained(), [prompt], new_tokens)
     return {
-        f"{name} round": lambda: next(drafting),
+        f"{name} step": lambda: next(drafting),
         f"{name} forwards alone": forwards_of_step(subject, alone, skip=2).replay,
-        f"{name} plain round": lambda: next(autoregressive),
+        f"{name} autoregressive step": lambda: next(autoregressive),
         f"{name} transformers": _dynamic_step(subject, prompt),
     }
 
 
-def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
+def forwards_of_step(subject: ProfilingSubject, run: DecodeRun, skip: int) -> Recorder:
     """Return the forward passes of a decoding step for replay; the run stops after this step.
 
     Args:
@@ -203,7 +203,7 @@ def forwards_of_step(subject: Subject, run: DecodeRun, skip: int) -> Recorder:
     return recorder
 
 
-def _dynamic_step(subject: Subject, prompt: list[int]) -> Work:
+def _dynamic_step(subject: ProfilingSubject, prompt: list[int]) -> Work:
     """Return a function that decodes one token with the model and transformers' default cache."""
     model: Any = subject.model
     cache = DynamicCache(config=subject.target.config)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from inference.benchmark.stats import Figure, median_interval
 from inference.benchmark.timing import note, now
 from inference.profiling.forwards import Stopwatch, watched
-from inference.profiling.subject import Subject
+from inference.profiling.subject import ProfilingSubject
 from inference.protocol import Drafter
 
 GOAL = 0.10  # largest acceptable share
@@ -27,7 +27,7 @@ class Spent(NamedTuple):
         return 1 - sum(self.forwards.values()) / self.total
 
 
-def measure_overhead(subject: Subject) -> dict[str, Figure]:
+def measure_overhead(subject: ProfilingSubject) -> dict[str, Figure]:
     """Return the share of a decoding step that is spent outside the forward passes."""
     drafter = subject.trained()
     kinds: dict[str, tuple[Drafter | None, float]] = {
@@ -52,7 +52,7 @@ def measure_overhead(subject: Subject) -> dict[str, Figure]:
 
 
 def _spend(
-    subject: Subject, drafter: Drafter | None, prompt: list[int], temperature: float
+    subject: ProfilingSubject, drafter: Drafter | None, prompt: list[int], temperature: float
 ) -> Spent:
     run = subject.start(drafter, [prompt], subject.effort.new_tokens, temperature)
     steps = iter(run)

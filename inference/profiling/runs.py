@@ -13,13 +13,13 @@ from inference.benchmark.stats import Figure, median_interval
 from inference.benchmark.timing import note, seconds_of
 from inference.decoder import SpeculativeDecoder
 from inference.engine.loop import DecodeRun
-from inference.profiling.subject import Subject
+from inference.profiling.subject import ProfilingSubject
 from inference.protocol import Drafter
 
 BATCH = 8  # number of prompts in a batch
 
 
-def measure_batches(subject: Subject) -> dict[str, Figure]:
+def measure_batches(subject: ProfilingSubject) -> dict[str, Figure]:
     """Return the tokens per second of a batch of 8 prompts, relative to a single prompt."""
     drafter = subject.trained()
     speeds: dict[str, list[tuple[float, float]]] = {"autoregressive": [], "drafted": []}
@@ -47,7 +47,7 @@ def measure_batches(subject: Subject) -> dict[str, Figure]:
     return {"batch8_scaling": Figure(scaling["autoregressive"], None, details)}
 
 
-def _speeds(subject: Subject, drafter: Drafter | None, repeat: int) -> tuple[float, float]:
+def _speeds(subject: ProfilingSubject, drafter: Drafter | None, repeat: int) -> tuple[float, float]:
     """Return the tokens per second of one prompt, and of a batch that begins with this prompt."""
     count = subject.effort.new_tokens
     prompts = [subject.prompts[(repeat + n) % len(subject.prompts)] for n in range(BATCH)]
@@ -67,7 +67,7 @@ WARM_UPS = 2  # number of full generations before timing; the first one compiles
 Method = Callable[[list[int]], object]
 
 
-def measure_autoregressive(subject: Subject) -> dict[str, Figure]:
+def measure_autoregressive(subject: ProfilingSubject) -> dict[str, Figure]:
     """Return how many times as long `generate()` takes as our decoder without drafts."""
     methods = _methods(subject)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
@@ -82,8 +82,8 @@ def measure_autoregressive(subject: Subject) -> dict[str, Figure]:
         last = ", ".join(f"{name} {taken[-1]:.2f} s" for name, taken in seconds.items())
         note(f"autoregressive decoding, prompt {number + 1}: {last}")
     return {
-        "plain_vs_transformers": _figure(seconds, "autoregressive", GOAL),
-        "plain_compiled_vs_transformers": _figure(seconds, "compiled", COMPILED_GOAL),
+        "autoregressive_vs_transformers": _figure(seconds, "autoregressive", GOAL),
+        "compiled_vs_transformers": _figure(seconds, "compiled", COMPILED_GOAL),
     }
 
 
@@ -112,7 +112,7 @@ def can_compile() -> bool:
     return "compiled" in inspect.signature(SpeculativeDecoder).parameters
 
 
-def _methods(subject: Subject) -> dict[str, Method]:
+def _methods(subject: ProfilingSubject) -> dict[str, Method]:
     count = subject.effort.new_tokens
     methods: dict[str, Method] = {
         "transformers": lambda ids: by_transformers(subject.model, ids, count),

@@ -62,7 +62,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProfilingSubject:
     """A target, a drafter and prompts with which decoding is profiled."""
 
     target: TargetAdapter
@@ -174,7 +174,7 @@ def random_prompts(target: TargetAdapter, count: int, length: int) -> list[list[
     return [[source.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
-def build_subject(settings: SubjectSettings, effort: Effort, *, is_quick: bool) -> Subject:
+def build_subject(settings: SubjectSettings, effort: Effort, *, is_quick: bool) -> ProfilingSubject:
     """Return the target, the drafter and random prompts.
 
     Args:
@@ -184,7 +184,7 @@ def build_subject(settings: SubjectSettings, effort: Effort, *, is_quick: bool) 
     """
     target = TargetAdapter(load_target(settings))
     length = min(PROMPT_TOKENS, target.spec.max_position // 4)
-    return Subject(
+    return ProfilingSubject(
         target=target,
         drafter=load_drafter(settings.drafter, target),
         prompts=random_prompts(target, effort.prompts, length),

@@ -40,8 +40,8 @@ levels=M                  drafter=PATH: number of passes of the drafter
 candidates=costs          drafter=PATH: the trees that are fastest by measured costs. They are
                           selected on 4 prompts, which are excluded from the results
 settings=FILE.yaml        lookup, aded, lm: settings of the drafter
-beside-settings=FILE.yaml pairs: settings of the drafter before the plus sign
-sharing-settings=FILE.yaml pairs: how the drafters share trees (CombinedSettings)
+second-settings=FILE.yaml pairs: settings of the drafter before the plus sign
+pair-settings=FILE.yaml pairs: how the drafters share trees (CombinedSettings)
 merged-repeats=N          lookup, aded, tree=deterministic: a path that ends with the same tokens as
                           another path is continued in the same way, up to N candidates in all"""
 

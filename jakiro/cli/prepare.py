@@ -22,7 +22,7 @@ def prepare(
     preview: Annotated[
         int, typer.Option(min=0, help="Number of documents to show, with responses in color.")
     ] = 0,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
+    skip_bad_records: Annotated[bool, typer.Option("--skip-bad-records", help=SKIP)] = False,
     cache_folder: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +49,7 @@ def prepare(
             data,
             tokenizer,
             cache_folder,
-            skip_bad_rows=skip_bad_rows,
+            skip_bad_records=skip_bad_records,
             vocab_size=vocab_size_of(settings),
         )
     console = Console()

@@ -32,7 +32,7 @@ def regenerate(
     ] = 64,
     batch_size: Annotated[int, typer.Option(help="Number of records to answer together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=SKIP)] = False,
+    skip_bad_records: Annotated[bool, typer.Option("--skip-bad-records", help=SKIP)] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:

@@ -50,7 +50,7 @@ class _Demo:
     target: str  # folder or hub id
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    held_out_loss: float | None  # nats per token; None for the user's target
+    validation_loss: float | None  # nats per token; None for the user's target
 
     def prompts(self, split: Literal["dev", "test"], count: int) -> list[list[int]]:
         """Return the token ids of `count` held-out prompts of a split."""
@@ -96,7 +96,7 @@ def run_demo(
     facts = {
         "path": demo.target,
         "parameters": demo.model.num_parameters(),
-        "held_out_loss": demo.held_out_loss,
+        "validation_loss": demo.validation_loss,
         "repeated_4gram_share": measured.figures(TRANSFORMERS, 0.0).repeated_4gram_share,
     }
     prompt = demo.prompts("test", demo.preset.num_prompts)[0]
@@ -125,7 +125,7 @@ def _prepare(
     own = None if target else train_target(preset, corpus, folder, progress, device=where)
     location = target or str(own)
     model = load_causal_lm(location, dtype=torch.float32, device=where)
-    loss = read_record(own).held_out_loss if own else None
+    loss = read_record(own).validation_loss if own else None
     tokenizer = load_tokenizer(location, "the target")
     return _Demo(preset, corpus, folder, progress, location, model, tokenizer, loss)
 

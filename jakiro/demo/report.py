@@ -49,7 +49,7 @@ def results_of(document: ComparisonDocument, choice: PlanChoice) -> list[dict[st
             "speedup_over_autoregressive": method.tokens_per_second / baseline.tokens_per_second,
             "identical_to_target": method.identical_to_target,
             "ceiling": choice.costs.ceiling(shapes[method.name], method.tau) if is_timed else None,
-            "acceptance_by_depth": list(method.acceptance_by_depth),
+            "conditional_acceptance_rate": list(method.conditional_acceptance_rate),
         }
         copied = {name: getattr(method, name) for name in _COPIED}
         rows.append({"method": method.name} | copied | row)
@@ -82,7 +82,7 @@ def show_results(
     Args:
         console: console to print on.
         results: rows from `results_of`.
-        target: figures of the target, with the keys "held_out_loss" and "repeated_4gram_share".
+        target: figures of the target, with the keys "validation_loss" and "repeated_4gram_share".
         choice: selected draft trees, and the measured costs that the selection is based on.
     """
     table = Table(
@@ -98,7 +98,7 @@ def show_results(
         ceiling = "-" if row["ceiling"] is None else f"{row['ceiling']:.0f}"
         shown = row | {"same": same, "ceiling": ceiling}
         table.add_row(*(form.format_map(shown) for form in _COLUMNS.values()))
-    loss = target["held_out_loss"]
+    loss = target["validation_loss"]
     console.print(table)
     console.print(
         "tau: mean acceptance length (tokens per target forward pass). speed-up: compared with "

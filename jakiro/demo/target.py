@@ -44,7 +44,7 @@ class TrainedTarget(Settings):
     Attributes:
         recipe: recipe of the target.
         corpus_fingerprint: hash of the source files.
-        held_out_loss: loss in nats per token on the corpus's test files.
+        validation_loss: loss in nats per token on the corpus's test files.
         tokens: number of tokens predicted in training, including repetitions.
         seconds: duration of the training, excluding steps that an interruption discarded.
         sha256: hash of every other file in the folder, by file name.
@@ -52,7 +52,7 @@ class TrainedTarget(Settings):
 
     recipe: TargetRecipe
     corpus_fingerprint: str
-    held_out_loss: float
+    validation_loss: float
     tokens: int
     seconds: float
     sha256: dict[str, str]
@@ -174,14 +174,14 @@ def _write(
     run: Pretraining, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> None:
     recipe = run.recipe
-    held_out = encode_documents(tokenizer, [file.text for file in corpus.test])
+    validation = encode_documents(tokenizer, [file.text for file in corpus.test])
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
     run.model.save_pretrained(folder)
     record = TrainedTarget(
         recipe=recipe,
         corpus_fingerprint=corpus.fingerprint,
-        held_out_loss=mean_loss(run.model, held_out, recipe),
+        validation_loss=mean_loss(run.model, validation, recipe),
         tokens=recipe.num_steps * recipe.sequences_per_step * recipe.sequence_length,
         seconds=run.seconds,
         sha256=_hash_files(folder),

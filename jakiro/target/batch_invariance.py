@@ -88,8 +88,8 @@ def _one_by_one(
     cache = target.new_cache(1, token_ids.shape[1] + 1)
     target.forward(chain_step(token_ids[:, :prefix], 0), cache)
     steps = [
-        chain_step(token_ids[:, place : place + 1], place)
-        for place in range(prefix, token_ids.shape[1])
+        chain_step(token_ids[:, position : position + 1], position)
+        for position in range(prefix, token_ids.shape[1])
     ]
     return torch.cat([target.forward(step, cache).features for step in steps], dim=1)
 

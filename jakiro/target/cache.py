@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from jakiro.target.rows import Rows
+from jakiro.target.sequence_storage import SequenceStorage
 
 BUCKET = 64  # attention reads slots in whole buckets, so that tensor shapes change rarely
 
@@ -173,15 +173,21 @@ class SlotCache(Cache):
         self.capacity = bucketed(capacity)
         self.hidden_states = hidden_states
         self._members: list[list[int]] = []  # layer indices of each pair of blocks
-        self._rows: list[Rows] = []  # keys and values of each group of layers, then hidden states
+        self._storages: list[
+            SequenceStorage
+        ] = []  # keys and values of each group of layers, then hidden states
         for shape in dict.fromkeys(shapes):
             members = [index for index, other in enumerate(shapes) if other == shape]
             self._members.append(members)
             for dim in (shape.key_dim, shape.value_dim):
                 size = (len(members), batch, shape.num_kv_heads, self.capacity, dim)
-                self._rows.append(Rows(torch.zeros(size, dtype=dtype, device=device), dim=1))
+                self._storages.append(
+                    SequenceStorage(torch.zeros(size, dtype=dtype, device=device), dim=1)
+                )
         hidden_shape = (len(hidden_states), batch, 1, self.capacity, hidden_size)
-        self._rows.append(Rows(torch.zeros(hidden_shape, dtype=dtype, device=device), dim=1))
+        self._storages.append(
+            SequenceStorage(torch.zeros(hidden_shape, dtype=dtype, device=device), dim=1)
+        )
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
         absent = self.slot_layers[:1] * first_layer  # placeholders that are never written to
@@ -196,23 +202,23 @@ class SlotCache(Cache):
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        for rows in self._rows:
-            rows.select(indices)
+        for storage in self._storages:
+            storage.select(indices)
         self._update_layers()
 
     def append_sequences(self, other: "SlotCache") -> None:
         """Add copies of the sequences of another cache of the same model."""
         self.reserve(other.capacity)
-        for rows, added in zip(self._rows, other._rows, strict=True):
-            rows.append(added)
+        for storage, added in zip(self._storages, other._storages, strict=True):
+            storage.append(added)
         self._update_layers()
 
     def reserve(self, capacity: int) -> None:
         """Enlarge the cache to at least `capacity` slots, keeping its contents."""
         if capacity > self.capacity:
             self.capacity = bucketed(capacity)
-            for rows in self._rows:
-                rows.reserve(self.capacity)
+            for storage in self._storages:
+                storage.reserve(self.capacity)
             self._update_layers()
 
     def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
@@ -240,7 +246,7 @@ class SlotCache(Cache):
 
     @property
     def _all_blocks(self) -> list[Tensor]:
-        return [rows.live for rows in self._rows]
+        return [storage.live for storage in self._storages]
 
     @property
     def _blocks(self) -> list[Tensor]:
@@ -249,7 +255,7 @@ class SlotCache(Cache):
 
     @property
     def _hidden(self) -> Tensor:
-        return self._rows[-1].live
+        return self._storages[-1].live
 
     def _update_layers(self) -> None:
         for index, (keys, values) in self._views().items():

@@ -127,7 +127,7 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        _plain_model(file, checksum, dtype).save_pretrained(partial)
+        _dequantized_model(file, checksum, dtype).save_pretrained(partial)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer.save_pretrained(partial)
         publish(partial, folder)
@@ -139,7 +139,7 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _plain_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
+def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=dtype

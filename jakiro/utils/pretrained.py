@@ -187,14 +187,14 @@ def load_config(
     """
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    place = local_model(name_or_path, any_dtype=True)
-    refuse_missing_folder(place, what, remedy)
+    path = local_model(name_or_path, any_dtype=True)
+    refuse_missing_folder(path, what, remedy)
     try:
-        if find_adapter_config_file(place) is not None:
+        if find_adapter_config_file(path) is not None:
             from peft import PeftConfig  # an optional package, and slow to import
 
-            place = PeftConfig.from_pretrained(place).base_model_name_or_path or place
-        return AutoConfig.from_pretrained(place, **_NO_CODE, **hub_options(place))
+            path = PeftConfig.from_pretrained(path).base_model_name_or_path or path
+        return AutoConfig.from_pretrained(path, **_NO_CODE, **hub_options(path))
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
 

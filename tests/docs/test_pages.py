@@ -229,7 +229,7 @@ def test_the_glossary_has_at_most_40_entries() -> None:
 
 
 def _methods() -> list[Command]:
-    return [one for one in _of("jakiro") if one.words[1] == "bench" and "--method" in one.words]
+    return [each for each in _of("jakiro") if each.words[1] == "bench" and "--method" in each.words]
 
 
 @pytest.mark.parametrize("command", _methods(), ids=str)

@@ -135,21 +135,22 @@ def noisy_document(
     hard = together @ hard / together.sum(axis=1)
     document = make_document(methods=methods, prompts=prompts)
     measured = []
-    for one in document.methods:
+    for method in document.methods:
         noises = source.lognormal(0, noise, prompts)[group]
-        seconds = hard * noises * (slowness or {}).get(one.name, 1.0)
-        drafts = one.name != methods[0]
+        seconds = hard * noises * (slowness or {}).get(method.name, 1.0)
+        drafts = method.name != methods[0]
         samples = [
             _noisy_sample(first + at, int(group[at]), drafts=drafts, seconds=float(seconds[at]))
             for at in range(prompts)
         ]
-        measured.append(with_samples(one, samples))
+        measured.append(with_samples(method, samples))
     base = measured[0].tokens_per_second
     return document.model_copy(
         update={
             "settings": document.settings.model_copy(update={"batch_size": batch}),
             "methods": tuple(
-                one.model_copy(update={"speedup": one.tokens_per_second / base}) for one in measured
+                each.model_copy(update={"speedup": each.tokens_per_second / base})
+                for each in measured
             ),
         }
     )
@@ -157,15 +158,15 @@ def noisy_document(
 
 def with_samples(figures: MethodFigures, samples: Sequence[SampleRecord]) -> MethodFigures:
     """Return a method's figures, computed from samples with two chat turns each."""
-    tokens = sum(one.tokens for one in samples)
-    forwards = sum(one.target_forwards for one in samples)
+    tokens = sum(sample.tokens for sample in samples)
+    forwards = sum(sample.target_forwards for sample in samples)
     return figures.model_copy(
         update={
             "samples": tuple(samples),
             "tokens": tokens,
             "target_forwards": forwards,
             "tau": (tokens - 2 * len(samples)) / forwards,
-            "tokens_per_second": tokens / sum(one.seconds for one in samples),
+            "tokens_per_second": tokens / sum(sample.seconds for sample in samples),
         }
     )
 
@@ -224,8 +225,8 @@ def make_figures(
         decoding_tokens_per_second=1.1 * rate,
         identical_to_target=None if temperature else True,
         identical_share=None if temperature else 1.0,
-        acceptance_by_depth=by_depth,
-        marginal_acceptance_by_depth=tuple(accumulate(by_depth, mul)),
+        conditional_acceptance_rate=by_depth,
+        acceptance_rate_per_position=tuple(accumulate(by_depth, mul)),
         experts=_expert_figures(experts, randomness) if drafts else (),
         seconds=_seconds(tokens / rate, drafts),
         time_to_first_token=Quantiles(p50=0.0412, p95=0.0733),

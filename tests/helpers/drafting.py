@@ -20,7 +20,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput, posterior_log_weights
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import StepOutput, chain_step
-from training.loss.anchors import rollout_anchors
+from training.loss.anchors import ttt_anchors
 from training.loss.drafting import draft_all_positions
 from training.module import TargetReader
 
@@ -52,7 +52,7 @@ def trained_outputs(
     count = tokens.shape[1]
     if model.config.settings.trunk.reads_features:
         starts = np.zeros(count, np.int64)
-        several = [torch.from_numpy(rollout_anchors(starts, 1 + draw)) for draw in range(depth)]
+        several = [torch.from_numpy(ttt_anchors(starts, 1 + draw)) for draw in range(depth)]
         anchors = torch.stack(several)
     else:  # one pass has all distances: position length + d - 1 is d after its anchor
         anchors = torch.arange(count).clamp(max=length - 1)

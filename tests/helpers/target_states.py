@@ -16,7 +16,7 @@ from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
 from training.loss.views import TargetView
 from training.module import TargetReader
-from training.setup.preparation import Prepared, prepare
+from training.setup.preparation import RunInputs, prepare
 from training.target_states.store import open_target_states
 from training.target_states.writer import TargetStateWriter
 
@@ -91,7 +91,7 @@ def assert_same(one: TargetView, other: TargetView) -> None:
         assert torch.equal(tensor, tensors(other)[name]), name
 
 
-def _reader(inputs: Prepared, *, is_offline: bool) -> TargetReader:
+def _reader(inputs: RunInputs, *, is_offline: bool) -> TargetReader:
     settings = inputs.settings
     torch.manual_seed(0)
     return TargetReader(

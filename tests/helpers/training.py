@@ -127,7 +127,7 @@ def batch_for(
     batch = random_batch(*sequences, sequence_length=sequence_length, seed=seed)
     kind, samples = "drafting", 2
     if settings.trunk.reads_features:
-        kind, samples = "rollout", ROLLED_OUT
+        kind, samples = "ttt", ROLLED_OUT
     elif settings.tail_layers:
         kind = "blocks"
     rule = AnchorRule(kind, num_levels=3, num_samples=samples)

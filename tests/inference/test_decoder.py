@@ -69,8 +69,8 @@ def test_the_repr_is_one_line_with_all_parts(drafter_path: Path) -> None:
         "SpeculativeDecoder(target=LlamaForCausalLM, drafter=JakiroDrafter, "
         "tree=(up to 10 nodes and depth 3), dtype=float32)"
     )
-    plain = SpeculativeDecoder(decoder.target.model)
-    assert "drafter=None, tree=(none)" in repr(plain)
+    alone = SpeculativeDecoder(decoder.target.model)
+    assert "drafter=None, tree=(none)" in repr(alone)
     lookup = SpeculativeDecoder(decoder.target.model, LookupDrafter())
     assert "drafter=LookupDrafter, tree=(auto, up to " in repr(lookup)
 
@@ -108,9 +108,9 @@ def test_stop_strings_end_the_text(drafter_path: Path) -> None:
     decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     full = decoder.generate("def main(", max_new_tokens=30)
     texts = [decoder.tokenizer.decode([token]) for token in full.new_token_ids]
-    place = next(index for index, text in enumerate(texts) if index > 2 and text.isascii())
-    output = decoder.generate("def main(", max_new_tokens=30, stop_strings=[texts[place]])
-    first = texts.index(texts[place])
+    chosen = next(index for index, text in enumerate(texts) if index > 2 and text.isascii())
+    output = decoder.generate("def main(", max_new_tokens=30, stop_strings=[texts[chosen]])
+    first = texts.index(texts[chosen])
     assert output.new_token_ids == full.new_token_ids[: first + 1]
 
 

@@ -155,7 +155,7 @@ def test_random_numbers_that_taught_the_trees_do_not_come_again() -> None:
 def test_two_tickets_have_a_number_of_their_own() -> None:
     first, second = RequestCounter(), RequestCounter()
     firsts, seconds = ([counter.take() for _ in range(8)] for counter in (first, second))
-    numbers = {number_of((one, other)) for one in firsts for other in seconds}
+    numbers = {number_of((each, other)) for each in firsts for other in seconds}
     assert len(numbers) == 64
     assert number_of((firsts[3],)) == 3
 

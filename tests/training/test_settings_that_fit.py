@@ -131,7 +131,7 @@ def test_a_feedback_trunk_has_ttt_steps_instead_of_anchors(batch: dict[str, Any]
     ("batch", "key"),
     [
         ({"curriculum_fraction": 1.5}, "curriculum_fraction"),
-        ({"anchors": "rollout"}, "anchors"),
+        ({"anchors": "ttt"}, "anchors"),
         ({"anchor_samples": 9}, "anchor_samples"),
     ],
 )
@@ -148,5 +148,5 @@ def test_the_rule_of_anchors_follows_from_the_drafter() -> None:
     assert anchor_rule(_run(drafter=tail)).kind == "blocks"
     assert anchor_rule(_run(drafter=tail, batch={"anchors": "previous"})).kind == "previous"
     rule = anchor_rule(_fed_back())
-    assert (rule.kind, rule.num_samples) == ("rollout", 3)
+    assert (rule.kind, rule.num_samples) == ("ttt", 3)
     assert anchor_rule(_run(batch={"anchor_samples": 4})).num_samples == 4

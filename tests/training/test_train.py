@@ -40,7 +40,7 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
         line["tokens"] for line in read_metrics(settings.run_folder) if "tokens" in line
     )
     assert record["evaluation"]["decoding"][0]["tau"] >= 1.0
-    assert record["evaluation"]["held_out"]["loss"] > 0
+    assert record["evaluation"]["validation"]["loss"] > 0
     assert record["provenance"]["versions"]["torch"]
     assert AutoTokenizer.from_pretrained(folder)("def")["input_ids"]
     assert (

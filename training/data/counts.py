@@ -12,7 +12,7 @@ class ReadCounts(Settings):
     """Counts of the data that was read.
 
     Attributes:
-        rows: number of records of the data, including unusable records.
+        records: number of records of the data, including unusable records.
         skipped: number of unusable records, which were skipped at the user's request.
         dropped: number of documents that were dropped because, with fewer than two tokens, they
             contain nothing to predict.
@@ -22,7 +22,7 @@ class ReadCounts(Settings):
         highest_id: largest token id.
     """
 
-    rows: int
+    records: int
     skipped: int
     dropped: int
     documents: int
@@ -40,7 +40,7 @@ class PackCounts(Settings):
             or in order to fill sequences.
         left_out: number of dropped pieces, which have no response or only a single token.
         left_out_tokens: number of tokens in the dropped pieces.
-        rows: number of packed sequences.
+        sequences: number of packed sequences.
         padding: fraction of the packed tokens that is padding.
         filled_with: kind of documents that were split to fill sequences, even if they are shorter
             than a sequence; None if no document was split for this purpose.
@@ -52,7 +52,7 @@ class PackCounts(Settings):
     split: int
     left_out: int
     left_out_tokens: int
-    rows: int
+    sequences: int
     padding: float
     filled_with: Fill | None = None
     wider_split: Fill | None = None
@@ -69,13 +69,13 @@ class DataCounts(Settings):
         read, packed = self.read, self.packed
         dropped = f", {read.dropped:,} dropped because they have fewer than two tokens"
         yield (
-            f"{read.rows:,} records read, {read.skipped:,} skipped; {read.documents:,} documents "
-            f"kept{dropped if read.dropped else ''}"
+            f"{read.records:,} records read, {read.skipped:,} skipped; "
+            f"{read.documents:,} documents kept{dropped if read.dropped else ''}"
         )
         fraction = read.responses / read.tokens
         yield f"{read.tokens:,} tokens, {read.responses:,} of them in responses ({fraction:.0%})"
         parts = [
-            f"{packed.documents:,} documents packed into {packed.rows:,} sequences with "
+            f"{packed.documents:,} documents packed into {packed.sequences:,} sequences with "
             f"{packed.padding:.1%} padding"
         ]
         if packed.split:

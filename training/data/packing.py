@@ -73,7 +73,7 @@ class PackedSequences:
             split=layout.num_split,
             left_out=len(layout.left_out),
             left_out_tokens=int(layout.left_out.sum()),
-            rows=len(self),
+            sequences=len(self),
             padding=layout.padding(sequence_length),
             filled_with=layout.filled_with,
             wider_split=layout.wider_split,

@@ -47,7 +47,7 @@ def advice(
         split: name of the split setting, as shown in the advice.
         sequence_length: name of the setting for the sequence length, as shown in the advice.
     """
-    if packed.padding <= TOLERATED_PADDING or packed.rows < 2:
+    if packed.padding <= TOLERATED_PADDING or packed.sequences < 2:
         return None
     wider = "" if packed.wider_split is None else f"{split}={packed.wider_split} or "
     return (

@@ -177,7 +177,7 @@ class Synthesizer:
                     candidate = next(candidates)
                     is_usable = self._is_usable(candidate, seen, counts)
                     if is_usable:
-                        output.append([{"row": candidate.number} | candidate.record()])
+                        output.append([{"record": candidate.number} | candidate.record()])
                         counts.records += 1
                     silence = 0 if is_usable else silence + 1
                     on_progress(output.num_records, counts.tokens)

@@ -127,7 +127,7 @@ def open_tokens(
     tokenizer: PreTrainedTokenizerBase,
     cache_folder: Path | None = None,
     *,
-    skip_bad_rows: bool = False,
+    skip_bad_records: bool = False,
     vocab_size: int | None = None,
 ) -> TokenStore:
     """Return the token store of the data, from the cache or by reading the data.
@@ -138,7 +138,7 @@ def open_tokens(
         paths: files, folders and datasets, as for `find_sources`.
         tokenizer: the target's tokenizer.
         cache_folder: folder of the cache; None for the user's cache.
-        skip_bad_rows: whether unusable records are skipped and counted; by default, the first
+        skip_bad_records: whether unusable records are skipped and counted; by default, the first
             unusable record raises an error.
         vocab_size: size of the target's vocabulary; None if it is unknown.
 
@@ -150,11 +150,13 @@ def open_tokens(
     """
     cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "tokens")
     sources = find_sources(paths)
-    key = _fingerprint(sources, tokenizer, vocab_size if skip_bad_rows else None, skip_bad_rows)
+    key = _fingerprint(
+        sources, tokenizer, vocab_size if skip_bad_records else None, skip_bad_records
+    )
     home = cache / key[:32]
     with FileLock(cache / f".{home.name}.lock"):
         if not _is_whole(home):
-            intake = Intake(skip_bad_rows)
+            intake = Intake(skip_bad_records)
             records = read_all(sources, intake)
             write_tokens(home, encode_records(tokenizer, records, intake, vocab_size), intake)
     return _checked(_map(home, key, sources), vocab_size)
@@ -164,14 +166,14 @@ def _fingerprint(
     sources: Sequence[Source],
     tokenizer: PreTrainedTokenizerBase,
     vocab_size: int | None,
-    skip_bad_rows: bool,
+    skip_bad_records: bool,
 ) -> str:
     return fingerprint(
         _REVISION,
         [source.fingerprint() for source in sources],
         tokenizer_fingerprint(tokenizer),
         template_fingerprint(tokenizer),
-        ["skip", vocab_size] if skip_bad_rows else None,
+        ["skip", vocab_size] if skip_bad_records else None,
     )
 
 
@@ -194,7 +196,7 @@ def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
         counts=counts,
         known_hashes=np.load(home / "hashes.npy", mmap_mode="r"),
         locations=Locations(
-            tuple(source.name for source in sources), np.load(home / "rows.npy", mmap_mode="r")
+            tuple(source.name for source in sources), np.load(home / "locations.npy", mmap_mode="r")
         ),
     )
 

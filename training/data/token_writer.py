@@ -72,7 +72,7 @@ def _write(
             add_ids(document.token_ids)
             add(document.is_response)
     counts = ReadCounts(
-        rows=intake.num_records,
+        records=intake.num_records,
         skipped=intake.num_skipped,
         dropped=num_dropped,
         documents=len(hashes),
@@ -89,7 +89,7 @@ def _write(
         )
     _save_array(folder / "starts.npy", np.array(starts, np.int64))
     _save_array(folder / "hashes.npy", np.array(hashes, np.uint64))
-    _save_array(folder / "rows.npy", np.array(locations, np.int64).reshape(-1, 2))
+    _save_array(folder / "locations.npy", np.array(locations, np.int64).reshape(-1, 2))
     _save(folder / "counts.json", counts.model_dump_json().encode())
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     _save(folder / "sizes.json", json.dumps(sizes).encode())

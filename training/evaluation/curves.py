@@ -80,9 +80,11 @@ def read_curves(folder: Path) -> RunCurves:
             got="no such folder" if not folder.is_dir() else "a folder without metrics",
         )
     losses = [(line["step"], line) for line in lines if "loss" in line]
-    validation = [(step, found["held_out"]) for step, found in evaluations if "held_out" in found]
+    validation = [
+        (step, found["validation"]) for step, found in evaluations if "validation" in found
+    ]
     decoded = [(step, found["decoding"][0]) for step, found in evaluations if "decoding" in found]
-    last = decoded[-1][1]["acceptance_by_depth"] if decoded else []
+    last = decoded[-1][1]["conditional_acceptance_rate"] if decoded else []
     return RunCurves(
         name=str(folder),
         loss=[(step, line["loss"]) for step, line in losses],

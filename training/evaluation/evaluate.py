@@ -16,7 +16,7 @@ from training.evaluation.diversity import Diversity, drafted
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
 from training.module import Meter, TargetReader, TrainingModule
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 
 _logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ class Evaluation:
         processes: the processes of the run.
     """
 
-    def __init__(self, inputs: Prepared, reader: TargetReader, processes: Processes) -> None:
+    def __init__(self, inputs: RunInputs, reader: TargetReader, processes: Processes) -> None:
         self._inputs = inputs
         self._settings = inputs.settings
         self._reader = reader
@@ -52,7 +52,7 @@ class Evaluation:
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return the metrics of a drafter; all processes must call this method.
 
-        `held_out` contains the mean losses on the validation sequences, at the anchor distances
+        `validation` contains the mean losses on the validation sequences, at the anchor distances
         that occur in decoding. `experts` contains the diversity of the experts. `decoding`
         contains, for each temperature, tau and the acceptance rates by depth and by the expert that
         proposed a candidate. If there are no validation sequences or no prompts, the corresponding
@@ -78,7 +78,7 @@ class Evaluation:
             outputs = draft_all_positions(drafter, view, batch, self._reader.tail)
             for output, selected in zip(outputs, drafted(batch), strict=True):
                 diversity.add(output, selected, self._reader.heads.draft)
-        return {"held_out": meter.read(), "experts": diversity.read()}
+        return {"validation": meter.read(), "experts": diversity.read()}
 
     def _validation_batches(self) -> Iterator[Batch]:
         """Yield this process's share of the validation sequences, in micro-batches."""
@@ -121,7 +121,7 @@ class Evaluation:
         return {
             "temperature": temperature,
             "tau": stats.tau,
-            "acceptance_by_depth": stats.conditional_acceptance_rate,
+            "conditional_acceptance_rate": stats.conditional_acceptance_rate,
             "acceptance_by_expert": [stats.acceptance_of(expert) for expert in experts],
             "candidates_by_expert": [stats.proposed_by_proposer[expert] for expert in experts],
             "prompts": len(prompts),
@@ -155,9 +155,9 @@ def score_of(results: Mapping[str, Any]) -> Score | None:
     Args:
         results: results of `Evaluation.measure`.
     """
-    held_out = results.get("held_out")
-    if held_out is not None and held_out["positions"]:
-        return Score("agreement", float(held_out["levels"][0]["agreement"]))
+    validation = results.get("validation")
+    if validation is not None and validation["positions"]:
+        return Score("agreement", float(validation["levels"][0]["agreement"]))
     taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
     return Score("tau", sum(taus) / len(taus)) if taus else None
 

@@ -18,7 +18,7 @@ from training.distributed.processes import Processes
 from training.distributed.run_state import RunState
 from training.evaluation.evaluate import Score, score_of, summary_of
 from training.loop.run_folder import RunFolder
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 
 _logger = get_logger(__name__)
 
@@ -32,7 +32,7 @@ class Exporter:
         processes: the processes of the run.
     """
 
-    def __init__(self, inputs: Prepared, folder: RunFolder, processes: Processes) -> None:
+    def __init__(self, inputs: RunInputs, folder: RunFolder, processes: Processes) -> None:
         self._inputs = inputs
         self._settings = inputs.settings
         self._folder = folder
@@ -142,7 +142,7 @@ _PROMPT_LENGTH = 16  # largest number of tokens in the self-test's prompt
 
 def check_untrained(
     drafter: JakiroDrafter,
-    inputs: Prepared,
+    inputs: RunInputs,
     folder: Path,
     processes: Processes,
     decodes: bool = True,
@@ -193,7 +193,7 @@ def _saved_and_loaded(drafter: JakiroDrafter, folder: Path) -> tuple[JakiroDraft
     return loaded, None
 
 
-def _problem_of_decoding(drafter: JakiroDrafter, inputs: Prepared) -> str | None:
+def _problem_of_decoding(drafter: JakiroDrafter, inputs: RunInputs) -> str | None:
     """Decode a few tokens, and return a description of any problem; None if there is none."""
     longest = inputs.target.spec.max_position
     length = max(1, min(_PROMPT_LENGTH, longest - _MAX_NEW_TOKENS))

@@ -69,11 +69,11 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
         yield _table(decoding)
     else:
         yield "Tau was not measured, because no prompts were decoded."
-    held_out = evaluation.get("held_out")
-    if held_out:
-        share = held_out["levels"][0]["agreement"]
+    validation = evaluation.get("validation")
+    if validation:
+        share = validation["levels"][0]["agreement"]
         yield (
-            f"At {share:.1%} of the {held_out['positions']} positions of held-out text, the "
+            f"At {share:.1%} of the {validation['positions']} positions of held-out text, the "
             "drafter and the target agree on the most likely next token."
         )
     yield (
@@ -97,7 +97,7 @@ def _decoded(result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
 def _table(decoding: Iterable[Mapping[str, Any]]) -> str:
     rows = [
         f"| {result['temperature']:g} | {result['tau']:.2f} "
-        f"| {', '.join(f'{share:.2f}' for share in result['acceptance_by_depth'])} "
+        f"| {', '.join(f'{share:.2f}' for share in result['conditional_acceptance_rate'])} "
         f"| {result['tokens']} |"
         for result in decoding
     ]

@@ -29,7 +29,7 @@ from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
 from training.setup.adapters import add_adapters
 from training.setup.initialization import initialize, is_fitted
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 from training.target_states.store import TargetStateStore, open_target_states
 
 _logger = get_logger(__name__)
@@ -45,7 +45,7 @@ class Run:
         processes: the processes of the run.
     """
 
-    def __init__(self, inputs: Prepared, processes: Processes) -> None:
+    def __init__(self, inputs: RunInputs, processes: Processes) -> None:
         self._inputs = inputs
         self._settings = inputs.settings
         self._num_steps = inputs.settings.with_steps(len(inputs.sequences)).num_steps

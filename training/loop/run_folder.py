@@ -25,7 +25,7 @@ from training.setup.adapters import save_adapters
 
 # Settings that do not change a run's result: paths, intervals of records and checkpoints,
 # evaluation, the device, and the use of memory. The target, the data and the drafter of a warm
-# start are compared by their fingerprints instead, and `data.split` by `rows_filled_with`.
+# start are compared by their fingerprints instead, and `data.split` by `sequences_filled_with`.
 _FREE: Any = {
     "run_folder": True,
     "checkpoint": True,
@@ -124,7 +124,7 @@ def way_to_repeat(name: str, recorded: Any) -> str:
         name: name of the value that differs.
         recorded: recorded value; None if there is none.
     """
-    if name == "rows_filled_with":
+    if name == "sequences_filled_with":
         return f"set data.split: {str(recorded).removeprefix('split ')}, as in the recorded run"
     return "use the settings in the config.yaml of that folder"
 

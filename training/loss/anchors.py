@@ -31,14 +31,14 @@ class AnchorRule:
 
     Attributes:
         kind: "drafting" samples an anchor for each position, "blocks" samples one anchor for
-            several consecutive positions, "previous" uses the preceding position, and "rollout"
+            several consecutive positions, "previous" uses the preceding position, and "ttt"
             uses distance 1 in the first anchor sample, distance 2 in the second, and so on.
         num_levels: number A of autoregressive levels in the drafter's schedule.
         num_samples: number of anchors of each position.
         near_share: share of the sampled anchors whose distance occurs in decoding.
     """
 
-    kind: Literal["drafting", "blocks", "previous", "rollout"]
+    kind: Literal["drafting", "blocks", "previous", "ttt"]
     num_levels: int
     num_samples: int = 1
     near_share: float = NEAR_SHARE
@@ -63,8 +63,8 @@ class AnchorRule:
                 return sample_blocks(starts, self.num_levels, (*seed, sample), self.near_share)
             case "previous":
                 return previous_anchors(starts)
-            case "rollout":
-                return rollout_anchors(starts, 1 + sample)
+            case "ttt":
+                return ttt_anchors(starts, 1 + sample)
 
 
 def sample_anchors(
@@ -134,7 +134,7 @@ def previous_anchors(document_starts: Indices) -> Indices:
     return np.maximum(document_starts, np.arange(len(document_starts)) - 1)
 
 
-def rollout_anchors(document_starts: Indices, distance: int) -> Indices:
+def ttt_anchors(document_starts: Indices, distance: int) -> Indices:
     """For each index i, return the anchor i - distance, or i if that index is outside the document.
 
     A position that is its own anchor carries no loss.

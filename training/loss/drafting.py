@@ -104,7 +104,7 @@ def _rolled_out(
     earlier = _EarlierKV()
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):
-        mask = _own_mask(drafter, _rollout_mask(batch, num_passes=sample + 1), batch)
+        mask = _own_mask(drafter, _ttt_mask(batch, num_passes=sample + 1), batch)
         inputs = _memory_inputs(drafter, encoded, batch, sample)._replace(previous=previous)
         store = earlier.of_pass(sample)
         output = halves.draft(view.embeddings, batch.positions, mask, inputs, store)
@@ -168,7 +168,7 @@ class _EarlierKV:
         return join
 
 
-def _rollout_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch length keys"]:
+def _ttt_mask(batch: Batch, num_passes: int) -> Bool[Tensor, "batch length keys"]:
     """Return the mask of the keys of all `num_passes` passes for positions of the last pass."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     same = same_document(batch.documents)

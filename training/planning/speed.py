@@ -15,14 +15,14 @@ from training.data.sampler import Sampler
 from training.loop.optimizer import build_optimizer
 from training.loss.batch import Batch
 from training.module import TargetReader, TrainingModule
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 
 _REPEATS = 3  # timed repetitions, after one repetition that is not timed
 _TOKENS = 32  # number of tokens that are decoded to measure the decoding rate
 _PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a large matrix
 
 
-def decoding_rate(inputs: Prepared) -> float:
+def decoding_rate(inputs: RunInputs) -> float:
     """Return the tokens per second of autoregressive decoding, excluding prefill."""
     sequence = inputs.sequences.sequence(0).token_ids.tolist()
     prompt = sequence[: max(1, len(sequence) // 2)]
@@ -35,7 +35,7 @@ def decoding_rate(inputs: Prepared) -> float:
     return decoder.generate(prompt, **fixed).stats.tokens_per_second
 
 
-def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
+def seconds_per_step(inputs: RunInputs, device: torch.device) -> float:
     """Return the seconds that an optimizer step takes, with all its micro-batches and the update.
 
     Args:
@@ -64,7 +64,7 @@ def seconds_per_step(inputs: Prepared, device: torch.device) -> float:
     return accumulation * seconds["micro-batch"] + seconds["update"]
 
 
-def sample_batch(inputs: Prepared) -> Batch:
+def sample_batch(inputs: RunInputs) -> Batch:
     """Return the first micro-batch that one process would read."""
     batch = inputs.settings.batch
     sampler = Sampler(

@@ -28,7 +28,7 @@ from training.loop.trainer import Trainer
 from training.module import TargetReader
 from training.planning.parts import flops_of, parts_of
 from training.planning.speed import product_rate
-from training.setup.preparation import Prepared, prepare
+from training.setup.preparation import RunInputs, prepare
 
 GOAL = 0.6  # smallest acceptable speed, as a fraction of the ideal run's tokens per second
 RUN = "run"
@@ -90,7 +90,7 @@ class Throughput(Settings):
 class _Subject:
     """One process of a run, ready to take steps."""
 
-    inputs: Prepared
+    inputs: RunInputs
     trainer: Trainer
     reader: TargetReader
     sampler: Sampler

@@ -31,7 +31,7 @@ from training.setup.warm_start import read_start, weights_fingerprint
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunInputs:
     """The inputs of a run, loaded completely and checked against each other.
 
     Attributes:
@@ -71,7 +71,7 @@ class Prepared:
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
-            "rows_filled_with": f"split {self.sequences.counts.filled_with or 'never'}",
+            "sequences_filled_with": f"split {self.sequences.counts.filled_with or 'never'}",
         }
         if self.start is not None:
             facts["start_fingerprint"] = weights_fingerprint(self.start)
@@ -82,7 +82,7 @@ def prepare(
     settings: TrainSettings,
     model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> Prepared:
+) -> RunInputs:
     """Load the target and the data of a run; errors are the same as for `train`.
 
     Args:
@@ -92,7 +92,9 @@ def prepare(
     """
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
-    train, held_out = split_validation(store, settings.data.validation_size, settings.data.fraction)
+    train, validation = split_validation(
+        store, settings.data.validation_size, settings.data.fraction
+    )
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     settings.data.check_context(target.spec.max_position)
     check_initialization(settings, target)
@@ -102,14 +104,14 @@ def prepare(
     sequences = _pack(store, train, settings)
     settings.with_steps(len(sequences))  # raises an error if the warm-up is too long
     draft_ids = _draft_ids(settings, store, train, target, start)
-    return Prepared(
+    return RunInputs(
         settings=settings,
         target=target,
         tokenizer=tokenizer,
         drafter_config=config_for(_with_size_of(settings.drafter, draft_ids), record),
         sequences=sequences,
-        validation=PackedSequences(store, held_out, settings.data.sequence_length),
-        prompts=_prompts(settings, store, held_out, target, tokenizer),
+        validation=PackedSequences(store, validation, settings.data.sequence_length),
+        prompts=_prompts(settings, store, validation, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=draft_ids,
         start=start,
@@ -146,12 +148,12 @@ def open_store(
         settings.data.paths,
         tokenizer,
         settings.data.cache_folder,
-        skip_bad_rows=settings.data.skip_bad_rows,
+        skip_bad_records=settings.data.skip_bad_records,
         vocab_size=vocab_size_of(settings.target, model),
     )
 
 
-def check_arm(settings: TrainSettings, inputs: Prepared) -> None:
+def check_arm(settings: TrainSettings, inputs: RunInputs) -> None:
     """Raise an error if an arm of a study cannot be trained with the given target and data.
 
     Args:
@@ -227,7 +229,7 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
 def _prompts(
     settings: TrainSettings,
     store: TokenStore,
-    held_out: Documents,
+    validation: Documents,
     target: TargetAdapter,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[Prompt]:
@@ -235,7 +237,7 @@ def _prompts(
     if evaluation.prompts is None:
         return prompts_of(
             store,
-            held_out,
+            validation,
             prompt_tokens=evaluation.prompt_tokens,
             longest=longest - evaluation.max_new_tokens,
             count=evaluation.num_prompts,

@@ -259,7 +259,7 @@ def _run(settings: TrainSettings, fraction: float, folder: Path) -> FractionRun:
 
 def _point(run: FractionRun, tokens: int, epochs: float) -> Point:
     record: dict[str, Any] = JakiroConfig.from_pretrained(run.folder.drafter).record or {}
-    validation = record["evaluation"]["held_out"]
+    validation = record["evaluation"]["validation"]
     decoding = record["evaluation"].get("decoding")
     return Point(
         share=run.fraction,

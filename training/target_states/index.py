@@ -16,7 +16,7 @@ from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.settings import Settings
 from training.data.packing import PackedSequence
 from training.input_settings import TargetStateDtype
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 
 # Largest number of packed sequences, spread evenly over the data, whose content is hashed.
 _MAX_HASHED = 4096
@@ -66,7 +66,7 @@ class TargetStateFingerprint(Settings):
         return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
-def fingerprint_of(inputs: Prepared) -> TargetStateFingerprint:
+def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
     """Return the fingerprint of a run's target states; all weights of the target are read."""
     return TargetStateFingerprint(
         target_weights=hash_weights(inputs.target.model),
@@ -96,7 +96,7 @@ def ways_to_repeat(name: str) -> str:
     )
 
 
-def packed_sequence(inputs: Prepared, number: int) -> PackedSequence:
+def packed_sequence(inputs: RunInputs, number: int) -> PackedSequence:
     """Return a packed sequence by its index; validation sequences follow training sequences.
 
     Args:
@@ -126,7 +126,7 @@ def _hash_configuration(target: TargetAdapter) -> str:
     return fingerprint(relevant, adapters)
 
 
-def _hash_packing(inputs: Prepared) -> str:
+def _hash_packing(inputs: RunInputs) -> str:
     total = len(inputs.sequences) + len(inputs.validation)
     digest = hashlib.sha256()
     for number in range(0, total, -(-total // _MAX_HASHED)):

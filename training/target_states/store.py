@@ -15,7 +15,7 @@ from torch import Tensor
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 from training.target_states.index import (
     Shard,
     TargetStateIndex,
@@ -66,7 +66,7 @@ class TargetStateStore:
         return {name: file.get_slice(name) for name in self._names}
 
 
-def open_target_states(inputs: Prepared) -> TargetStateStore | None:
+def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
     The sizes of all shards are checked. The checksum of a shard is verified only if this machine
@@ -90,7 +90,7 @@ def open_target_states(inputs: Prepared) -> TargetStateStore | None:
     return TargetStateStore(folder, index, needed)
 
 
-def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: Prepared) -> None:
+def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: RunInputs) -> None:
     difference = index.fingerprint.difference(fingerprint_of(inputs))
     if difference is not None:
         name, got, expected = difference

@@ -22,7 +22,7 @@ from jakiro.utils.pretrained import TORCH_DTYPES
 from training.data.packing import collate
 from training.loss.batch import Batch
 from training.loss.views import read_batch
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 from training.target_states.index import (
     Shard,
     TargetStateIndex,
@@ -134,7 +134,7 @@ class TargetStateWriter:
         CheckpointError: the index in the folder cannot be read.
     """
 
-    def __init__(self, inputs: Prepared, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, inputs: RunInputs, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self._inputs = inputs
         self._sequence_length = inputs.settings.data.sequence_length
         self._micro_batch_size = inputs.settings.batch.micro_batch_size

@@ -55,7 +55,7 @@ class Group:
     @property
     def drafting(self) -> tuple[MethodFigures, ...]:
         """The methods that draft."""
-        return tuple(method for method in self.methods if method.acceptance_by_depth)
+        return tuple(method for method in self.methods if method.conditional_acceptance_rate)
 
     def step_cost(self, figures: MethodFigures) -> float | None:
         """Return how many autoregressive steps a method's decoding step takes; None if unknown.
@@ -63,10 +63,10 @@ class Group:
         Args:
             figures: figures of the method.
         """
-        plain = next((method for method in self.methods if method.kind == AUTOREGRESSIVE), None)
-        if plain is None or not (plain.step_seconds and figures.step_seconds):
+        alone = next((method for method in self.methods if method.kind == AUTOREGRESSIVE), None)
+        if alone is None or not (alone.step_seconds and figures.step_seconds):
             return None
-        return figures.step_seconds / plain.step_seconds
+        return figures.step_seconds / alone.step_seconds
 
     @property
     def with_experts(self) -> tuple[MethodFigures, ...]:

@@ -200,7 +200,7 @@ def acceptance(methods: Methods, looks: Looks, *, name: str) -> Markup:
         name: name of the figure, unique on the page.
     """
     listed = ", ".join(
-        f"{method.name} {percent(method.acceptance_by_depth[0])}" for method in methods
+        f"{method.name} {percent(method.conditional_acceptance_rate[0])}" for method in methods
     )
     size = (WIDTH, 232 + _LEGEND_LINE * len(methods))
     paint = partial(_acceptance, methods, looks, size[1])
@@ -299,9 +299,9 @@ def _lines(left: Axes, right: Axes, method: MethodFigures, look: Look) -> Line2D
         "markeredgewidth": 0.6,
     }
     style |= {"linestyle": look.dash, "marker": look.marker, "color": look.color}
-    conditional = method.acceptance_by_depth
+    conditional = method.conditional_acceptance_rate
     left.plot(range(1, len(conditional) + 1), conditional, **style)
-    per_position = method.marginal_acceptance_by_depth
+    per_position = method.acceptance_rate_per_position
     return right.plot(range(1, len(per_position) + 1), per_position, **style)[0]
 
 

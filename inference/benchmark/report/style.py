@@ -199,7 +199,7 @@ def looks(document: ComparisonDocument) -> Looks:
     names = list(dict.fromkeys(method.name for method in document.methods))
     labels = short_names(names, _LABEL_LIMIT)
     colored = dict.fromkeys(
-        method.name for method in document.methods if method.acceptance_by_depth
+        method.name for method in document.methods if method.conditional_acceptance_rate
     )
     return {name: Look(labels[name], _NOT_DRAFTING) for name in names} | {
         name: look(labels[name], index) for index, name in enumerate(colored)

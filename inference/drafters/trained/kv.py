@@ -10,7 +10,7 @@ from inference.trees.builder import TreeLevel
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
 from jakiro.target.cache import SlotCache, bucketed, in_place, write_kv
-from jakiro.target.rows import Rows
+from jakiro.target.sequence_storage import SequenceStorage
 from jakiro.target.tail import TargetTail
 from moa.attention import KV
 from moa.trunk import TrunkInputs
@@ -31,7 +31,7 @@ class KVBuffer:
     ) -> None:
         # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
         self._rows = tuple(
-            Rows(like.new_zeros((batch, heads, bucketed(capacity), dim)), dim=0)
+            SequenceStorage(like.new_zeros((batch, heads, bucketed(capacity), dim)), dim=0)
             for heads, dim in shapes
         )
         self._show()

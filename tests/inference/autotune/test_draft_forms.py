@@ -48,7 +48,7 @@ def test_the_fastest_of_the_possible_forms_is_selected(monkeypatch: pytest.Monke
 
     def last_is_fastest(works: dict[object, object]) -> dict[object, float]:
         measured.append(list(works))
-        return {name: 1.0 / place for place, name in enumerate(works, start=1)}
+        return {name: 1.0 / rank for rank, name in enumerate(works, start=1)}
 
     monkeypatch.setattr(draft_forms, "_medians", last_is_fastest)
     forms = measure_forms(target, model)

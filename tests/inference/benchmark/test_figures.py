@@ -165,7 +165,9 @@ def test_an_interruption_keeps_what_all_methods_have_decoded(clock: Clock) -> No
     assert not document.is_complete
     assert document.prompts == 3  # one of the four calls was the warm-up
     first, second = document.methods
-    assert {one.prompt for one in first.samples} == {one.prompt for one in second.samples}
+    assert {sample.prompt for sample in first.samples} == {
+        sample.prompt for sample in second.samples
+    }
     assert second.speedup == pytest.approx(1.5)
 
 
@@ -187,9 +189,9 @@ def test_a_sequence_that_ends_early_in_a_batch_is_counted_without_its_padding() 
     model.generation_config.eos_token_id = [unused, end]
     both = method.decode(prompts, sampling, 0).continuations
     length = alone[0].index(end) + 1
-    assert [one.token_ids for one in both] == [alone[0][:length], alone[1]]
-    assert [one.stats.target_forwards for one in both] == [length - 1, 11]
-    assert sum(one.num_tokens for one in both[0].arrivals) == length
+    assert [each.token_ids for each in both] == [alone[0][:length], alone[1]]
+    assert [each.stats.target_forwards for each in both] == [length - 1, 11]
+    assert sum(arrival.num_tokens for arrival in both[0].arrivals) == length
 
 
 def test_tokens_that_prefill_delivers_are_not_decoded_tokens() -> None:

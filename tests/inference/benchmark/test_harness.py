@@ -144,8 +144,8 @@ def test_an_interruption_before_any_common_group_ends_the_measurement() -> None:
 def test_a_group_has_prompts_of_one_category() -> None:
     harness = _harness(Scripted("a"), batch_size=2)
     groups = grouped(PROMPTS, harness.settings)
-    assert sorted(prompt.identity for group in groups for prompt in group) == [
-        prompt.identity for prompt in PROMPTS
+    assert sorted(prompt.fingerprint for group in groups for prompt in group) == [
+        prompt.fingerprint for prompt in PROMPTS
     ]
     assert all(len({prompt.category for prompt in group}) == 1 for group in groups)
     assert sorted(map(len, groups)) == [1, 2, 2]

@@ -41,19 +41,19 @@ def test_a_second_drafter_stands_before_the_other() -> None:
     texts = ["aded+drafter=a,candidates=12,tree=deterministic", "lookup+lm=b"]
     texts += ["aded=t+lm=c,name=both"]
     assert parse_methods(texts) == [
-        MethodName("drafter", "a", "aded+drafter", "deterministic", 12, beside="aded"),
-        MethodName("lm", "b", "lookup+lm", beside="lookup"),
-        MethodName("lm", "c", "both", beside="aded=t"),
+        MethodName("drafter", "a", "aded+drafter", "deterministic", 12, second="aded"),
+        MethodName("lm", "b", "lookup+lm", second="lookup"),
+        MethodName("lm", "c", "both", second="aded=t"),
     ]
 
 
 def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
-    texts = ["lookup,merged-repeats=24", "aded+drafter=a,beside-settings=s.yaml"]
-    texts += ["lookup+lm=a,sharing-settings=t.yaml,candidates=8"]
+    texts = ["lookup,merged-repeats=24", "aded+drafter=a,second-settings=s.yaml"]
+    texts += ["lookup+lm=a,pair-settings=t.yaml,candidates=8"]
     assert parse_methods(texts) == [
         MethodName("lookup", None, "lookup", "fixed", merged_repeats=24),
-        MethodName("drafter", "a", "aded+drafter", beside="aded", beside_settings="s.yaml"),
-        MethodName("lm", "a", "lookup+lm", "fixed", 8, beside="lookup", sharing_settings="t.yaml"),
+        MethodName("drafter", "a", "aded+drafter", second="aded", second_settings="s.yaml"),
+        MethodName("lm", "a", "lookup+lm", "fixed", 8, second="lookup", pair_settings="t.yaml"),
     ]
 
 
@@ -77,8 +77,8 @@ def test_repeats_and_settings_of_the_second_drafter_have_names() -> None:
         (["transformers,tree=auto"], "tree only with drafter=PATH or aded, lookup, lm"),
         (["aded,candidates=costs"], "candidates=costs only with drafter=PATH"),
         (["drafter=a,settings=b"], "settings only with aded, lookup, lm"),
-        (["aded,beside-settings=b"], "two drafters"),
-        (["drafter=a,sharing-settings=b"], "two drafters"),
+        (["aded,second-settings=b"], "two drafters"),
+        (["drafter=a,pair-settings=b"], "two drafters"),
         (["drafter=a,merged-repeats=8"], "merged-repeats only with deterministic trees"),
         (["lookup,merged-repeats=0"], "N from 1 to 4096"),
         (["lookup=a"], "expected: lookup"),

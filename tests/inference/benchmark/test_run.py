@@ -107,18 +107,18 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
     assert document.baseline == "transformers"
     assert document.prompts == len(RECORDS)
     assert len(document.methods) == 6 * 2
-    for one in document.methods:
-        assert one.identical_to_target is (None if one.temperature else True)
-        assert {sample.prompt for sample in one.samples} == {
+    for method in document.methods:
+        assert method.identical_to_target is (None if method.temperature else True)
+        assert {sample.prompt for sample in method.samples} == {
             sample.prompt for sample in document.methods[0].samples
         }
-        assert len(one.samples) == len(RECORDS) * 2
-        assert sum(sample.turns for sample in one.samples) == (len(RECORDS) + 1) * 2
-        assert one.tokens == sum(sample.tokens for sample in one.samples)
-        assert one.speedup_low <= one.speedup <= one.speedup_high
-        assert one.categories.keys() == {"code", "chat", "ids"}
-        assert one.inter_token.p50 > 0
-        assert one.time_to_first_token.p50 > 0
+        assert len(method.samples) == len(RECORDS) * 2
+        assert sum(sample.turns for sample in method.samples) == (len(RECORDS) + 1) * 2
+        assert method.tokens == sum(sample.tokens for sample in method.samples)
+        assert method.speedup_low <= method.speedup <= method.speedup_high
+        assert method.categories.keys() == {"code", "chat", "ids"}
+        assert method.inter_token.p50 > 0
+        assert method.time_to_first_token.p50 > 0
     alone = document.figures("autoregressive", 0.0)
     assert alone.tau == 1.0
     assert alone.tokens == (len(RECORDS) + 1) * 2 * NEW_TOKENS
@@ -136,7 +136,7 @@ def test_figures_of_a_drafter_add_up(everything: ComparisonDocument) -> None:
         assert sum(expert.proposed for expert in one.experts) > 0
         accepted = sum(expert.accepted for expert in one.experts)
         assert accepted == pytest.approx(
-            sum(one.marginal_acceptance_by_depth) * one.target_forwards
+            sum(one.acceptance_rate_per_position) * one.target_forwards
         )
         seconds = sum(sample.seconds for sample in one.samples)
         assert sum(one.seconds.model_dump().values()) == pytest.approx(seconds)
@@ -154,10 +154,10 @@ def test_prompts_decoded_together_give_the_same_greedy_tokens(
         batch_size=2,
         temperatures=(0.0,),
     )
-    for one in document.methods:
-        assert one.identical_to_target
-        assert one.tokens == (len(RECORDS) + 1) * NEW_TOKENS
-        assert {sample.group for sample in one.samples} == {0, 1, 2}
+    for method in document.methods:
+        assert method.identical_to_target
+        assert method.tokens == (len(RECORDS) + 1) * NEW_TOKENS
+        assert {sample.group for sample in method.samples} == {0, 1, 2}
 
 
 def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument) -> None:
@@ -223,9 +223,11 @@ def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
     measured, trial = prompts_for(settings), trial_for(settings)
     assert trial.temperature == 1.0
     # Of five prompts in three categories: the last prompt of each category, and one more.
-    assert [one.category for one in trial.prompts] == ["ids", "chat", "code", "chat"]
-    assert [one.first for one in measured] == ["def main("]
-    assert not {one.identity for one in measured} & {one.identity for one in trial.prompts}
+    assert [prompt.category for prompt in trial.prompts] == ["ids", "chat", "code", "chat"]
+    assert [each.first for each in measured] == ["def main("]
+    assert not {each.fingerprint for each in measured} & {
+        prompt.fingerprint for prompt in trial.prompts
+    }
     model, tokenizer = subject
     methods = build_methods(parse_methods(names), Subject(model, tokenizer, trial=trial))
     document = Comparison(settings, measured, methods, model, tokenizer, "tiny").run()
@@ -286,7 +288,7 @@ def _learned(folder: Path, **changes: Any) -> list[tuple[str, int, int]]:
     texts = Texts(lambda prompt: list(map(ord, str(prompt))), str)
     methods = [Learner("a", log), Learner("b", log)]
     prompts = prompts_for(settings.model_copy(update={"methods": ("autoregressive",)}))
-    single = [one for one in prompts if one.num_turns == 1]
+    single = [each for each in prompts if each.num_turns == 1]
     Harness(methods, settings, texts, torch.device("cpu")).measure(single)
     return log[2:]  # without the warm-up
 
@@ -352,7 +354,7 @@ def test_a_sample_of_transformers_ends_with_its_end_token(subject: Loaded) -> No
         model.generation_config.eos_token_id = before
     end = whole.token_ids.index(whole.token_ids[3]) + 1
     assert short.token_ids == whole.token_ids[:end]
-    assert sum(one.num_tokens for one in short.arrivals) == end
+    assert sum(arrival.num_tokens for arrival in short.arrivals) == end
     assert short.stats.target_forwards == end - 1
 
 

@@ -166,7 +166,7 @@ def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
         session.advance(_committed(tokens, taken + 1))
         fresh = drafter.new_session(GREEDY, capacity=100)
         fresh.advance(_committed(tokens, len(tokens) - 1))
-        again, expected = (one.propose(Budget(28), []) for one in (session, fresh))
+        again, expected = (each.propose(Budget(28), []) for each in (session, fresh))
         assert again.token_ids.tolist() == expected.token_ids.tolist()
         torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
         slots = torch.arange(len(tokens))[None]
@@ -229,7 +229,7 @@ def test_trees_end_where_the_small_model_has_no_more_positions() -> None:
     decoder = SpeculativeDecoder(model, SmallLMDrafter(small, model), tree="fixed")
     output = decoder.generate([1, 2, 3], max_new_tokens=40)
     assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 40)
-    assert max(place for place, depth in enumerate(output.depths, start=3) if depth) <= 16
+    assert max(position for position, depth in enumerate(output.depths, start=3) if depth) <= 16
 
 
 def test_vocabularies_may_be_padded_differently() -> None:
@@ -261,15 +261,15 @@ def test_a_long_prompt_is_read_at_once() -> None:
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))
-    place = str(tmp_path)
+    folder = str(tmp_path)
     with pytest.raises(CheckpointError, match="cannot load"):
-        SmallLMDrafter.from_pretrained(place, model, tokenizer)
-    _small(model).save_pretrained(place)
-    tiny_tokenizer(texts=("something else entirely " * 40,)).save_pretrained(place)
+        SmallLMDrafter.from_pretrained(folder, model, tokenizer)
+    _small(model).save_pretrained(folder)
+    tiny_tokenizer(texts=("something else entirely " * 40,)).save_pretrained(folder)
     with pytest.raises(TargetMismatch, match="does not have the target's tokenizer"):
-        SmallLMDrafter.from_pretrained(place, model, tokenizer)
-    tokenizer.save_pretrained(place)
-    drafter = SmallLMDrafter.from_pretrained(place, model, tokenizer)
+        SmallLMDrafter.from_pretrained(folder, model, tokenizer)
+    tokenizer.save_pretrained(folder)
+    drafter = SmallLMDrafter.from_pretrained(folder, model, tokenizer)
     assert drafter.vocab_size == len(tokenizer)
 
 

@@ -9,7 +9,7 @@ from helpers.tables import Tables, TableSource, no_processors
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.engine.accept import accept_path, draw
+from inference.engine.accept import accept_path, sample_token
 from inference.engine.accept_batched import accept_paths
 from inference.sampling import ProcessedDistribution, Sampling
 from inference.trees.builder import TreeBuilder
@@ -98,7 +98,7 @@ def test_both_take_the_same_path_to_the_same_token(
         numbers = iter(uniforms[index].tolist())
         path, next_probs = accept_path(own, probs, lambda p, numbers=numbers: next(numbers) < p)
         assert [node for node in got.path[index].tolist() if node != ROOT] == path
-        assert got.next_token[index].item() == draw(next_probs, next(numbers))
+        assert got.next_token[index].item() == sample_token(next_probs, next(numbers))
         lengths.add(len(path))
     assert bool(got.is_sound.all())
     assert max(lengths) > 0 or name == "chain"

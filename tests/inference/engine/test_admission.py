@@ -170,7 +170,7 @@ def test_a_run_goes_on_if_all_sequences_were_complete(model: LlamaForCausalLM, n
     decoder = SpeculativeDecoder(model, drafters[name](model), tree="fixed")
     run = decoder.start(FIRST, max_new_tokens=3, temperature=0)
     for step in run:
-        if all(one.finished for one in step) and len(run.sequences) == len(FIRST):
+        if all(each.finished for each in step) and len(run.sequences) == len(FIRST):
             assert not run.live
             decoder.admit(run, LATER, max_new_tokens=7, temperature=0)
     for state, prompt in zip(run.sequences[2:], LATER, strict=True):

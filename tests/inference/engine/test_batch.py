@@ -65,9 +65,9 @@ def test_rows_end_on_their_own_and_leave_the_batch(monkeypatch: pytest.MonkeyPat
     kept = []
     original = Context.select_sequences
 
-    def noted(self: Context, places: list[int]) -> None:
-        kept.append(len(places))
-        original(self, places)
+    def noted(self: Context, indices: list[int]) -> None:
+        kept.append(len(indices))
+        original(self, indices)
 
     monkeypatch.setattr(Context, "select_sequences", noted)
     decoder = _decoder(tiny_llama(vocab=11))
@@ -88,7 +88,7 @@ def test_a_padded_tensor_gives_what_its_rows_give() -> None:
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
     got = decoder.generate_batch(padded, attention_mask=mask, max_new_tokens=9)
     expected = decoder.generate_batch(PROMPTS, max_new_tokens=9)
-    assert [one.new_token_ids for one in got] == [one.new_token_ids for one in expected]
+    assert [each.new_token_ids for each in got] == [each.new_token_ids for each in expected]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5])
@@ -100,8 +100,8 @@ def test_prompts_read_in_chunks_give_the_same_tokens(
     monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
     monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", chunk)
     chunked = decoder.generate_batch(PROMPTS, max_new_tokens=8)
-    assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
-    assert [one.depths for one in chunked] == [one.depths for one in whole]
+    assert [each.new_token_ids for each in chunked] == [each.new_token_ids for each in whole]
+    assert [each.depths for each in chunked] == [each.depths for each in whole]
 
 
 def test_rows_near_the_end_of_the_context_draft_less_than_others() -> None:

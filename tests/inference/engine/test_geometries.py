@@ -188,7 +188,7 @@ def test_padding_without_probability_is_never_emitted(temperature: float) -> Non
     outputs = decoder.generate_batch(
         [PROMPT, [7, 8]] * 4, temperature=temperature, seed=0, max_new_tokens=NEW_TOKENS
     )
-    assert max(token for one in outputs for token in one.new_token_ids) < min(PADDING)
+    assert max(token for output in outputs for token in output.new_token_ids) < min(PADDING)
     if temperature == 0.0:
         assert outputs[0].sequences[0].tolist() == _greedy(model)
 

@@ -53,7 +53,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, tied: bool) -> Non
     assert accepted > 0
 
 
-def test_plain_decoding_equals_transformers_and_has_tau_one() -> None:
+def test_autoregressive_decoding_equals_transformers_and_has_tau_one() -> None:
     model = tiny_llama()
     output = SpeculativeDecoder(model).generate([3, 1, 4], max_new_tokens=30)
     assert output.sequences[0].tolist() == _by_transformers(model, [3, 1, 4], max_new_tokens=30)
@@ -113,13 +113,13 @@ def test_decoding_never_goes_past_end_of_sequence_or_the_length_limit() -> None:
         assert output.new_token_ids == full[: full.index(eos) + 1]
 
 
-def test_rounds_give_the_same_tokens_as_a_finished_generation() -> None:
+def test_steps_give_the_same_tokens_as_a_finished_generation() -> None:
     decoder = _decoder(tiny_llama(vocab=11), SHAPES["deep"])
-    rounds = list(decoder.steps([1, 2], max_new_tokens=20))
+    steps = list(decoder.steps([1, 2], max_new_tokens=20))
     output = decoder.generate([1, 2], max_new_tokens=20)
-    tokens = list(itertools.chain.from_iterable(one.token_ids for one in rounds))
+    tokens = list(itertools.chain.from_iterable(step.token_ids for step in steps))
     assert tokens == output.new_token_ids
-    assert [one.finished for one in rounds] == [False] * (len(rounds) - 1) + [True]
+    assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 def test_decoding_up_to_the_last_position_of_the_context_works() -> None:

@@ -20,12 +20,12 @@ def test_a_single_token_has_no_speed() -> None:
     assert stats.summary == "1 token after 0.50 s to read the prompt"
 
 
-def test_the_speed_up_over_plain_decoding_is_named_where_it_is_known() -> None:
-    stats = DecodeStats(emitted=9, target_forwards=4, plain_seconds=6.0)
+def test_the_speed_up_over_decoding_without_drafts_is_named_where_it_is_known() -> None:
+    stats = DecodeStats(emitted=9, target_forwards=4, autoregressive_seconds=6.0)
     assert stats.speedup is None  # nothing was timed
     stats.seconds.update(prefill=0.5, total=4.5)
     assert stats.speedup == 1.5
-    assert "2.0 tokens/s (about 1.5 times plain decoding) after" in stats.summary
+    assert "2.0 tokens/s (1.5 times as fast as without drafts) after" in stats.summary
     both = DecodeStats.pooled([stats, stats])
     assert both.speedup == 1.5
 

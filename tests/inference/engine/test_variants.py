@@ -129,8 +129,8 @@ def test_prompts_read_in_chunks_give_the_same_drafts(
         monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
         monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", chunk)
         chunked = decoder.generate_batch(PROMPTS, max_new_tokens=9)
-        assert [one.new_token_ids for one in chunked] == [one.new_token_ids for one in whole]
-        assert [one.depths for one in chunked] == [one.depths for one in whole]
+        assert [each.new_token_ids for each in chunked] == [each.new_token_ids for each in whole]
+        assert [each.depths for each in chunked] == [each.depths for each in whole]
 
 
 @pytest.mark.parametrize("name", MOST_UNLIKE)

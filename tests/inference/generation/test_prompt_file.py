@@ -84,13 +84,13 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
         {"prompt": "\ud800"},
     )
     prompts = read_prompts(path)
-    names = [prompt.identity for prompt in prompts]
+    names = [prompt.fingerprint for prompt in prompts]
     assert names[0] == names[2]
     assert names[3] == names[4]
     assert len(set(names)) == 5
     assert all(len(name) == 16 for name in names)
     kept = distinct(prompts)
-    assert [prompt.identity for prompt in kept] == [names[index] for index in (0, 1, 3, 5, 6)]
+    assert [prompt.fingerprint for prompt in kept] == [names[index] for index in (0, 1, 3, 5, 6)]
     assert kept[0].category == "x"
 
 

@@ -5,7 +5,7 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference.profiling.efficiency import OracleTiming, measure_efficiency
 from inference.profiling.oracle import OracleDrafter
-from inference.profiling.subject import Effort, Subject, start
+from inference.profiling.subject import Effort, ProfilingSubject, start
 from jakiro.target.adapter import TargetAdapter
 
 # Four tokens per step; verification and drafting take twice as long as a pass over one token.
@@ -28,7 +28,7 @@ def test_a_run_without_any_time_between_forward_passes_is_ideal() -> None:
 
 def test_the_efficiency_is_a_share_of_the_ideal_with_its_parts() -> None:
     target = TargetAdapter(tiny_llama())
-    subject = Subject(target, tiny_drafter(target), [[1, 2, 3]], Effort(1, 8, 1))
+    subject = ProfilingSubject(target, tiny_drafter(target), [[1, 2, 3]], Effort(1, 8, 1))
     (figure,) = measure_efficiency(subject).values()
     details = figure.details
     assert details["tau"] == 4

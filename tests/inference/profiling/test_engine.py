@@ -14,8 +14,8 @@ from helpers.tokenizers import tiny_tokenizer
 from inference.benchmark.stats import interval, median_interval
 
 HEADLINES = {
-    "plain_vs_transformers": 1.05,
-    "plain_compiled_vs_transformers": 1.3,
+    "autoregressive_vs_transformers": 1.05,
+    "compiled_vs_transformers": 1.3,
     "own_overhead_share": 0.1,
     "context_growth": 0.1,
     "batch8_scaling": None,
@@ -38,8 +38,8 @@ def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, dict):
-        for one in value.values():
-            yield from _numbers(one)
+        for each in value.values():
+            yield from _numbers(each)
     elif isinstance(value, float):
         yield value
 
@@ -53,7 +53,7 @@ def test_quick_run_of_the_engine_measures_everything(
         figure = document[name]
         assert figure["target"] == goal
         # A quick run compiles nothing.
-        is_missing = name == "plain_compiled_vs_transformers"
+        is_missing = name == "compiled_vs_transformers"
         assert (figure["value"] is None) == is_missing
         if not is_missing:
             assert figure["low"] <= figure["value"] <= figure["high"]

@@ -6,7 +6,7 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference.profiling.forwards import Recorder, Stopwatch, watched
 from inference.profiling.overhead import Spent, measure_overhead
-from inference.profiling.subject import Effort, Subject
+from inference.profiling.subject import Effort, ProfilingSubject
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
@@ -25,7 +25,7 @@ def test_the_overhead_is_the_share_outside_the_forward_passes(
 
 def test_each_way_of_decoding_has_its_own_share_and_parts() -> None:
     target = TargetAdapter(tiny_llama())
-    subject = Subject(target, tiny_drafter(target), [[1, 2, 3]], Effort(1, 12, 1))
+    subject = ProfilingSubject(target, tiny_drafter(target), [[1, 2, 3]], Effort(1, 12, 1))
     (figure,) = measure_overhead(subject).values()
     assert figure.details.keys() == {"greedy", "sampled", "autoregressive"}
     assert figure.interval.value == figure.details["greedy"]["share"]["value"]

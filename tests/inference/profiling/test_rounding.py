@@ -24,6 +24,6 @@ def test_nothing_is_decided_by_rounding_in_float32(
     options = ["--dtype", "float32", "--count", "2", "--new-tokens", "6"]
     assert exit_code("profile", "rounding", "--target", str(target_folder), *options) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {one["value"] for one in document["argmax_differs"].values()} == {0}
-    assert {one["value"] for one in document["continuations_differ"].values()} == {0}
+    assert {each["value"] for each in document["argmax_differs"].values()} == {0}
+    assert {each["value"] for each in document["continuations_differ"].values()} == {0}
     assert document["positions"] == 12

@@ -65,9 +65,9 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     methods = ["autoregressive", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
     methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]
     methods += [f"lookup+lm={folder / 'small'}", "lookup,merged-repeats=9,name=repeats"]
-    methods += [f"aded={table}+lm={folder / 'small'},beside-settings={settings},name=both"]
-    methods += [f"lookup+lm={folder / 'small'},sharing-settings={sharing},name=shared"]
-    words = [word for one in methods for word in ("--method", one)]
+    methods += [f"aded={table}+lm={folder / 'small'},second-settings={settings},name=both"]
+    methods += [f"lookup+lm={folder / 'small'},pair-settings={sharing},name=shared"]
+    words = [word for method in methods for word in ("--method", method)]
     words += ["--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl")]
     words += ["--device", "cpu", "--num-prompts", "2", "--max-new-tokens", "4"]
     words += ["--json", str(figures)]
@@ -104,7 +104,7 @@ def test_a_file_sets_how_two_drafters_share_trees(folder: Path, tmp_path: Path) 
     target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
     tiny_drafter(target).save_pretrained(tmp_path / "drafter")
     for first in (f"lm={folder / 'small'}", f"drafter={tmp_path / 'drafter'}"):
-        name = f"lookup+{first},sharing-settings={tmp_path / 'sharing.yaml'}"
+        name = f"lookup+{first},pair-settings={tmp_path / 'sharing.yaml'}"
         [method] = build_methods(parse_methods([name]), Subject(target.model, tokenizer))
         assert isinstance(method, OwnDecoding)
         assert isinstance(method.decoder.drafter, CombinedDrafter)
@@ -156,8 +156,8 @@ def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -
     tokenizer.save_pretrained(tmp_path / "less")
     last, ids = len(tokenizer) - 1, tokenizer.encode("def main")
     records = [
-        {"input_ids": [one, other, last, last], "loss_mask": [0, 1, 1, 1]}
-        for one in (ids[-1], *range(4, 290))
+        {"input_ids": [each, other, last, last], "loss_mask": [0, 1, 1, 1]}
+        for each in (ids[-1], *range(4, 290))
         for other in (ids[-1], 7)
     ]
     (folder / "last.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -21,7 +21,13 @@ def folder(tmp_path: Path) -> Path:
 def test_prepare_fills_the_cache_that_training_reads(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--sequence-length", "64"]
+    words = [
+        "--cache-folder",
+        str(folder / "cache"),
+        "--skip-bad-records",
+        "--sequence-length",
+        "64",
+    ]
     assert run_on_records(folder, "prepare", *words) == 0
     printed = capsys.readouterr().out
     assert "4 records read, 2 skipped; 2 documents" in printed
@@ -32,7 +38,7 @@ def test_prepare_fills_the_cache_that_training_reads(
         [str(folder / "data.jsonl")],
         tiny_tokenizer(CHAT_TEMPLATE),
         folder / "cache",
-        skip_bad_rows=True,
+        skip_bad_records=True,
         vocab_size=300,
     )
     assert store.num_documents == 2
@@ -41,14 +47,20 @@ def test_prepare_fills_the_cache_that_training_reads(
 def test_prepare_names_its_own_options_where_there_is_much_padding(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--sequence-length", "160"]
+    words = [
+        "--cache-folder",
+        str(folder / "cache"),
+        "--skip-bad-records",
+        "--sequence-length",
+        "160",
+    ]
     assert run_on_records(folder, "prepare", *words) == 0
     advised = "try --split=all or a different --sequence-length"
     assert f"of all packed tokens are padding: {advised}" in capsys.readouterr().out
 
 
 def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-rows", "--preview", "5"]
+    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-records", "--preview", "5"]
     assert run_on_records(folder, "prepare", *words) == 0
     printed = capsys.readouterr().out
     assert f"document 1 of 2, {folder / 'data.jsonl'}:1: " in printed.replace("\n", "")

@@ -18,8 +18,8 @@ def folder(tmp_path: Path) -> Path:
 def test_an_unusable_record_is_one_line_with_its_location(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = {"prepare": "--cache-folder", "regenerate": "--out"}[command]
-    words = [place, str(folder / "new.jsonl")]
+    option = {"prepare": "--cache-folder", "regenerate": "--out"}[command]
+    words = [option, str(folder / "new.jsonl")]
     words += ["--max-new-tokens", "8"] if command == "regenerate" else []
     assert run_on_records(folder, command, *words) == 2
     printed = capsys.readouterr().err
@@ -31,12 +31,12 @@ def test_regenerate_writes_records_that_prepare_reads(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = folder / "own.jsonl"
-    words = ["--out", str(out), "--max-new-tokens", "8", "--skip-bad-rows", "--seed", "4"]
+    words = ["--out", str(out), "--max-new-tokens", "8", "--skip-bad-records", "--seed", "4"]
     assert run_on_records(folder, "regenerate", *words) == 0
     printed = capsys.readouterr().out
     assert f"2 records in {out}, 2 of them new" in printed
     assert "2 unusable records left out" in printed
-    assert [json.loads(line)["row"] for line in out.read_text().splitlines()] == [1, 3]
+    assert [json.loads(line)["record"] for line in out.read_text().splitlines()] == [1, 3]
     assert run_on_records(folder, "regenerate", *words) == 0
     assert "0 of them new" in capsys.readouterr().out
     out.replace(folder / "data.jsonl")
@@ -48,7 +48,7 @@ def test_regenerate_writes_records_that_prepare_reads(
 def test_drafters_that_need_no_training_answer_like_the_target_alone(
     folder: Path, drafter: str
 ) -> None:
-    words = ["--max-new-tokens", "8", "--skip-bad-rows"]
+    words = ["--max-new-tokens", "8", "--skip-bad-records"]
     assert run_on_records(folder, "regenerate", "--out", str(folder / "target.jsonl"), *words) == 0
     words += ["--drafter", drafter.format(folder)]
     assert run_on_records(folder, "regenerate", "--out", str(folder / "fast.jsonl"), *words) == 0

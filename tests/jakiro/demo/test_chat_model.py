@@ -47,7 +47,7 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "prompts.jsonl").write_text(json.dumps({"turns": ["why is it so?"]}) + "\n")
     chats = tmp_path / "chats.jsonl"
     turns = [{"role": "user", "content": "and why?"}, {"role": "assistant", "content": "so it is"}]
-    lines = [json.dumps({"row": number, "messages": turns * 4}) for number in range(12)]
+    lines = [json.dumps({"record": number, "messages": turns * 4}) for number in range(12)]
     chats.write_text("\n".join(lines))
     write_shards(chats, folder / "conversations")
     monkeypatch.setattr(chat_model, "ASSETS", folder)

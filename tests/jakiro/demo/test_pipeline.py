@@ -83,7 +83,7 @@ def test_the_figures_have_every_method_and_the_trees_which_are_measured_once(
     assert calls["train_drafter"] == 2  # it looks into the cache itself
     assert first["drafter"] == second["drafter"]
     assert first["drafter"]["trees"] == CHOICE.plan.model_dump()
-    assert (first["target"]["path"], first["target"]["held_out_loss"]) == (str(target), None)
+    assert (first["target"]["path"], first["target"]["validation_loss"]) == (str(target), None)
     measured = {(row["method"], row["temperature"]) for row in first["results"]}
     assert {method for method, _ in measured} == {
         *("transformers", "transformers-lookup", "autoregressive", "jakiro")

@@ -127,9 +127,9 @@ def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = _bf16(tiny_llama(vocab=61, initializer_range=0.05)).model
-    plain = SpeculativeDecoder(model, batch_invariant=True)
+    alone = SpeculativeDecoder(model, batch_invariant=True)
     prompts = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
-    expected = [plain.generate(prompt, max_new_tokens=40).new_token_ids for prompt in prompts]
+    expected = [alone.generate(prompt, max_new_tokens=40).new_token_ids for prompt in prompts]
     tree: Any = TreeShape(children=4, breadth=3, num_nodes=12, sampled=drafter == "sampled")
     used: Any = tiny_drafter(TargetAdapter(model))
     if drafter == "lookup":

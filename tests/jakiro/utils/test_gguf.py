@@ -108,6 +108,6 @@ def test_a_missing_reader_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) 
     def missing(*_: object) -> None:
         raise ImportError("GGUF>=0.10.0 is required")
 
-    monkeypatch.setattr(gguf, "_plain_model", missing)
+    monkeypatch.setattr(gguf, "_dequantized_model", missing)
     with pytest.raises(CheckpointError, match=r"pip install 'gguf>=0\.10'"):
         load_causal_lm(file)

@@ -65,7 +65,11 @@ def test_a_piece_without_responses_is_not_packed() -> None:
     )
     assert sorted(tokens.tolist()) == [*range(5), *range(10, 20)]
     assert (sequences.counts.left_out, sequences.counts.left_out_tokens) == (1, 5)
-    assert (sequences.counts.split, sequences.counts.documents, sequences.counts.rows) == (2, 2, 3)
+    assert (sequences.counts.split, sequences.counts.documents, sequences.counts.sequences) == (
+        2,
+        2,
+        3,
+    )
 
 
 @pytest.mark.parametrize("documents", [[0], [1], []])
@@ -79,7 +83,7 @@ def test_only_the_given_documents_are_packed(documents: list[int]) -> None:
 @pytest.mark.parametrize(("padding", "advises"), [(0.04, False), (0.06, True)])
 def test_much_padding_comes_with_advice(padding: float, advises: bool) -> None:
     packed = PackCounts(
-        rows=2, documents=2, padding=padding, split=0, left_out=0, left_out_tokens=0
+        sequences=2, documents=2, padding=padding, split=0, left_out=0, left_out_tokens=0
     )
     text = advice(packed)
     assert (text is not None and "data.sequence_length" in text) is advises

@@ -8,10 +8,10 @@ from training.data.report import advice, report, report_once
 
 def counts(num_sequences: int) -> DataCounts:
     read = ReadCounts(
-        rows=9, skipped=0, dropped=0, documents=9, tokens=90, responses=90, highest_id=1
+        records=9, skipped=0, dropped=0, documents=9, tokens=90, responses=90, highest_id=1
     )
     packed = PackCounts(
-        rows=num_sequences, documents=9, padding=0.2, split=0, left_out=0, left_out_tokens=0
+        sequences=num_sequences, documents=9, padding=0.2, split=0, left_out=0, left_out_tokens=0
     )
     return DataCounts(read=read, packed=packed)
 

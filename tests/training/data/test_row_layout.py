@@ -102,7 +102,7 @@ def test_split_pieces_carry_their_responses_and_dropped_pieces_are_counted(
     used = sum(
         sequence.documents.max() >= 0 for sequence in map(sequences.sequence, range(len(sequences)))
     )
-    assert used == len(sequences) == sequences.counts.rows
+    assert used == len(sequences) == sequences.counts.sequences
     assert sequences.counts.padding == pytest.approx(
         1 - len(seen) / max(1, len(sequences) * sequence_length)
     ) or (not len(sequences))

@@ -11,15 +11,15 @@ from training.data.shards import write_shards
 from training.data.sources import find_sources
 
 RECORDS = [
-    {"row": 1, "messages": [{"role": "user", "content": "why is it so?"}]},
+    {"record": 1, "messages": [{"role": "user", "content": "why is it so?"}]},
     {
-        "row": 2,
+        "record": 2,
         "messages": [
             {"role": "user", "content": "who was it?"},
             {"role": "assistant", "content": "It was Ada Lovelace.", "is_cut": True},
         ],
     },
-    {"row": 4, "messages": [{"role": "user", "content": "and how?"}]},
+    {"record": 4, "messages": [{"role": "user", "content": "and how?"}]},
 ]
 
 
@@ -65,7 +65,7 @@ def test_records_of_mixed_types_are_an_error_and_leave_nothing(tmp_path: Path) -
 
 def test_records_that_name_persons_are_left_out(source: Path, tmp_path: Path) -> None:
     assert write_shards(source, tmp_path / "shards", leave_out_persons=True) == (3, 2)
-    assert [record["row"] for record in _read(tmp_path / "shards")] == [1, 4]
+    assert [record["record"] for record in _read(tmp_path / "shards")] == [1, 4]
 
 
 def test_shards_are_not_overwritten(source: Path, tmp_path: Path) -> None:

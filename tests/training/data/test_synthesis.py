@@ -97,7 +97,7 @@ def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_
 def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> None:
     records, _ = _write(target, tmp_path / "own.jsonl", tiny_tokenizer(), kind="texts")
     assert len(records) == 6
-    assert all(record.keys() <= {"row", "text", "is_cut"} for record in records)
+    assert all(record.keys() <= {"record", "text", "is_cut"} for record in records)
     cut, whole = (
         [r for r in records if r.get("is_cut", False) is is_cut] for is_cut in (True, False)
     )

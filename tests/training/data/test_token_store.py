@@ -86,10 +86,10 @@ def test_unusable_records_end_the_reading_or_are_skipped_and_counted(
     data.write_text('{"text": "cut\n[]\n' + data.read_text())
     with pytest.raises(DataError, match=r"texts\.jsonl:1 is not JSON"):
         open_in(tmp_path, data)
-    store = open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+    store = open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_records=True)
     assert store.num_documents == 2
     assert store.counts is not None
-    assert (store.counts.rows, store.counts.skipped) == (5, 3)
+    assert (store.counts.records, store.counts.skipped) == (5, 3)
     for line, fault in ((1, "is not JSON"), (2, "is not a record"), (4, "is neither a text")):
         assert f"texts.jsonl:{line} {fault}" in caplog.text
 
@@ -97,7 +97,7 @@ def test_unusable_records_end_the_reading_or_are_skipped_and_counted(
 def test_data_without_a_usable_record_is_refused(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "texts.jsonl", [{"no": 1}] * 9)
     with pytest.raises(DataError, match=r"nothing to learn from; .* 9 records skipped"):
-        open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+        open_tokens([str(data)], tiny_tokenizer(), tmp_path / "cache", skip_bad_records=True)
 
 
 def test_cached_tokens_are_refused_for_a_target_that_does_not_have_all_of_them(
@@ -117,12 +117,12 @@ def test_documents_know_their_lines_whatever_was_dropped_between_them(tmp_path: 
     second.write_text("\n" + second.read_text())
     paths = [str(first), str(second)]
     for _ in range(2):  # from the files, then from the cache
-        store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+        store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_records=True)
         assert store.describe([0]) == f"{first}:1"
         assert store.describe([0, 1]) == f"{first}:1, {second}:3"
     second = second.rename(tmp_path / "moved.jsonl")
     paths = [str(first), str(second)]
-    store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_rows=True)
+    store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_records=True)
     assert store.describe([1]) == f"{second}:3"
 
 
@@ -135,7 +135,7 @@ def test_the_fingerprint_names_the_folder_in_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit", "name"),
-    [("def " * 90, 9000, "token_ids"), ("def", 1500, "rows.npy")],
+    [("def " * 90, 9000, "token_ids"), ("def", 1500, "locations.npy")],
     ids=["tokens", "records of documents"],
 )
 def test_a_full_disk_is_named_and_leaves_nothing_that_is_mistaken_for_a_cache(

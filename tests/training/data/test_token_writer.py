@@ -33,7 +33,7 @@ def test_files_hold_the_documents_in_order_with_their_records(tmp_path: Path) ->
     assert np.fromfile(home / "token_ids", np.int32).tolist() == [5, 6, 7, 8, 9, 5, 6, 7]
     assert np.fromfile(home / "is_response", np.bool_).nonzero()[0].tolist() == [2, 3, 4, 7]
     assert np.load(home / "starts.npy").tolist() == [0, 3, 5, 8]
-    assert np.load(home / "rows.npy").tolist() == [[0, 2], [0, 2], [0, 5]]
+    assert np.load(home / "locations.npy").tolist() == [[0, 2], [0, 2], [0, 5]]
     first, second, third = np.load(home / "hashes.npy").tolist()
     assert first == third == hash_document(DOCUMENTS[0]) != second
 
@@ -44,7 +44,7 @@ def test_documents_without_a_second_token_are_dropped_and_counted(tmp_path: Path
     write_tokens(tmp_path / "home", records, intake)
     counts = ReadCounts.model_validate_json((tmp_path / "home" / "counts.json").read_bytes())
     assert counts == ReadCounts(
-        rows=4,
+        records=4,
         skipped=1,
         dropped=1,
         documents=2,

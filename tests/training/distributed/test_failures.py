@@ -94,7 +94,7 @@ def test_remedies_are_settings_that_are_not_refused(workshop: Path) -> None:
 def test_remedies_suit_runs_without_partitions_and_runs_that_save_memory_already(
     workshop: Path,
 ) -> None:
-    plain = tiny_run(workshop)
+    default = tiny_run(workshop)
     saving = tiny_run(
         workshop,
         optimizer={"kind": "muon"},
@@ -106,7 +106,7 @@ def test_remedies_suit_runs_without_partitions_and_runs_that_save_memory_already
         "set engine.zero_stage=1 and engine.offload_optimizer=true",
         "remedy: start another run with a shorter data.sequence_length",
     )
-    for settings, remedy in zip((plain, saving), remedies, strict=True):
+    for settings, remedy in zip((default, saving), remedies, strict=True):
         with pytest.raises(ResourceError, match=remedy), exhaustion_explained(settings):
             torch.empty(1 << 50, dtype=torch.uint8)
 

@@ -72,8 +72,8 @@ def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
     for a, b in zip(*(drafter.parameters() for drafter in drafters), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-3)
     evaluations = [record_of(run)["evaluation"] for run in (one, other)]
-    assert evaluations[0]["held_out"]["loss"] == pytest.approx(
-        evaluations[1]["held_out"]["loss"], abs=1e-3
+    assert evaluations[0]["validation"]["loss"] == pytest.approx(
+        evaluations[1]["validation"]["loss"], abs=1e-3
     )
     assert evaluations[0]["decoding"][0]["tokens"] == evaluations[1]["decoding"][0]["tokens"]
 

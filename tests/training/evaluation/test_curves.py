@@ -20,8 +20,8 @@ def _run(folder: Path, *, is_evaluated: bool = True, tau: float = 1.5) -> Path:
         for step in range(1, 5)
     ]
     found = {
-        "held_out": {"loss": 2.0, "levels": [{"agreement": 0.25}]},
-        "decoding": [{"tau": tau, "acceptance_by_depth": [0.5, 0.25]}],
+        "validation": {"loss": 2.0, "levels": [{"agreement": 0.25}]},
+        "decoding": [{"tau": tau, "conditional_acceptance_rate": [0.5, 0.25]}],
     }
     if is_evaluated:
         lines += [{"step": step, "evaluation": found} for step in (0, 4)]

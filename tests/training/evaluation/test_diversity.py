@@ -131,4 +131,4 @@ def test_a_trained_drafter_knows_how_different_its_experts_are(workshop: Path) -
     experts = record["evaluation"]["experts"]
     assert 0 <= experts["top_overlap"] <= 1
     assert 0 <= experts["router_entropy"] <= experts["load_entropy"] <= math.log(2) + 1e-9
-    assert experts["positions"] == record["evaluation"]["held_out"]["positions"]
+    assert experts["positions"] == record["evaluation"]["validation"]["positions"]

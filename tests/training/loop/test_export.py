@@ -21,7 +21,13 @@ from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
 from training.train import train
 
-DECODING = {"tau": 1.5, "prompts": 2, "temperature": 0.0, "acceptance_by_depth": [0.5], "tokens": 9}
+DECODING = {
+    "tau": 1.5,
+    "prompts": 2,
+    "temperature": 0.0,
+    "conditional_acceptance_rate": [0.5],
+    "tokens": 9,
+}
 
 
 def test_a_drafter_that_cannot_be_saved_as_it_is_stops_the_run_before_its_first_step(
@@ -106,7 +112,7 @@ def _measure(monkeypatch: pytest.MonkeyPatch, *agreements: float) -> None:
     values = iter(agreements)
 
     def measure(*_: Any) -> dict[str, Any]:
-        return {"held_out": {"levels": [{"agreement": next(values)}], "positions": 9}}
+        return {"validation": {"levels": [{"agreement": next(values)}], "positions": 9}}
 
     monkeypatch.setattr(AGREEMENT, measure)
 
@@ -156,11 +162,11 @@ def test_a_drafter_that_gets_worse_ends_as_good_as_it_began(workshop: Path) -> N
     settings = tiny_run(workshop, steps=4, evaluation=EVERY_STEP, optimizer=spoilt)
     train(settings)
     found = [line for _, line in read_evaluations(settings.run_folder)]
-    agreements = [line["held_out"]["levels"][0]["agreement"] for line in found]
+    agreements = [line["validation"]["levels"][0]["agreement"] for line in found]
     assert len(agreements) == 5
     record = JakiroDrafter.from_pretrained(settings.run_folder / "drafter").config.record
     assert record is not None
-    assert record["evaluation"]["held_out"]["levels"][0]["agreement"] == max(agreements)
+    assert record["evaluation"]["validation"]["levels"][0]["agreement"] == max(agreements)
 
 
 @pytest.mark.parametrize(

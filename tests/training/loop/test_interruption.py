@@ -254,14 +254,14 @@ def test_checkpoints_and_drafters_are_safetensors_and_text_only(whole: TrainSett
 
 def test_the_best_drafter_has_the_highest_held_out_agreement(whole: TrainSettings) -> None:
     agreements = {
-        line["step"]: line["evaluation"]["held_out"]["levels"][0]["agreement"]
+        line["step"]: line["evaluation"]["validation"]["levels"][0]["agreement"]
         for line in read_metrics(whole.run_folder)
         if "evaluation" in line
     }
     best = json.loads((whole.run_folder / "best" / "config.json").read_text())["record"]
     highest = max(agreements.values())
     assert best["training"]["best_value"] == highest
-    assert best["evaluation"]["held_out"]["levels"][0]["agreement"] == highest
+    assert best["evaluation"]["validation"]["levels"][0]["agreement"] == highest
     first = min(step for step, agreement in agreements.items() if agreement == highest)
     assert best["training"]["step"] == first
     assert (whole.run_folder / "best" / "tokenizer.json").exists()

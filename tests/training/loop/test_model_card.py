@@ -18,7 +18,7 @@ from training.train import train
 DECODING = {
     "temperature": 0.0,
     "tau": 2.345,
-    "acceptance_by_depth": [0.71, 0.5],
+    "conditional_acceptance_rate": [0.71, 0.5],
     "prompts": 8,
     "tokens": 512,
 }
@@ -48,7 +48,7 @@ def _config(
 
 
 def test_the_card_has_target_data_and_measurements() -> None:
-    text = model_card(_config({"decoding": [DECODING], "held_out": HELD_OUT}))
+    text = model_card(_config({"decoding": [DECODING], "validation": HELD_OUT}))
     card = ModelCard(text)
     assert card.data.base_model == "org/target"
     assert card.data.library_name == "jakiro"

@@ -146,13 +146,17 @@ def test_a_run_with_adapters_differs_in_its_settings_not_in_its_format(
 
 def test_sequences_that_were_filled_differently_make_another_run(trained_workshop: Path) -> None:
     whole = tiny_run(trained_workshop, steps=2, data={"split": "never"})
-    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: texts,"):
+    with pytest.raises(
+        ConfigError, match=r"sequences_filled_with differs.*or set data.split: texts,"
+    ):
         RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
     settings = tiny_run(trained_workshop, steps=2)
     record = settings.run_folder / "run.json"
     fingerprint = json.loads(record.read_text())
-    record.write_text(json.dumps(fingerprint | {"rows_filled_with": "split never"}))
-    with pytest.raises(ConfigError, match=r"rows_filled_with differs.*or set data.split: never,"):
+    record.write_text(json.dumps(fingerprint | {"sequences_filled_with": "split never"}))
+    with pytest.raises(
+        ConfigError, match=r"sequences_filled_with differs.*or set data.split: never,"
+    ):
         RunFolder(settings.run_folder).check(settings, prepare(settings).facts)
     RunFolder(whole.run_folder).check(whole, prepare(whole).facts)
 

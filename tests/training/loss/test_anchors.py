@@ -13,9 +13,9 @@ from training.loss.anchors import (
     NEAR_SHARE,
     AnchorRule,
     previous_anchors,
-    rollout_anchors,
     sample_anchors,
     sample_blocks,
+    ttt_anchors,
 )
 
 
@@ -124,15 +124,15 @@ def test_documents_of_a_sequence_have_different_phases() -> None:
 
 
 @given(lengths=LENGTHS, distance=st.integers(1, 8))
-def test_a_rollout_lies_a_fixed_distance_back_or_at_the_position_itself(
+def test_a_later_pass_lies_a_fixed_distance_back_or_at_the_position_itself(
     lengths: list[int], distance: int
 ) -> None:
     starts = _starts(lengths)
-    for i, anchor in enumerate(rollout_anchors(starts, distance)):
+    for i, anchor in enumerate(ttt_anchors(starts, distance)):
         assert anchor == (i - distance if i - distance >= starts[i] else i)
 
 
-@pytest.mark.parametrize("kind", ["drafting", "blocks", "previous", "rollout"])
+@pytest.mark.parametrize("kind", ["drafting", "blocks", "previous", "ttt"])
 def test_a_rule_returns_the_number_of_samples_each_with_its_own_key(kind: str) -> None:
     starts = _starts([30, 20, 50])
     anchors = AnchorRule(kind, num_levels=3, num_samples=3).anchors(starts, (7, 1, 2))
@@ -143,7 +143,7 @@ def test_a_rule_returns_the_number_of_samples_each_with_its_own_key(kind: str) -
         "drafting": [sample_anchors(starts, 3, (7, 1, 2, sample)) for sample in range(3)],
         "blocks": [sample_blocks(starts, 3, (7, 1, 2, sample)) for sample in range(3)],
         "previous": [previous_anchors(starts)] * 3,
-        "rollout": [rollout_anchors(starts, distance) for distance in (1, 2, 3)],
+        "ttt": [ttt_anchors(starts, distance) for distance in (1, 2, 3)],
     }
     assert (anchors == np.stack(expected[kind])).all()
     if kind != "previous":
@@ -153,8 +153,8 @@ def test_a_rule_returns_the_number_of_samples_each_with_its_own_key(kind: str) -
 @pytest.mark.parametrize(
     ("drafter", "kind", "num_samples"),
     [
-        ({"schedule": {"autoregressive_levels": 3}}, "rollout", 3),
-        ({"trunk": {"kind": "feedback"}, "schedule": {"autoregressive_levels": 4}}, "rollout", 4),
+        ({"schedule": {"autoregressive_levels": 3}}, "ttt", 3),
+        ({"trunk": {"kind": "feedback"}, "schedule": {"autoregressive_levels": 4}}, "ttt", 4),
         (
             {
                 "trunk": {"kind": "moa"},

@@ -15,7 +15,7 @@ STACKED = ("experts.down", "experts.level_down", "memory_encoder.project_layers.
 
 
 def _batch(settings: DrafterSettings) -> Batch:
-    kind = "rollout" if settings.trunk.reads_features else "blocks"
+    kind = "ttt" if settings.trunk.reads_features else "blocks"
     batch = random_batch([12, 9], [20])
     starts = (torch.arange(24) - batch.positions).numpy()
     rule = AnchorRule(kind, num_levels=3, num_samples=2)

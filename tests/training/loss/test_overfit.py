@@ -40,7 +40,7 @@ def anchors_of(settings: DrafterSettings, step: int) -> Tensor:
     """Return the anchors that training samples for the only sequence, [samples, length]."""
     kind, samples = "drafting", 2
     if settings.trunk.reads_features:
-        kind, samples = "rollout", LEVELS
+        kind, samples = "ttt", LEVELS
     elif settings.tail_layers:
         kind = "blocks"
     starts = torch.zeros(LENGTH, dtype=torch.long).numpy()

@@ -19,12 +19,12 @@ from training.loss.views import TargetView
 
 LENGTH = 24
 PASSES = ROLLED_OUT
-ROLLOUT = {"ttt_steps": PASSES}
+TTT = {"ttt_steps": PASSES}
 TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2)
-FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT)
-FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | ROLLOUT)
-BOTH = tiny_settings(trunk=HYBRID | ROLLOUT)
-BOTH_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=HYBRID | ROLLOUT)
+FED_BACK = tiny_settings(combine="sum", trunk=FEEDBACK | TTT)
+FED_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=FEEDBACK | TTT)
+BOTH = tiny_settings(trunk=HYBRID | TTT)
+BOTH_TAIL = tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=HYBRID | TTT)
 
 
 @torch.no_grad()
@@ -119,9 +119,9 @@ def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
 FIRST = {
     "moa": tiny_settings(trunk=NO_FIRST),
     "tail": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=NO_FIRST),
-    "feedback": tiny_settings(combine="sum", trunk=FEEDBACK | ROLLOUT | NO_FIRST),
+    "feedback": tiny_settings(combine="sum", trunk=FEEDBACK | TTT | NO_FIRST),
     "hybrid with a tail": tiny_settings(
-        combine="sum", parallel_levels=0, tail_layers=2, trunk=HYBRID | ROLLOUT | NO_FIRST
+        combine="sum", parallel_levels=0, tail_layers=2, trunk=HYBRID | TTT | NO_FIRST
     ),
 }
 
@@ -216,7 +216,7 @@ ISOLATED = {
     "feedback": FED_BACK,
     "hybrid": BOTH,
     "hybrid with a tail": BOTH_TAIL,
-    "feedback, mixture": tiny_settings(trunk=FEEDBACK | ROLLOUT, parallel_levels=2),
+    "feedback, mixture": tiny_settings(trunk=FEEDBACK | TTT, parallel_levels=2),
     **{name: VARIANTS[name] for name in ("E2-mixture-P2", "hidden", "draft-vocabulary")},
 }
 

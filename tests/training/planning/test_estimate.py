@@ -27,7 +27,7 @@ from training.module import TargetReader, TrainingModule
 from training.planning.estimate import choose_micro_batch, estimate, render
 from training.planning.simulation import drafter_on_meta, simulate, target_on_meta
 from training.planning.zero_memory import state_bytes
-from training.setup.preparation import Prepared, prepare
+from training.setup.preparation import RunInputs, prepare
 from training.target_states.states import States
 from training.target_states.writer import TargetStateWriter
 from training.train import train
@@ -53,13 +53,13 @@ def trainer_of(settings: TrainSettings) -> Iterator[Trainer]:
                 trainer.engine.destroy()
 
 
-def reader_of(inputs: Prepared, drafter: JakiroDrafter) -> TargetReader:
+def reader_of(inputs: RunInputs, drafter: JakiroDrafter) -> TargetReader:
     settings = inputs.settings
     dtype = TORCH_DTYPES[settings.engine.dtype]
     return TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
 
 
-def sampler_of(inputs: Prepared) -> Sampler:
+def sampler_of(inputs: RunInputs) -> Sampler:
     settings = inputs.settings
     rule = anchor_rule(settings)
     return Sampler(

@@ -194,7 +194,7 @@ def _first_validation_loss(folder: Path, **changes: Any) -> float:
     )
     train(settings)
     lines = (settings.run_folder / "metrics.jsonl").read_text().splitlines()
-    return float(json.loads(lines[-1])["evaluation"]["held_out"]["loss"])
+    return float(json.loads(lines[-1])["evaluation"]["validation"]["loss"])
 
 
 def test_a_run_starts_with_a_fit_of_its_input_and_fits_it_once(

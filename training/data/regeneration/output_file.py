@@ -42,7 +42,7 @@ RAISED_FROM = "raised_from"  # the limit with which the earlier records were wri
 
 
 class OutputFile:
-    """A JSONL file of generated records, in ascending order of their numbers (key `row`).
+    """A JSONL file of generated records, in ascending order of their numbers (key `record`).
 
     Next to this file, another file whose name ends in `.settings` contains the settings with which
     the records were generated, so that a later run with the same settings can continue the file.
@@ -230,7 +230,7 @@ class OutputFile:
                     break
                 last, end, self.num_records = line, end + len(line), self.num_records + 1
             file.truncate(end)
-        self.last_record = int(json.loads(last)["row"]) if last else 0
+        self.last_record = int(json.loads(last)["record"]) if last else 0
 
 
 def _is_raised(limit: str | None, known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:

@@ -41,8 +41,8 @@ class RegenerationSettings(Settings):
         seed: random seed; the random numbers for an answer depend only on this seed, the record and
             the chat turn.
         batch_size: number of records answered together, which affects only speed and memory use.
-        skip_bad_rows: whether unusable records are skipped; by default, the first unusable record
-            raises an error.
+        skip_bad_records: whether unusable records are skipped; by default, the first unusable
+            record raises an error.
     """
 
     temperature: float = Field(0.0, ge=0)
@@ -50,7 +50,7 @@ class RegenerationSettings(Settings):
     prompt_tokens: int = Field(64, ge=1)
     seed: int = Field(0, ge=0)
     batch_size: int = Field(8, ge=1)
-    skip_bad_rows: bool = False
+    skip_bad_records: bool = False
 
 
 def fingerprint_fields(
@@ -203,7 +203,7 @@ class Regenerator:
             ConfigError: the file was made with other settings, or another process writes to it.
             DataError: data is missing or malformed.
         """
-        written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_rows)
+        written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_records)
         # Sampled answers of a certain length would be too frequent if only the others were redone.
         limit = None if self._settings.temperature else "max_new_tokens"
         facts = fingerprint_fields(self._decoder, self._settings, sources)
@@ -218,7 +218,7 @@ class Regenerator:
             with closing(finished):
                 for record in finished:
                     if record.result is not None:
-                        output.append([{"row": record.number} | record.result])
+                        output.append([{"record": record.number} | record.result])
                         written.kept += record.is_kept
                         written.records += not record.is_kept
                     written.left_out = intake.num_skipped
@@ -284,7 +284,7 @@ class Regenerator:
                 f"a question of {record.location} does not fit into the target's context",
                 expected=f"1 to {spec.max_position - new} tokens, followed by {new} new tokens",
                 got=len(question),
-                remedy="lower --max-new-tokens, or skip such records with --skip-bad-rows",
+                remedy="lower --max-new-tokens, or skip such records with --skip-bad-records",
             )
         if max(question) >= spec.vocab_size:
             raise RecordError(

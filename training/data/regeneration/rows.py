@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
 
 # Keys that the new record does not take over from the old one.
-_REPLACED = {*FORMS, "tools", "loss_mask", "row", CUT}
+_REPLACED = {*FORMS, "tools", "loss_mask", "record", CUT}
 
 # Yields the token ids of each question, receives the answer, and returns the new record.
 RecordDialogue = Generator[list[int], Answer, dict[str, Any]]
@@ -119,7 +119,7 @@ class EarlierRecords:
     """Records that were written with a smaller limit, whose complete answers stay the same.
 
     Args:
-        records: new records, in ascending order of their numbers (key `row`).
+        records: new records, in ascending order of their numbers (key `record`).
         limit: largest number of tokens of their answers; None if there are no records.
     """
 
@@ -134,11 +134,11 @@ class EarlierRecords:
         Args:
             number: number of the record; larger than in earlier calls.
         """
-        while self._next is not None and self._next["row"] < number:
+        while self._next is not None and self._next["record"] < number:
             self._next = next(self._records, None)
-        if self._next is None or self._next["row"] > number or self._has_cut_answer(self._next):
+        if self._next is None or self._next["record"] > number or self._has_cut_answer(self._next):
             return None
-        return {name: value for name, value in self._next.items() if name != "row"}
+        return {name: value for name, value in self._next.items() if name != "record"}
 
     def _has_cut_answer(self, record: dict[str, Any]) -> bool:
         assert self._limit is not None

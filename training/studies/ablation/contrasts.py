@@ -22,13 +22,13 @@ class Counts:
     Attributes:
         tau: tokens after the first token, per forward pass of the target after prefill.
         speed: tokens per second, including prefill.
-        acceptance_by_depth: conditional acceptance rate at each depth, averaged over seeds.
+        conditional_acceptance_rate: rate at each depth, averaged over seeds.
         seconds_per_draft: seconds of drafting per forward pass of the target.
     """
 
     tau: Rate
     speed: Rate
-    acceptance_by_depth: tuple[float, ...]
+    conditional_acceptance_rate: tuple[float, ...]
     seconds_per_draft: float
 
 
@@ -74,7 +74,7 @@ def counts_of(
     return Counts(
         tau=Rate(summed("decoded"), summed("target_forwards")),
         speed=Rate(summed("tokens"), summed("seconds")),
-        acceptance_by_depth=_means([each.acceptance_by_depth for each in figures]),
+        conditional_acceptance_rate=_means([each.conditional_acceptance_rate for each in figures]),
         seconds_per_draft=_seconds_per_draft(figures),
     )
 

@@ -21,7 +21,7 @@ from jakiro.utils.settings import Settings
 from training.config import TrainSettings
 from training.planning.estimate import disk_bytes, duration_text, size_text
 from training.planning.speed import decoding_rate, seconds_per_step
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 from training.studies.ablation.arms import SizedArm
 from training.studies.ablation.runs import runs_of
 
@@ -48,7 +48,7 @@ class ArmEstimate(Settings):
 
 def estimate(
     sized: Sequence[SizedArm],
-    inputs: Prepared,
+    inputs: RunInputs,
     *,
     seeds: int,
     evaluation_tokens: int,
@@ -120,7 +120,7 @@ def render(estimates: Sequence[ArmEstimate]) -> Table:
 
 
 def _of_arm(
-    arm: SizedArm, inputs: Prepared, device: torch.device, trainings: int, decoding: float
+    arm: SizedArm, inputs: RunInputs, device: torch.device, trainings: int, decoding: float
 ) -> ArmEstimate:
     step = seconds_per_step(inputs, device)
     settings = inputs.settings.with_steps(len(inputs.sequences))
@@ -134,7 +134,7 @@ def _of_arm(
     )
 
 
-def _with_settings(inputs: Prepared, settings: TrainSettings) -> Prepared:
+def _with_settings(inputs: RunInputs, settings: TrainSettings) -> RunInputs:
     config = config_for(settings.drafter, inputs.drafter_config.target_record)
     # The time for the selection of the draft vocabulary is negligible.
     return replace(inputs, settings=settings, drafter_config=config, draft_ids=None)

@@ -20,14 +20,14 @@ class ArmRow(Settings):
         parameters: number of trainable parameters.
         intermediate_size: expert width that made the arm as large as the base.
         training_tokens: number of tokens read in training, for each seed.
-        held_out_agreement: fraction of validation positions at which drafter and target agree on
+        validation_agreement: fraction of validation positions at which drafter and target agree on
             the most likely token, averaged over seeds; None if it was not measured.
         tau: tokens per forward pass of the target, pooled over seeds and prompts; 1 for
             autoregressive decoding.
         tau_ratio: tau divided by tau of the base.
-        acceptance_by_depth: conditional acceptance rate at each depth, averaged over seeds: the
-            share of the decoding steps with a candidate at this depth (below an accepted path) in
-            which a candidate at this depth was accepted.
+        conditional_acceptance_rate: for each depth, the share of decoding steps that accepted a
+            candidate at this depth, among those with a candidate there (below an accepted path),
+            averaged over seeds.
         tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
         seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts;
             None if it was not measured.
@@ -43,10 +43,10 @@ class ArmRow(Settings):
     parameters: int
     intermediate_size: int
     training_tokens: tuple[int, ...] = ()
-    held_out_agreement: float | None = None
+    validation_agreement: float | None = None
     tau: float
     tau_ratio: Ratio
-    acceptance_by_depth: tuple[float, ...] = ()
+    conditional_acceptance_rate: tuple[float, ...] = ()
     tokens_per_second: float
     seconds_per_draft: float | None = None
     speed_ratio: Ratio

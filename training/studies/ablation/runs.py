@@ -60,7 +60,7 @@ class ArmRun:
     @property
     def validation_agreement(self) -> float | None:
         """The agreement with the target on validation tokens; None if it was not measured."""
-        validation = self._record["evaluation"].get("held_out")
+        validation = self._record["evaluation"].get("validation")
         return None if validation is None else float(validation["levels"][0]["agreement"])
 
     @property

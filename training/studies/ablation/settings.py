@@ -12,7 +12,7 @@ from inference.generation.prompts import encode_prompt
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.settings import Settings
-from training.setup.preparation import Prepared
+from training.setup.preparation import RunInputs
 from training.studies.ablation.runs import Launcher
 
 FEWEST_PROMPTS = 2  # smallest number for which there is an interval over prompts
@@ -92,7 +92,7 @@ class StudyPrompts:
     """
 
     def __init__(
-        self, inputs: Prepared, test: Path | None, dev: Path | None, reserved: int = 0
+        self, inputs: RunInputs, test: Path | None, dev: Path | None, reserved: int = 0
     ) -> None:
         self._inputs = inputs
         self._test = test

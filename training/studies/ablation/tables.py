@@ -82,7 +82,7 @@ def _sweep_cells(sweep: SweepResults, swept: ArmSweep, taus: tuple[float, ...]) 
 _COLORS = {"base": "dim", "better": "green", "worse": "red", "not resolved": ""}
 _RATIOS = ("tau_ratio", "speed_ratio", "speedup")
 _SINGLE_FIELDS = (
-    *("arm", "temperature", "parameters", "intermediate_size", "held_out_agreement", "tau"),
+    *("arm", "temperature", "parameters", "intermediate_size", "validation_agreement", "tau"),
     *("tokens_per_second", "seconds_per_draft", "verdict"),
 )
 HEADINGS = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
@@ -185,7 +185,7 @@ def _record(row: ArmRow) -> dict[str, object]:
         record |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     record |= _numbered("tau_ratio_seed", row.tau_ratio.by_seed)
     record |= _numbered("training_tokens_seed", row.training_tokens)
-    return record | _numbered("acceptance_depth", row.acceptance_by_depth, first=1)
+    return record | _numbered("acceptance_depth", row.conditional_acceptance_rate, first=1)
 
 
 def _numbered(name: str, values: Sequence[object], first: int = 0) -> dict[str, object]:

@@ -20,14 +20,15 @@ MINE = MethodKey("drafter=mine", 0.0)
 def _changed(document: ComparisonDocument, name: str, **update: Any) -> ComparisonDocument:
     """Return a copy of the document with changed figures of one method."""
     methods = tuple(
-        one.model_copy(update=update) if one.name == name else one for one in document.methods
+        method.model_copy(update=update) if method.name == name else method
+        for method in document.methods
     )
     return document.model_copy(update={"methods": methods})
 
 
 def _figure(changes: Changes, metric: str, key: MethodKey = MINE) -> FigureChange:
-    (method,) = (one for one in changes.methods if one.key == key)
-    (figure,) = (one for one in method.figures if one.metric == metric)
+    (method,) = (each for each in changes.methods if each.key == key)
+    (figure,) = (each for each in method.figures if each.metric == metric)
     return figure
 
 
@@ -40,7 +41,7 @@ def _printed(changes: Changes) -> str:
 def test_a_document_does_not_differ_from_itself() -> None:
     document = noisy_document(seed=0)
     changes = compare_documents(document, document)
-    assert [one.is_paired for one in changes.methods] == [True, True]
+    assert [each.is_paired for each in changes.methods] == [True, True]
     for method in changes.methods:
         for figure in method.figures:
             assert figure.ratio == (1.0, 1.0, 1.0)
@@ -57,7 +58,7 @@ def test_ratios_are_those_of_the_documents_figures() -> None:
     before, after = noisy_document(seed=0), noisy_document(seed=1, slowness={"drafter=mine": 0.7})
     changes = compare_documents(before, after)
     for metric in ("tau", "speedup", "tokens_per_second"):
-        old, new = (getattr(one.figures(*MINE), metric) for one in (before, after))
+        old, new = (getattr(each.figures(*MINE), metric) for each in (before, after))
         figure = _figure(changes, metric)
         assert (figure.before, figure.after) == pytest.approx((old, new))
         assert figure.ratio.value == pytest.approx(new / old)
@@ -97,7 +98,7 @@ def test_other_groups_of_the_same_prompts_are_not_paired() -> None:
         noisy_document(seed=1, prompts=160),
     ):
         changes = compare_documents(before, after)
-        assert [one.is_paired for one in changes.methods] == [False, False]
+        assert [method.is_paired for method in changes.methods] == [False, False]
         assert "drafter=mine at T = 0, not paired" in _printed(changes)
 
 
@@ -118,8 +119,8 @@ def test_noise_alone_is_mostly_not_distinguishable() -> None:
 def test_more_tokens_per_forward_are_higher() -> None:
     before = noisy_document(seed=0)
     samples = [
-        one.model_copy(update={"target_forwards": one.target_forwards - 5})
-        for one in before.figures(*MINE).samples
+        sample.model_copy(update={"target_forwards": sample.target_forwards - 5})
+        for sample in before.figures(*MINE).samples
     ]
     better = with_samples(before.figures(*MINE), samples)
     after = _changed(before, MINE.name, samples=better.samples, tau=better.tau)
@@ -127,18 +128,18 @@ def test_more_tokens_per_forward_are_higher() -> None:
     figure = _figure(changes, "tau")
     assert figure.verdict == "higher"
     assert figure.ratio.value == pytest.approx(
-        sum(one.target_forwards + 5 for one in samples)
-        / sum(one.target_forwards for one in samples)
+        sum(sample.target_forwards + 5 for sample in samples)
+        / sum(sample.target_forwards for sample in samples)
     )
 
 
 def test_the_baseline_has_no_speed_up_to_compare() -> None:
     document = noisy_document(seed=0)
     changes = compare_documents(document, document)
-    assert [one.metric for one in changes.methods[0].figures] == ["tau", "tokens_per_second"]
+    assert [figure.metric for figure in changes.methods[0].figures] == ["tau", "tokens_per_second"]
     other = document.model_copy(update={"baseline": "drafter=mine"})
     changes = compare_documents(document, other)
-    assert [len(one.figures) for one in changes.methods] == [2, 2]  # without speed-ups
+    assert [len(method.figures) for method in changes.methods] == [2, 2]  # without speed-ups
     assert [difference.name for difference in changes.differences] == ["baseline"]
 
 
@@ -146,14 +147,14 @@ def test_a_method_without_baseline_at_its_temperature_has_no_speed_up() -> None:
     document = noisy_document(seed=0)
     alone = document.model_copy(update={"methods": document.methods[1:]})
     (method,) = compare_documents(document, alone).methods
-    assert [one.metric for one in method.figures] == ["tau", "tokens_per_second"]
+    assert [figure.metric for figure in method.figures] == ["tau", "tokens_per_second"]
 
 
 def test_few_prompts_prove_nothing() -> None:
     before = noisy_document(seed=0, prompts=4)
     after = noisy_document(seed=1, prompts=4, slowness={"drafter=mine": 2.0})
     changes = compare_documents(before, after)
-    assert {one.verdict for method in changes.methods for one in method.figures} == {
+    assert {figure.verdict for method in changes.methods for figure in method.figures} == {
         "too few prompts"
     }
 
@@ -161,8 +162,8 @@ def test_few_prompts_prove_nothing() -> None:
 def test_a_figure_that_was_zero_has_no_ratio() -> None:
     document = noisy_document(seed=0)
     samples = [
-        one.model_copy(update={"tokens": 2, "target_forwards": 0})
-        for one in document.figures(*MINE).samples
+        sample.model_copy(update={"tokens": 2, "target_forwards": 0})
+        for sample in document.figures(*MINE).samples
     ]
     stopped = _changed(document, MINE.name, samples=tuple(samples), tau=0.0)
     changes = compare_documents(stopped, document)
@@ -174,7 +175,7 @@ def test_methods_of_one_document_are_listed() -> None:
     before = noisy_document(seed=0, methods=("autoregressive", "drafter=old", "drafter=mine"))
     after = noisy_document(seed=0, methods=("autoregressive", "drafter=mine", "ngram"))
     changes = compare_documents(before, after)
-    assert [one.key.name for one in changes.methods] == ["autoregressive", "drafter=mine"]
+    assert [method.key.name for method in changes.methods] == ["autoregressive", "drafter=mine"]
     assert changes.only_before == (("drafter=old", 0.0),)
     assert changes.only_after == (("ngram", 0.0),)
     printed = _printed(changes)

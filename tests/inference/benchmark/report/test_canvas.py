@@ -33,7 +33,7 @@ def test_every_id_and_every_reference_begins_with_the_name_of_the_figure() -> No
     used = re.findall(r'(?:url\(|href=")#([^")]*)', drawing)
     assert used
     assert set(used) <= set(ids)
-    assert all(one.startswith("time-0-") for one in ids)
+    assert all(each.startswith("time-0-") for each in ids)
 
 
 def test_the_element_has_its_size_in_pixels_and_a_text_alternative() -> None:

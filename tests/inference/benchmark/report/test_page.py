@@ -65,7 +65,7 @@ def test_page_shows_every_method_and_every_section():
     # Five figures and two trees for each temperature, each with a text alternative.
     drawings = Tags(page).named("svg")
     assert len(drawings) == 14
-    assert all(one["role"] == "img" and one["aria-label"] for one in drawings)
+    assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
 
 
 def test_page_gives_the_figures_of_a_method():
@@ -83,9 +83,9 @@ def test_page_gives_the_figures_of_a_method():
 def test_page_gives_the_cost_of_a_step_in_autoregressive_steps():
     document = make_document(prompts=6)
     (group,) = [group for group in _groups(document, looks(document)) if not group.temperature]
-    plain, mine = (document.figures(name, 0.0) for name in ("autoregressive", "drafter=mine"))
-    assert group.step_cost(plain) == 1.0
-    assert group.step_cost(mine) == mine.step_seconds / plain.step_seconds
+    alone, mine = (document.figures(name, 0.0) for name in ("autoregressive", "drafter=mine"))
+    assert group.step_cost(alone) == 1.0
+    assert group.step_cost(mine) == mine.step_seconds / alone.step_seconds
     assert f"<td>{group.step_cost(mine):.2f}</td>" in render(document)
 
 
@@ -164,7 +164,7 @@ def test_hostile_text_is_shown_as_it_is():
     assert "漢字" in page
     assert "#010101" in page  # the placeholder for ink is replaced only inside tags
     assert "$↵⇥·$" in page
-    assert all(one.isprintable() or one == "\n" for one in page)
+    assert all(each.isprintable() or each == "\n" for each in page)
     assert Tags(page).open == []
 
 

@@ -59,7 +59,9 @@ def test_a_method_that_decoded_nothing_is_shown() -> None:
 
 
 def test_the_axis_ends_at_the_fastest_sample() -> None:
-    speeds = [one.tokens / one.seconds for each in DOCUMENT.methods for one in each.samples]
+    speeds = [
+        sample.tokens / sample.seconds for each in DOCUMENT.methods for sample in each.samples
+    ]
     assert sample_limit(DOCUMENT.methods) == max(speeds)
 
 
@@ -89,5 +91,5 @@ def test_the_figure_of_acceptance_grows_with_its_legend(drafting: tuple[str, ...
     drawing = acceptance(methods, looks(document), name="acceptance")
     assert f'width="{WIDTH}" height="{232 + 16 * len(drafting)}"' in drawing
     assert [word for word in words_in(drawing) if word in drafting] == list(drafting)
-    first = percent(methods[0].acceptance_by_depth[0])
+    first = percent(methods[0].conditional_acceptance_rate[0])
     assert f"at depth 1: drafter=a {first}" in alt_of(drawing)

@@ -14,7 +14,8 @@ from inference.benchmark.report.tree_picture import draw_tree
 def boxes_of(drawing: str) -> list[tuple[float, float, float, float]]:
     rectangles = ElementTree.fromstring(drawing).iter("rect")
     sides = [
-        [float(one.get(key, "")) for key in ("x", "y", "width", "height")] for one in rectangles
+        [float(rectangle.get(key, "")) for key in ("x", "y", "width", "height")]
+        for rectangle in rectangles
     ]
     return [(x, y, x + width, y + height) for x, y, width, height in sides]
 
@@ -22,10 +23,10 @@ def boxes_of(drawing: str) -> list[tuple[float, float, float, float]]:
 def test_tree_shows_the_accepted_path_and_the_experts():
     tree = make_tree("drafter=mine", 0.0, 12, 4, 3, Random(1))
     nodes = ElementTree.fromstring(draw_tree(tree)).findall("g")
-    experts = [one.get("data-expert") for one in nodes]
-    accepted = [one for one in nodes if one.get("class") == "node accepted"]
+    experts = [each.get("data-expert") for each in nodes]
+    accepted = [each for each in nodes if each.get("class") == "node accepted"]
     assert experts == [None, *(str(node.expert) for node in tree.nodes), None]
-    assert [one.findtext("title") for one in accepted] == [
+    assert [each.findtext("title") for each in accepted] == [
         f"{node.token!r}, depth {node.depth}, expert {node.expert}, accepted"
         for node in tree.nodes
         if node.accepted
@@ -33,15 +34,15 @@ def test_tree_shows_the_accepted_path_and_the_experts():
     assert nodes[0].get("class") == "node root"
     assert nodes[-1].get("class") == "node target"
     assert nodes[-1].findtext("text") == "·text"
-    colors = {one.get("data-expert"): one.find("rect").get("fill") for one in nodes}
+    colors = {each.get("data-expert"): each.find("rect").get("fill") for each in nodes}
     assert len(set(colors.values())) == len(colors)
 
 
 def test_accepted_path_goes_straight_to_the_target_s_token():
     tree = make_tree("drafter=mine", 0.0, 30, 6, 2, Random(2))
     nodes = ElementTree.fromstring(draw_tree(tree)).findall("g")
-    path = [one for one in nodes if one.get("class") != "node"]
-    assert len({one.find("rect").get("y") for one in path}) == 1
+    path = [node for node in nodes if node.get("class") != "node"]
+    assert len({each.find("rect").get("y") for each in path}) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -72,7 +72,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def _unusable(fault: str) -> TrigramIndex:
-    keys, (ids, weights) = _index().keys.copy(), (one.copy() for one in _index().rows)
+    keys, (ids, weights) = _index().keys.copy(), (row.copy() for row in _index().rows)
     match fault:
         case "not in ascending order":
             keys = keys[::-1].copy()

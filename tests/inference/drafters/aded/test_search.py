@@ -71,7 +71,7 @@ def test_trees_hold_different_siblings_below_likelier_parents(
     found = search(table, *stream[-2:], num_nodes, depth, SETTINGS)
     assert_well_formed(found, num_nodes, depth)
     for node, parent in enumerate(found.parents.tolist()):
-        before = [*stream[-2:], *(int(found.token_ids[one]) for one in _path(found, parent))]
+        before = [*stream[-2:], *(int(found.token_ids[each]) for each in _path(found, parent))]
         tokens, _ = table.row(*before[-2:])
         assert found.token_ids[node] in tokens
 

@@ -165,19 +165,19 @@ def test_amounts_that_are_none_teach_nothing(nothing: float) -> None:
 
 
 @given(
-    rounds=st.lists(
+    several=st.lists(
         st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=8
     ),
     is_zero=st.booleans(),
     bound=st.sampled_from([2, 64]),
 )
 def test_rows_are_learnt_as_their_trigrams_are(
-    rounds: list[tuple[int, int, int]], is_zero: bool, bound: int
+    several: list[tuple[int, int, int]], is_zero: bool, bound: int
 ) -> None:
     counter = TrigramCounter()
     counter.add(np.array([0, 1, 2, 0, 1, 3, 0, 2, 2], np.int64))
     one, other = (TrigramTable(bound, 4, 1.5, 0.9, counter.index(9, 3)) for _ in range(2))
-    for count, each, seed in rounds:
+    for count, each, seed in several:
         draw = np.random.default_rng(seed)
         bigrams = packed(draw.integers(0, 3, count), draw.integers(0, 3, count))
         successors = np.stack([draw.permutation(9)[:each] for _ in range(count)])
@@ -258,16 +258,16 @@ def test_rows_below_are_cut_to_their_heaviest_successors(
 ) -> None:
     draw = np.random.default_rng(seed)
     rows = Successors.none(len(lengths), width)
-    for place, length in enumerate(lengths):
-        rows.ids[place, :length] = draw.permutation(20)[:length]
-        rows.weights[place, :length] = draw.integers(1, 4, length) / 4  # many weights are equal
+    for number, length in enumerate(lengths):
+        rows.ids[number, :length] = draw.permutation(20)[:length]
+        rows.weights[number, :length] = draw.integers(1, 4, length) / 4  # many weights are equal
     index = TrigramIndex(np.arange(len(lengths)), rows)  # bigrams (0, n)
     table = TrigramTable(64, num_successors=count, below=index)
     found = table.lookup(np.append(index.keys, 99))
-    for place in range(len(lengths)):
-        expected = _heaviest(index.row(0, place), count)
-        assert table.row(0, place) == expected
-        assert successors_at(found, place) == expected
+    for number in range(len(lengths)):
+        expected = _heaviest(index.row(0, number), count)
+        assert table.row(0, number) == expected
+        assert successors_at(found, number) == expected
     assert successors_at(found, -1) == ([], [])
     assert index.narrowed(width) is index
     assert found.ids.shape[1] == count

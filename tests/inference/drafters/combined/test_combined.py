@@ -94,7 +94,7 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
     assert set(range(second)) <= set(proposed) <= set(range(second + 1))
     assert proposed[second] > accepted[second] > 0
     together = decoder.generate_batch(PROMPTS, max_new_tokens=30)
-    assert [one.sequences[0].tolist() for one in together] == expected
+    assert [each.sequences[0].tolist() for each in together] == expected
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
     """Return all tensors that a session keeps for its tokens."""
     rows = session.cache
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
-    return [rows.own.prefix(12), rows.kept.prefix(12), *((one.keys, one.values) for one in tail)]
+    return [rows.own.prefix(12), rows.kept.prefix(12), *((each.keys, each.values) for each in tail)]
 
 
 @pytest.mark.parametrize("name", SESSIONS)

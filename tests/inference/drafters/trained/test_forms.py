@@ -121,7 +121,7 @@ def test_the_int8_head_changes_draft_probabilities_but_the_tree_stays_similar() 
     model, tokens = tiny_drafter(target), torch.arange(9)[None]
     own = TrainedDrafter(model, target, TreeShape())
     int8 = own.in_forms(DraftForms(head="int8"))
-    trees = [prefilled(one, tokens, 8)[0].propose(Budget(8), []) for one in (own, int8)]
+    trees = [prefilled(each, tokens, 8)[0].propose(Budget(8), []) for each in (own, int8)]
     assert not torch.equal(trees[0].score, trees[1].score)
     first = [tree.score[0].sort(descending=True).values for tree in trees]
     torch.testing.assert_close(*first, atol=0.2, rtol=0)
@@ -142,7 +142,7 @@ def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> 
         assert any(isinstance(module, PackedLinear) for module in packed.network.modules())
         assert packed.model is model
         expected, tree = (
-            prefilled(one, tokens, 8)[0].propose(Budget(8), []) for one in (own, packed)
+            prefilled(each, tokens, 8)[0].propose(Budget(8), []) for each in (own, packed)
         )
         assert torch.equal(tree.token_ids, expected.token_ids)
         torch.testing.assert_close(tree.score, expected.score, atol=1e-4, rtol=1e-4)

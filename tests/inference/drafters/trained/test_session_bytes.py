@@ -18,7 +18,9 @@ def _bytes_of(rows: DrafterCache) -> int:
     """Return the bytes of all memory behind a cache, with each block counted once."""
     parts = [*rows.own.prefix(rows.capacity), *rows.kept.prefix(rows.capacity)]
     if rows.tail_cache is not None:
-        parts += [part for one in rows.tail_cache.slot_layers for part in (one.keys, one.values)]
+        parts += [
+            part for layer in rows.tail_cache.slot_layers for part in (layer.keys, layer.values)
+        ]
     blocks = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
     return sum(blocks.values())
 

@@ -116,13 +116,13 @@ def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
     pair = source.joint(2, frontier_of(torch.tensor([[2, 5]]), torch.zeros(1, 2, dtype=torch.long)))
     deeper = frontier_of(torch.tensor([[3, 3, 1]]), torch.tensor([[1, 0, 1]]))
     below = source.joint(3, deeper)
-    for place, path in enumerate([(5, 3), (2, 3), (5, 1)]):
+    for index, path in enumerate([(5, 3), (2, 3), (5, 1)]):
         alone = _source(settings)
         alone.joint(1, None)
         second = alone.joint(2, chain_frontier(path[0]))
         torch.testing.assert_close(pair[0, (2, 5).index(path[0])], second[0, 0])
         third = alone.joint(3, chain_frontier(path[1]))
-        torch.testing.assert_close(below[0, place], third[0, 0])
+        torch.testing.assert_close(below[0, index], third[0, 0])
     assert not torch.allclose(pair[0, 0].logsumexp(0), pair[0, 1].logsumexp(0))
 
 

@@ -84,7 +84,7 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
 ) -> None:
     written = write(regenerator(target), data, tmp_path / "out.jsonl")
     records = records_of(tmp_path / "out.jsonl")
-    assert [record["row"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert [record["record"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert (written.records, written.answers) == (6, 8)
     for record in (record for record in records if "messages" in record):
         for index in range(1, len(record["messages"]), 2):
@@ -128,7 +128,7 @@ def test_neither_the_batch_size_nor_interruptions_change_a_record(
         with pytest.raises(KeyboardInterrupt):
             write(small_batches, data, parted)
     assert len(records_of(parted)) == 2
-    parted.write_bytes(parted.read_bytes() + b'{"row": 3, "mess')  # cut off by a crash
+    parted.write_bytes(parted.read_bytes() + b'{"record": 3, "mess')  # cut off by a crash
     written = write(small_batches, data, parted)
     assert written.records == 4
     assert parted.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -194,11 +194,11 @@ def test_a_smaller_limit_or_sampled_answers_need_another_file(
 def test_records_keep_the_fields_that_have_nothing_to_do_with_their_answers(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    own = {"id": "a7", "category": {"name": "x"}, "row": 12, "is_cut": True}
+    own = {"id": "a7", "category": {"name": "x"}, "record": 12, "is_cut": True}
     rows = [RECORDS[0] | own, RECORDS[1] | own, RECORDS[4] | own]
     write(regenerator(target), write_jsonl(tmp_path / "d.jsonl", rows), tmp_path / "o.jsonl")
     for row, record in enumerate(records_of(tmp_path / "o.jsonl"), start=1):
-        assert (record["id"], record["category"], record["row"]) == ("a7", {"name": "x"}, row)
+        assert (record["id"], record["category"], record["record"]) == ("a7", {"name": "x"}, row)
 
 
 def test_an_interruption_says_what_is_kept_and_how_to_continue(
@@ -338,8 +338,8 @@ def test_an_unusable_record_is_named_or_skipped_and_counted(
     with pytest.raises(DataError, match=message):
         write(regenerator(target), data, tmp_path / "out.jsonl")
     out = tmp_path / "skipping.jsonl"
-    assert write(regenerator(target, skip_bad_rows=True), data, out).left_out == 1
-    assert [record["row"] for record in records_of(out)] == [1, 3]
+    assert write(regenerator(target, skip_bad_records=True), data, out).left_out == 1
+    assert [record["record"] for record in records_of(out)] == [1, 3]
 
 
 def test_a_full_disk_is_named_and_the_next_run_continues(

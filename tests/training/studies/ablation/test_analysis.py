@@ -32,7 +32,7 @@ def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
     assert better.tau_ratio.value == pytest.approx(1.1, rel=0.03)
     assert len(better.tau_ratio.by_seed) == results.seeds == 3
     assert better.speed_ratio.value == pytest.approx(better.tau_ratio.value, rel=1e-3)
-    assert better.held_out_agreement == pytest.approx(0.6)
+    assert better.validation_agreement == pytest.approx(0.6)
     assert better.training_tokens == (1000, 1001, 1002)
 
 
@@ -93,8 +93,8 @@ def test_figures_are_pooled_over_seeds_prompts_and_repeats_without_first_tokens(
     forwards = sum(each.target_forwards for each in figures)
     assert row.seconds_per_draft == pytest.approx(sum(f.seconds.draft for f in figures) / forwards)
     assert row.tau_ratio.low == row.tau_ratio.high == 1.0
-    depths = [each.acceptance_by_depth for each in figures]
-    assert row.acceptance_by_depth == pytest.approx(np.mean(depths, axis=0))
+    depths = [each.conditional_acceptance_rate for each in figures]
+    assert row.conditional_acceptance_rate == pytest.approx(np.mean(depths, axis=0))
 
 
 def test_results_come_back_from_json() -> None:

@@ -45,7 +45,7 @@ def test_only_seeds_that_reached_a_depth_count_at_that_depth() -> None:
         seed: document.model_copy(
             update={
                 "methods": tuple(
-                    method.model_copy(update={"acceptance_by_depth": rates[seed]})
+                    method.model_copy(update={"conditional_acceptance_rate": rates[seed]})
                     for method in document.methods
                 )
             }
@@ -53,7 +53,7 @@ def test_only_seeds_that_reached_a_depth_count_at_that_depth() -> None:
         for seed, document in documents.items()
     }
     counts = counts_of(shorter, "base", 0.0, prompts_in(shorter))
-    assert counts.acceptance_by_depth == pytest.approx((0.6, 0.6))
+    assert counts.conditional_acceptance_rate == pytest.approx((0.6, 0.6))
 
 
 def test_seeds_with_different_prompts_or_without_the_arm_are_refused() -> None:

@@ -11,14 +11,14 @@ from rich.console import Console
 from jakiro.utils.settings import dump_settings
 from training.planning import speed
 from training.planning.speed import decoding_rate, seconds_per_step
-from training.setup.preparation import Prepared, prepare
+from training.setup.preparation import RunInputs, prepare
 from training.studies.ablation import estimate as module
 from training.studies.ablation.arms import SizedArm, equally_sized, read_arms
 from training.studies.ablation.estimate import ArmEstimate, estimate, render
 
 
 @pytest.fixture
-def study(workshop: Path) -> tuple[list[SizedArm], Prepared]:
+def study(workshop: Path) -> tuple[list[SizedArm], RunInputs]:
     """Return a base and two arms, with the inputs of the base."""
     base, delta, other = (workshop / f"{name}.yaml" for name in ("a", "experts-1", "parallel-0"))
     base.write_text(
@@ -38,7 +38,7 @@ def with_rates(monkeypatch: pytest.MonkeyPatch, step: float, rate: float) -> Non
 
 
 def test_steps_and_decoding_are_timed_and_nothing_is_written(
-    study: tuple[list[SizedArm], Prepared], workshop: Path
+    study: tuple[list[SizedArm], RunInputs], workshop: Path
 ) -> None:
     sized, inputs = study
     before = sorted(workshop.rglob("*"))
@@ -87,7 +87,7 @@ def test_an_end_token_does_not_end_the_timing(workshop: Path) -> None:
 
 
 def test_minutes_and_bytes_are_those_of_all_seeds(
-    study: tuple[list[SizedArm], Prepared], monkeypatch: pytest.MonkeyPatch
+    study: tuple[list[SizedArm], RunInputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sized, inputs = study
     with_rates(monkeypatch, step=6.0, rate=50.0)
@@ -99,7 +99,7 @@ def test_minutes_and_bytes_are_those_of_all_seeds(
 
 
 def test_a_sweep_trains_and_decodes_more_with_every_arm(
-    study: tuple[list[SizedArm], Prepared], monkeypatch: pytest.MonkeyPatch
+    study: tuple[list[SizedArm], RunInputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sized, inputs = study
     with_rates(monkeypatch, step=6.0, rate=50.0)

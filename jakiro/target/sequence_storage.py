@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-class Rows:
+class SequenceStorage:
     """A tensor with one row for each sequence, in storage that may have room for more rows.
 
     Sequences that leave free their rows, and sequences that join take free rows, so that the rows
@@ -34,7 +34,7 @@ class Rows:
                 self._row(destination).copy_(self._row(index))
         self._show(len(indices))
 
-    def append(self, other: "Rows") -> None:
+    def append(self, other: "SequenceStorage") -> None:
         """Add a copy of the rows of another tensor, which has at most as many slots."""
         count, added = self._count, other._count
         if count + added > self._storage.shape[self._dim]:

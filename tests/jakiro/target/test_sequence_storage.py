@@ -1,13 +1,13 @@
-"""Rows of sequences that join and leave a batch."""
+"""Sequences that join and leave a batch keep their storage."""
 
 import torch
 
-from jakiro.target.rows import Rows
+from jakiro.target.sequence_storage import SequenceStorage
 
 
-def _rows(*values: float, slots: int = 2) -> Rows:
+def _rows(*values: float, slots: int = 2) -> SequenceStorage:
     content = torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1).expand(2, -1, slots, 3)
-    return Rows(content.clone(), dim=1)
+    return SequenceStorage(content.clone(), dim=1)
 
 
 def _first(rows: Rows) -> list[float]:
