@@ -182,4 +182,6 @@ def test_an_unusable_corpus_or_table_is_refused(
     (tmp_path / "taken").touch()
     assert _build(folder, tmp_path / "taken") == 2
     assert "choose another name for --out" in capsys.readouterr().err
+    assert _build(folder, Path("-")) == 2
+    assert "--out cannot write the trigrams to standard output" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
