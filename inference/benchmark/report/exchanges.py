@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.report.style import shortened
+from inference.benchmark.report.style import ELLIPSIS
 
 MOST_SHOWN = 20  # prompts on a page
 _LONGEST_TITLE = 90  # characters
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 class Exchange(NamedTuple):
     """A prompt and its answers."""
 
-    title: str  # beginning and end of the question, on one line
+    title: str  # beginning of the question, on one line
     question: str
     answers: list[Answer]
 
@@ -36,9 +36,14 @@ def exchanges_of(document: ComparisonDocument) -> list[Exchange]:
     shown = [prompt for prompt in document.questions if prompt in answers][:MOST_SHOWN]
     return [
         Exchange(
-            shortened(" ".join(document.questions[prompt].split()), _LONGEST_TITLE),
+            _title(document.questions[prompt]),
             document.questions[prompt],
             [Answer(at, methods, text) for (at, text), methods in answers[prompt].items()],
         )
         for prompt in shown
     ]
+
+
+def _title(question: str) -> str:
+    line = " ".join(question.split())
+    return line if len(line) <= _LONGEST_TITLE else line[: _LONGEST_TITLE - 1] + ELLIPSIS

@@ -70,8 +70,8 @@ class Group:
 
     @property
     def with_experts(self) -> tuple[MethodFigures, ...]:
-        """The methods with figures of experts."""
-        return tuple(method for method in self.methods if method.experts)
+        """The methods with figures of several experts."""
+        return tuple(method for method in self.methods if len(method.experts) > 1)
 
 
 def render(document: ComparisonDocument) -> str:
@@ -91,7 +91,9 @@ def render(document: ComparisonDocument) -> str:
         interval=style.interval,
         command=shlex.join(document.environment.argv),
         exchanges=exchanges_of(document),
-        fewest_prompts=FEWEST_PROMPTS if _lacks_intervals(document) else None,
+        fewest_prompts=FEWEST_PROMPTS,
+        lacks_intervals=any(map(_has_too_few, document.methods)),
+        lacks_category_intervals=_lacks_category_intervals(document),
         titles={group.temperature: group.title for group in groups},
         described=_described(document),
         **_panels(document, groups, look),
@@ -144,12 +146,11 @@ def _has_too_few(method: MethodFigures, category: str | None = None) -> bool:
     )
 
 
-def _lacks_intervals(document: ComparisonDocument) -> bool:
-    """Return whether some figures have no interval for want of prompts."""
+def _lacks_category_intervals(document: ComparisonDocument) -> bool:
     return any(
         _has_too_few(method, category)
         for method in document.methods
-        for category in (None, *method.categories)
+        for category in method.categories
     )
 
 
@@ -206,7 +207,9 @@ def _panels(
 
 
 def _tree_experts(tree: ExampleTree) -> list[int]:
-    return sorted({node.expert for node in tree.nodes})
+    """Return the experts of a tree; none if there is only one, as with drafters without experts."""
+    experts = sorted({node.expert for node in tree.nodes})
+    return experts if len(experts) > 1 else []
 
 
 def _described(document: ComparisonDocument) -> list[tuple[MethodFigures, list[str], list[str]]]:

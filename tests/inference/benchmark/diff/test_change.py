@@ -1,5 +1,6 @@
 """Planted changes between two comparisons are found, and noise is not reported as a change."""
 
+import re
 from io import StringIO
 from time import perf_counter
 from typing import Any
@@ -50,7 +51,7 @@ def test_a_document_does_not_differ_from_itself() -> None:
             )
     assert not changes.differences
     assert not changes.no_longer_identical
-    assert not changes.only_before + changes.only_after
+    assert not changes.only_in
 
 
 def test_ratios_are_those_of_the_documents_figures() -> None:
@@ -139,7 +140,7 @@ def test_the_baseline_has_no_speed_up_to_compare() -> None:
     other = document.model_copy(update={"baseline": "drafter=mine"})
     changes = compare_documents(document, other)
     assert [len(one.figures) for one in changes.methods] == [2, 2]  # without speed-ups
-    assert [difference.name for difference in changes.differences] == ["baseline"]
+    assert [name for name, _, _ in changes.differences] == ["baseline"]
 
 
 def test_a_method_without_baseline_at_its_temperature_has_no_speed_up() -> None:
@@ -156,6 +157,12 @@ def test_few_prompts_prove_nothing() -> None:
     assert {one.verdict for method in changes.methods for one in method.figures} == {
         "too few prompts"
     }
+    printed = _printed(changes)
+    assert "too few" not in printed
+    rows = [line for line in printed.splitlines() if re.match("  [a-z]", line)]
+    assert len(rows) == 5
+    assert all(re.fullmatch(r"  \S+( +[\d.,]+){3} +-", row) for row in rows)
+    assert printed.count("Intervals and verdicts need at least 5 prompts.") == 1
 
 
 def test_a_figure_that_was_zero_has_no_ratio() -> None:
@@ -175,8 +182,7 @@ def test_methods_of_one_document_are_listed() -> None:
     after = noisy_document(seed=0, methods=("autoregressive", "drafter=mine", "ngram"))
     changes = compare_documents(before, after)
     assert [one.key.name for one in changes.methods] == ["autoregressive", "drafter=mine"]
-    assert changes.only_before == (("drafter=old", 0.0),)
-    assert changes.only_after == (("ngram", 0.0),)
+    assert changes.only_in == [("before", ("drafter=old", 0.0)), ("after", ("ngram", 0.0))]
     printed = _printed(changes)
     assert "Only before: drafter=old at T = 0" in printed
     assert "Only after: ngram at T = 0" in printed
@@ -218,7 +224,7 @@ def test_other_differences_than_figures_are_listed() -> None:
         }
     )
     changes = compare_documents(before, after)
-    assert [difference.name for difference in changes.differences] == [
+    assert [name for name, _, _ in changes.differences] == [
         *("dtype", "processor", "threads", "spin_count", "torch", "max_new_tokens"),
         *("repeats", "seed"),
         "tree of drafter=mine at T = 0",
@@ -228,8 +234,8 @@ def test_other_differences_than_figures_are_listed() -> None:
     assert "spin_count: 3000 before, None after" in printed
     assert "num_nodes=99" in printed
     without = _changed(before, MINE.name, tree=None)
-    (difference,) = compare_documents(before, without).differences
-    assert difference.after is None
+    ((_, _, tree_after),) = compare_documents(before, without).differences
+    assert tree_after is None
 
 
 def test_the_table_shows_the_verdicts_of_its_figures() -> None:

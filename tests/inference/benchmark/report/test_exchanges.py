@@ -24,7 +24,7 @@ def test_a_page_shows_few_prompts_and_short_titles() -> None:
     long = dict.fromkeys(document.questions, "word\n" * 100)
     exchanges = exchanges_of(document.model_copy(update={"questions": long}))
     assert len(exchanges) == MOST_SHOWN
-    assert all(len(exchange.title) <= 90 and "\n" not in exchange.title for exchange in exchanges)
+    assert all(len(exchange.title) == 90 and "\n" not in exchange.title for exchange in exchanges)
 
 
 def test_a_document_without_texts_has_no_exchanges() -> None:

@@ -85,6 +85,13 @@ def test_page_shows_prompts_and_answers_which_can_be_collapsed():
     assert '<pre class="context">Answer 3.</pre>' in page
 
 
+def test_a_drafter_without_experts_has_no_figures_of_experts():
+    page = render(make_document(("autoregressive", "lookup"), experts=(1,)))
+    assert "Draft trees" in page
+    assert "Expert load" not in page
+    assert "</i>expert 0" not in page
+
+
 def test_a_document_without_texts_makes_a_page():
     fields = json.loads(rich_document().model_dump_json())
     del fields["questions"]
@@ -171,6 +178,7 @@ def test_page_says_once_that_prompts_are_too_few_and_shows_no_interval_there():
     speedup = one.categories["chat"].speedup
     assert f"{speedup:.2f}" in cells
     assert page.count("too few prompts") == 1
+    assert page.index("too few prompts") > page.index("By category</h2>")
     document = make_document(prompts=4)
     page = render(document)
     one = document.figures("drafter=mine", 0.0)
