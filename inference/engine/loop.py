@@ -34,6 +34,7 @@ class DecodeStep:
     finished: bool
     index: int = 0  # index of the request in the run
     details: TokenDetails | None = None  # None if no details were requested
+    plain_seconds: float = 0.0  # as in the statistics, for the tokens of this step
 
 
 class DecodeRun:
@@ -256,8 +257,9 @@ class DecodeRun:
         paths = [result.path for result in results]
         self.policy.learn(trees, paths, time.perf_counter() - started)
         if len(self.sequences) == 1 and self.policy.plain_seconds is not None:
-            tokens = len(steps[0].token_ids)
-            self.sequences[0].stats.plain_seconds += tokens * self.policy.plain_seconds
+            seconds = len(steps[0].token_ids) * self.policy.plain_seconds
+            self.sequences[0].stats.plain_seconds += seconds
+            steps = [replace(steps[0], plain_seconds=seconds)]
         return steps
 
     def _draft(self) -> DraftTree:
