@@ -95,9 +95,16 @@ def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
+    name = getattr(error, "filename", None)
+    if isinstance(error, PermissionError):
+        return ResourceError(
+            f"no permission for {name or 'a file'}",
+            expected="permission to read or write it",
+            got=error.strerror or error,
+            remedy="change its permissions, or choose another path",
+        )
     if not is_disk_full(error):
         return None
-    name = getattr(error, "filename", None)
     return ResourceError(
         f"cannot write {name}" if name else "cannot write a file",
         expected="enough disk space and no limit on file sizes",

@@ -172,6 +172,14 @@ def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument
         assert depths == list(range(1, len(depths) + 1))
 
 
+def test_a_drafter_without_experts_has_no_figures_of_experts(
+    compared: Callable[..., ComparisonDocument],
+) -> None:
+    figures = compared("autoregressive", "lookup,tree=fixed").figures("lookup", 0.0)
+    assert figures.acceptance_by_depth, "this test needs drafts"
+    assert figures.experts == ()
+
+
 def test_the_document_has_the_prompts_and_the_answers_of_the_first_repeat(
     folder: Path, compared: Callable[..., ComparisonDocument]
 ) -> None:

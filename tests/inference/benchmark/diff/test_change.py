@@ -2,6 +2,7 @@
 
 import re
 from io import StringIO
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -274,6 +275,20 @@ def test_options_with_compare_are_refused(
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert f"got: {words[0]}; remedy: leave these options out" in error
+
+
+def test_a_command_that_compares_results_without_a_common_method_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, methods in zip(paths, [("autoregressive",), ("transformers",)], strict=True):
+        path.write_text(noisy_document(seed=0, methods=methods).model_dump_json())
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--compare", *map(str, paths)])
+    assert exit_info.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: the two results cannot be compared: they have no method")
+    assert not shown.out
 
 
 def test_results_of_different_targets_or_prompts_are_refused() -> None:
