@@ -36,7 +36,7 @@ DENIED = {
 DENIED_NAMES = {
     "plain": "autoregressive",
     "place": "position, slot, node, path",
-    "rollout": "ttt",
+    "ttt": "ttt",
 }
 # Files about chats may contain the word `turns`.
 CHAT = re.compile(r"chat|turn|conversation|dialogue|message|prompt", re.IGNORECASE)

@@ -167,6 +167,8 @@ class SampleRecord(Settings):
     turns: PositiveInt = 1  # number of chat turns, each of which is a request
     seconds: float
     seconds_to_first_token: float
+    # text of the last chat turn's answer, shortened if long; None after the first repeat
+    answer: str | None = None
 
 
 class MethodFigures(Settings):
@@ -286,6 +288,8 @@ class ComparisonDocument(Settings):
         baseline: name of the method that speed-ups refer to.
         methods: figures of every method at every temperature, in the caller's order.
         trees: one example tree for every drafting method and temperature.
+        questions: text of each prompt by its hash, shortened if long; of a chat, the user's last
+            message.
     """
 
     version: Literal[1] = SCHEMA_VERSION
@@ -296,6 +300,7 @@ class ComparisonDocument(Settings):
     baseline: str
     methods: tuple[MethodFigures, ...]
     trees: tuple[ExampleTree, ...] = ()
+    questions: dict[str, str] = Field(default_factory=dict)
 
     def figures(self, name: str, temperature: float) -> MethodFigures:
         """Return the figures of a method at a temperature.

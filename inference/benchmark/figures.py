@@ -29,6 +29,7 @@ from inference.benchmark.stats import (
     resample_counts,
     sums_by_unit,
 )
+from inference.benchmark.texts import Decode, answer_of
 from inference.engine.stats import DecodeStats
 
 
@@ -57,6 +58,7 @@ def figures_of(
     baseline: Measured,
     reference: Reference | None,
     notes: Sequence[str] = (),
+    decode: Decode | None = None,
 ) -> MethodFigures:
     """Return the figures of a method at a temperature.
 
@@ -66,6 +68,7 @@ def figures_of(
         baseline: samples of the baseline, with which the method's speed is compared.
         reference: greedy tokens of the target itself; None if tokens are sampled.
         notes: remarks for readers of the report.
+        decode: conversion of token ids to text; None to include no answers.
     """
     samples = measured.samples
     stats = DecodeStats.pooled(sample.stats for sample in samples)
@@ -98,7 +101,7 @@ def figures_of(
         parameters=method.parameters,
         notes=tuple(note for note in (method.note, *notes, str(method.compute)) if note),
         categories=_categories(samples, baseline.samples),
-        samples=tuple(map(_record, samples)),
+        samples=tuple(_record(sample, decode) for sample in samples),
     )
 
 
@@ -221,7 +224,7 @@ def _category(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Category
     )
 
 
-def _record(sample: Sample) -> SampleRecord:
+def _record(sample: Sample, decode: Decode | None) -> SampleRecord:
     stats = sample.stats
     return SampleRecord(
         prompt=sample.prompt.fingerprint,
@@ -234,4 +237,5 @@ def _record(sample: Sample) -> SampleRecord:
         target_forwards=stats.target_forwards,
         seconds=sample.seconds,
         seconds_to_first_token=sample.seconds_to_first_token,
+        answer=None if decode is None or sample.repeat else answer_of(sample, decode),
     )

@@ -1,9 +1,10 @@
 """Interleaved measurement of decoding methods on the same prompts.
 
 All methods run in a single process on the same token ids, after a warm-up that is not measured. The
-groups of prompts are decoded in random order, with a new random order of methods for every group,
-so that a drift of the machine's speed affects all methods equally. Adaptive methods are reset
-before every group, unless the settings keep their state.
+groups of prompts are decoded in random order, with a new random order of temperatures and methods
+for every group, so that a drift of the machine's speed affects all of them equally. Adaptive
+methods are reset before every group, unless the settings keep their state. In that case, one
+temperature is measured after another, so that texts of one do not teach methods for the other.
 """
 
 import random
@@ -73,9 +74,10 @@ class Harness:
         """
         groups = grouped(prompts, self.settings)
         results: Results = {}
+        every = self.settings.temperatures
         try:
-            for temperature in self.settings.temperatures:
-                self._measure_at(temperature, groups, results)
+            for together in [(each,) for each in every] if self.settings.keep_state else [every]:
+                self._measure_at(together, groups, results)
         except KeyboardInterrupt:
             self.is_interrupted = True
             results = _in_common(results)
@@ -122,20 +124,22 @@ class Harness:
         return SamplingOptions(temperature, settings.max_new_tokens, settings.top_p, settings.top_k)
 
     def _measure_at(
-        self, temperature: float, groups: list[list[BenchPrompt]], results: Results
+        self, temperatures: Sequence[float], groups: list[list[BenchPrompt]], results: Results
     ) -> None:
-        sampling = self.sampling(temperature)
-        self._warm_up(groups[0], sampling)
-        for method in self.methods:
-            results[method.name, temperature] = Measured(method.name, temperature)
-        for repeat, number, method in self._interleaved(len(groups)):
+        for temperature in temperatures:
+            self._warm_up(groups[0], self.sampling(temperature))
+            for method in self.methods:
+                results[method.name, temperature] = Measured(method.name, temperature)
+        for repeat, number, temperature, method in self._interleaved(len(groups), temperatures):
             if not self.settings.keep_state:
                 method.reset()
             # All methods get the same seed, so methods that sample in the same way generate the
             # same text.
             seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
             with peak_memory(self.device) as peak:
-                samples, parts = self.samples(method, groups[number], sampling, seed)
+                samples, parts = self.samples(
+                    method, groups[number], self.sampling(temperature), seed
+                )
             numbered = [replace(sample, repeat=repeat, group=number) for sample in samples]
             results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
             self.advance()
@@ -146,13 +150,16 @@ class Harness:
             method.reset()
             self.advance()
 
-    def _interleaved(self, num_groups: int) -> Iterator[tuple[int, int, Method]]:
-        """Yield repeat, group number and method, in the order of the measurement."""
+    def _interleaved(
+        self, num_groups: int, temperatures: Sequence[float]
+    ) -> Iterator[tuple[int, int, float, Method]]:
+        """Yield repeat, group number, temperature and method, in the order of the measurement."""
         order = random.Random(self.settings.seed)
         for repeat in range(self.settings.repeats):
             for number in order.sample(range(num_groups), num_groups):
-                for method in order.sample(self.methods, len(self.methods)):
-                    yield repeat, number, method
+                for temperature in order.sample(temperatures, len(temperatures)):
+                    for method in order.sample(self.methods, len(self.methods)):
+                        yield repeat, number, temperature, method
 
     def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
         """Return the prompt of the next chat turn; if it is too long, shorten the last answer.

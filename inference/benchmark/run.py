@@ -24,6 +24,7 @@ from inference.benchmark.method_names import (
     parse_methods,
 )
 from inference.benchmark.methods import Method, OwnDecoding, setting
+from inference.benchmark.texts import question_of
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
@@ -154,6 +155,10 @@ class Comparison:
             baseline=self.baseline,
             methods=tuple(self._figures(results, reference)),
             trees=tuple(trees),
+            questions={
+                prompt.fingerprint: question_of(prompt, self.texts.decode)
+                for prompt in self.prompts
+            },
         )
 
     def _figures(self, results: Results, known: Reference | None) -> list[MethodFigures]:
@@ -172,6 +177,7 @@ class Comparison:
                     baseline,
                     reference,
                     _rivals(families[name], method, temperature, results),
+                    self.texts.decode,
                 )
                 for name, method in best.items()
             ]

@@ -34,6 +34,7 @@ class DecodeStep:
     finished: bool
     index: int = 0  # index of the request in the run
     details: TokenDetails | None = None  # None if no details were requested
+    autoregressive_seconds: float = 0.0  # as in the statistics, for the tokens of this step
 
 
 class DecodeRun:
@@ -259,10 +260,10 @@ class DecodeRun:
         trees = [result.tree for result in results]
         paths = [result.path for result in results]
         self.policy.learn(trees, paths, time.perf_counter() - started)
-        alone = self.policy.autoregressive_seconds
-        if len(self.sequences) == 1 and alone is not None:
-            stats = self.sequences[0].stats
-            stats.autoregressive_seconds += alone * len(steps[0].token_ids)
+        if len(self.sequences) == 1 and self.policy.autoregressive_seconds is not None:
+            seconds = len(steps[0].token_ids) * self.policy.autoregressive_seconds
+            self.sequences[0].stats.autoregressive_seconds += seconds
+            steps = [replace(steps[0], autoregressive_seconds=seconds)]
         return steps
 
     def _draft(self) -> DraftTree:

@@ -31,6 +31,7 @@ from jakiro.cli.regenerate import regenerate
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
+from jakiro.cli.value_names import Command, Group
 from jakiro.cli.verify import verify
 from jakiro.errors import (
     EXIT_CODE_BAD_INPUT,
@@ -54,7 +55,7 @@ _GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 # small operation waits for a time slice. The variable is read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-app = typer.Typer(name="jakiro", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="jakiro", cls=Group, add_completion=False, pretty_exceptions_enable=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,9 +95,16 @@ def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
+    name = getattr(error, "filename", None)
+    if isinstance(error, PermissionError):
+        return ResourceError(
+            f"no permission for {name or 'a file'}",
+            expected="permission to read or write it",
+            got=error.strerror or error,
+            remedy="change its permissions, or choose another path",
+        )
     if not is_disk_full(error):
         return None
-    name = getattr(error, "filename", None)
     return ResourceError(
         f"cannot write {name}" if name else "cannot write a file",
         expected="enough disk space and no limit on file sizes",
@@ -131,6 +139,8 @@ def _options(
 
 for _panel in _COMMANDS:
     for _command in _COMMANDS[_panel]:
-        app.command(rich_help_panel=_panel)(_command)
+        app.command(cls=Command, rich_help_panel=_panel)(_command)
     for _group in _GROUPS.get(_panel, ()):
-        app.add_typer(_group, rich_help_panel=_panel)
+        app.add_typer(_group, cls=Group, rich_help_panel=_panel)
+        for _registered in _group.registered_commands:
+            _registered.cls = Command

@@ -1,5 +1,6 @@
 """The commands of `jakiro aded`."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,8 @@ def build(
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
     say(f"stored {len(index.keys)} bigrams, counted in {counter.num_tokens} tokens, in {out}")
-    say(f'use them with: jakiro generate aded={out} "PROMPT" --target TARGET')
+    words = ["jakiro", "generate", f"aded={out}", "PROMPT", "--target", "TARGET"]
+    say(f"use them with: {shlex.join(words)}")
 
 
 @contextmanager

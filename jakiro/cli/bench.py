@@ -12,6 +12,7 @@ from jakiro.cli import options
 from jakiro.cli.options import Context, flags_of, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
+from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument, ComparisonSettings
@@ -175,10 +176,13 @@ def bench(
             expected="different names for --json and --report",
             got=report,
         )
-    store_json = writer(json_file)
-    store_page = None if report is None else writer(report, "--report")
-    document = _measured(settings, target, dtype, device)
-    _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
+    store_json = writer(json_file, standard_output=True)
+    store_page = None if report is None else writer(report, "--report", "the figures")
+    if report is not None:
+        require_extra("bench")
+    with _terminated_like_interrupted():
+        document = _measured(settings, target, dtype, device)
+        _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
 
 
 def _measured(
@@ -199,7 +203,7 @@ def _measured(
         )
         methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
-    with _progress() as track, _terminated_like_interrupted():
+    with _progress() as track:
         return comparison.run(track)
 
 
@@ -225,9 +229,11 @@ def _finish(
     from inference.benchmark.report.table import figures_table
 
     console = Console(stderr=to_stderr)
-    for part in figures_table(document):  # before the files, which a full disk can prevent
-        console.print(part, highlight=False)
-    store_json(document.model_dump_json(indent=1) + "\n")
+    try:  # the table first, because a full disk can prevent the files
+        for part in figures_table(document):
+            console.print(part, highlight=False)
+    finally:
+        store_json(document.model_dump_json(indent=1) + "\n")
     if store_page is not None:
         from inference.benchmark.report.page import render  # imports matplotlib; takes a second
 

@@ -198,6 +198,7 @@ class Dialogue:
                 stats.seconds["prefill"] = seconds
             stats.target_forwards += bool(stats.emitted)
             stats.emitted += len(step.token_ids)
+            stats.autoregressive_seconds += step.autoregressive_seconds
             stats.accepted.update(depth for depth in step.depths if depth != BONUS)
         return step
 

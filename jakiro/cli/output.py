@@ -6,7 +6,7 @@ from tempfile import NamedTemporaryFile
 
 import typer
 
-from jakiro.errors import ResourceError
+from jakiro.errors import ConfigError, ResourceError
 
 STANDARD_OUTPUT = Path("-")
 
@@ -17,18 +17,22 @@ def say(message: str) -> None:
 
 
 def writer(
-    path: Path | None, option: str = "--json", content: str = "the measured values"
+    path: Path | None,
+    option: str = "--json",
+    content: str = "the measured values",
+    *,
+    standard_output: bool = False,
 ) -> Callable[[str], None]:
     """Return a function that writes a text to a new file, after checking the path.
 
     If the file cannot be written, the text is kept in a temporary file, and the function raises a
-    ResourceError that names this file.
+    ResourceError that names this file. After an interruption, a message names this file.
 
     Args:
-        path: path of the new file; `-` for standard output; None to get a function that does
-            nothing.
+        path: path of the new file; None to get a function that does nothing.
         option: name of the option that gave the path.
         content: name of the content in error messages.
+        standard_output: whether the path `-` means standard output; if not, it is refused.
 
     Raises:
         ConfigError: the file exists, or its folder does not exist or cannot be written to.
@@ -38,7 +42,14 @@ def writer(
     if path is None:
         return lambda _text: None
     if path == STANDARD_OUTPUT:
-        return lambda text: typer.echo(text, nl=False)
+        if standard_output:
+            return lambda text: typer.echo(text, nl=False)
+        raise ConfigError(
+            f"{option} cannot write {content} to standard output",
+            expected="the name of a new file",
+            got=path,
+            remedy=f"choose another name for {option}",
+        )
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
 
@@ -52,6 +63,10 @@ def writer(
                 got=error.strerror or error,
                 remedy=f"copy {_kept(text, path.suffix)} to another place",
             ) from error
+        except KeyboardInterrupt:
+            if not path.exists():  # otherwise the file is complete
+                say(f"interrupted before {content} were in {path}: copy {_kept(text, path.suffix)}")
+            raise
 
     return write
 

@@ -81,7 +81,7 @@ def verify(
 
     settings = settings_from(context, VerifySettings, samples=_samples(samples, quick=quick))
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
-    store = writer(json_file)
+    store = writer(json_file, standard_output=True)
     show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
 
     def show_check(check: "Check") -> None:

@@ -91,11 +91,11 @@ def run_chat_demo(
         subject = Subject(model, tokenizer, "auto", "auto", "auto")
         document = _compare(fresh, subject, progress)
     _show_example(subject)  # after the progress display, which would overwrite a part of it
-    page = _write_report(document, folder)
+    for part in figures_table(document):  # before the files, which a full disk can prevent
+        Console().print(part, highlight=False)
     if figures is not None:
         write_atomically(figures, document.model_dump_json(indent=1) + "\n")
-    for part in figures_table(document):
-        Console().print(part, highlight=False)
+    page = _write_report(document, folder)
     console.print(f"report with a picture of a tree: {page}", soft_wrap=True)
     show_next(Console(), str(fresh), MODEL)
 

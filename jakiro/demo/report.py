@@ -1,5 +1,6 @@
 """Output of the demo: colored text, a table of figures, and explanations of slowdowns."""
 
+import shlex
 from typing import Any
 
 from rich import box
@@ -122,13 +123,12 @@ def show_next(console: Console, drafter: str, target: str) -> None:
         drafter: folder of the drafter.
         target: folder, hub id or fetched name of the target.
     """
-    lines = (
-        f"Drafter: {drafter}",
-        f"  jakiro generate {drafter} 'def main('",
-        f"  jakiro bench --target {target} --method transformers --method drafter={drafter} "
-        "--prompts PROMPTS.jsonl",
+    bench = ["jakiro", "bench", "--target", target, "--method", "transformers"]
+    commands = (
+        ["jakiro", "generate", drafter, "def main("],
+        [*bench, "--method", f"drafter={drafter}", "--prompts", "PROMPTS.jsonl"],
     )
-    for line in lines:
+    for line in (f"Drafter: {drafter}", *(f"  {shlex.join(words)}" for words in commands)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 

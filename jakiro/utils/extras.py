@@ -1,5 +1,8 @@
 """Packages that only some commands need, and the extras that install these packages."""
 
+from importlib.util import find_spec
+from typing import Literal
+
 from jakiro.errors import ConfigError
 
 # Names as they are imported; `pyproject.toml` lists the versions.
@@ -20,8 +23,21 @@ def missing_extra(error: ModuleNotFoundError) -> ConfigError | None:
     package = (error.name or "").partition(".")[0]
     found = [name for name, packages in EXTRAS.items() if package in packages]
     extra = found[-1] if found else _INDIRECT.get(package)
-    if extra is None:
-        return None
+    return None if extra is None else _error(package, extra)
+
+
+def require_extra(extra: Literal["train", "bench", "gguf"]) -> None:
+    """Check that the packages of an extra are installed, without importing them.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    for package in EXTRAS[extra]:
+        if find_spec(package) is None:
+            raise _error(package, extra)
+
+
+def _error(package: str, extra: str) -> ConfigError:
     return ConfigError(
         f"the package {package} is not installed",
         expected=f"the packages of the extra `{extra}`",

@@ -91,6 +91,7 @@ def make_document(
         baseline=methods[0],
         methods=tuple(figures),
         trees=tuple(trees),
+        questions={f"{prompt:08x}": f"Question {prompt}?" for prompt in range(prompts)},
     )
 
 
@@ -321,6 +322,7 @@ def _samples(
             target_forwards=round(96 / tau),
             seconds=96 / rate * randomness.uniform(0.8, 1.25),
             seconds_to_first_token=0.04,
+            answer=f"Answer {prompt}.",
         )
         for prompt in range(prompts)
     )

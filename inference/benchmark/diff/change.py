@@ -11,6 +11,7 @@ from jakiro.errors import DataError
 
 Finding = Literal["higher", "lower", "faster", "slower", "not distinguishable"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
+Difference = tuple[str, object, object]  # name of a setting or property; its values before, after
 _ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
 _SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
 
@@ -39,29 +40,17 @@ class MethodChange(NamedTuple):
     """The changes of a method that both documents contain."""
 
     key: MethodKey
-    # whether both documents have the same groups of prompts, so that their difficulty cancels
-    is_paired: bool
+    is_paired: bool  # whether both have the same groups of prompts, whose difficulty cancels
     figures: tuple[FigureChange, ...]
-
-
-class Difference(NamedTuple):
-    """A setting, a property of the machine or a tree that differs between two documents."""
-
-    name: str
-    before: object
-    after: object
 
 
 class Changes(NamedTuple):
     """The changes of all methods, and other differences between two documents."""
 
-    no_longer_identical: tuple[
-        MethodKey, ...
-    ]  # methods whose greedy tokens equal the target's in the first document only
+    no_longer_identical: tuple[MethodKey, ...]  # greedy tokens equal the target's only before
     methods: tuple[MethodChange, ...]
-    only_before: tuple[MethodKey, ...]
-    only_after: tuple[MethodKey, ...]
-    differences: tuple[Difference, ...]
+    only_in: list[tuple[str, MethodKey]]  # "before" or "after", and a method of only that document
+    differences: list[Difference]
 
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
@@ -83,18 +72,16 @@ def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> 
     return Changes(
         tuple(key for key in both if is_identical(old[key]) and is_identical(new[key]) is False),
         tuple(_change(key, old[key], new[key]) for key in both),
-        tuple(key for key in old if key not in new),
-        tuple(key for key in new if key not in old),
-        tuple(_differences(before, after)),
+        [("before", key) for key in old if key not in new]
+        + [("after", key) for key in new if key not in old],
+        _differences(before, after),
     )
 
 
 def _sides(document: ComparisonDocument) -> dict[MethodKey, Side]:
     found = {MethodKey(method.name, method.temperature): method for method in document.methods}
-    return {
-        key: Side(method, found.get(MethodKey(document.baseline, key.temperature)))
-        for key, method in found.items()
-    }
+    baseline = document.baseline
+    return {key: Side(one, found.get(key._replace(name=baseline))) for key, one in found.items()}
 
 
 def _change(key: MethodKey, before: Side, after: Side) -> MethodChange:
@@ -117,31 +104,25 @@ def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
         return "too few prompts"
     if metric == "tokens_per_second":
         return "drifts with the machine"
-    if ratio.low > 1:
-        return "higher" if metric == "tau" else "faster"
-    if ratio.high < 1:
-        return "lower" if metric == "tau" else "slower"
-    return "not distinguishable"
+    if ratio.low <= 1 <= ratio.high:
+        return "not distinguishable"
+    if metric == "tau":
+        return "higher" if ratio.low > 1 else "lower"
+    return "faster" if ratio.low > 1 else "slower"
 
 
 def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> None:
     """Raise an error if the documents have different targets or prompts."""
-    targets = [document.environment.target for document in (before, after)]
-    if targets[0].fingerprint != targets[1].fingerprint:
-        raise _mismatch(
-            "different targets",
-            *(f"{target.name_or_path} ({target.fingerprint})" for target in targets),
-        )
+    both = [document.environment.target for document in (before, after)]
+    if both[0].fingerprint != both[1].fingerprint:
+        raise _mismatch("different targets", *(f"{t.name_or_path} ({t.fingerprint})" for t in both))
     old, new = (
         {sample.prompt for method in document.methods for sample in method.samples}
         for document in (before, after)
     )
     if old != new:
-        raise _mismatch(
-            "different prompts",
-            f"{len(old)}",
-            f"{len(new)}, of which {len(old & new)} are in both files",
-        )
+        shared = f"{len(new)}, of which {len(old & new)} are in both files"
+        raise _mismatch("different prompts", f"{len(old)}", shared)
 
 
 def _mismatch(what: str, before: str, after: str) -> DataError:
@@ -157,7 +138,7 @@ def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[
     """Return the differences in the machine, versions, settings and trees."""
     old, new = _facts(before), _facts(after)
     both = [name for name in new if name in old]  # leaves out trees of only one document
-    return [Difference(name, old[name], new[name]) for name in both if old[name] != new[name]]
+    return [(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 
 def _facts(document: ComparisonDocument) -> dict[str, Any]:

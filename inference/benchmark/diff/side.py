@@ -1,7 +1,6 @@
 """Figures of a method in one of two compared results, resampled over prompts."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -11,25 +10,18 @@ from inference.benchmark.stats import Floats, divided, pooled_ratio, resample_co
 Metric = Literal["tau", "speedup", "tokens_per_second"]
 
 
-@dataclass(frozen=True)
-class Side:
-    """Figures of a method and of the baseline of its document at the same temperature.
-
-    Attributes:
-        figures: figures of the method.
-        baseline: figures of the baseline; None if the baseline was not measured.
-    """
+class Side(NamedTuple):
+    """Figures of a method and of the baseline of its document at the same temperature."""
 
     figures: MethodFigures
-    baseline: MethodFigures | None
+    baseline: MethodFigures | None  # None if the baseline was not measured
 
     def units(self) -> dict[str, str]:
         """Return each prompt's resampling unit, named after the prompts decoded together."""
         members: dict[int, set[str]] = {}
         for sample in self.figures.samples:
             members.setdefault(sample.group, set()).add(sample.prompt)
-        groups = members.values()
-        return {prompt: " ".join(sorted(group)) for group in groups for prompt in group}
+        return {each: " ".join(sorted(group)) for group in members.values() for each in group}
 
     def resampled(self, stream: int) -> dict[Metric, Floats]:
         """Return each figure as an array: the measured value, then the value in every resample.
@@ -39,17 +31,13 @@ class Side:
         """
         units = self.units()
         index_of = {unit: index for index, unit in enumerate(sorted(set(units.values())))}
-        counts = resample_counts(len(index_of), stream)
-        resamples = np.vstack([np.ones((1, len(index_of))), counts])
+        resamples = np.vstack([np.ones(len(index_of)), resample_counts(len(index_of), stream)])
 
-        def pooled(figures: MethodFigures, top: str, bottom: str) -> Floats:
-            def sums(field: str) -> Floats:
-                parts = (
-                    (units[sample.prompt], getattr(sample, field)) for sample in figures.samples
-                )
-                return sums_by_unit(parts, index_of)
-
-            return pooled_ratio(sums(top), sums(bottom), resamples)
+        def pooled(figures: MethodFigures, *names: str) -> Floats:
+            samples = [(units[sample.prompt], sample) for sample in figures.samples]
+            parts = ([(unit, float(getattr(one, name))) for unit, one in samples] for name in names)
+            top, bottom = (sums_by_unit(part, index_of) for part in parts)
+            return pooled_ratio(top, bottom, resamples)
 
         speed = pooled(self.figures, "tokens", "seconds")
         # The first token of every chat turn comes from prefill and is not a decoded token.

@@ -1,5 +1,6 @@
 """Rendering of the document of a comparison as a single HTML page."""
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
-from inference.benchmark.method_names import AUTOREGRESSIVE
 from inference.benchmark.report import plots, style
+from inference.benchmark.report.exchanges import exchanges_of
 from inference.benchmark.report.style import PHASES, Looks, expert_color, looks
 from inference.benchmark.report.tree_picture import draw_tree
-from inference.benchmark.report.verdict import fastest, has_too_few, verdict
+from inference.benchmark.report.verdict import fastest, has_too_few, step_cost, verdict
+from inference.benchmark.stats import FEWEST_PROMPTS
 
 _TEMPLATE = "report.html.jinja"
 _FILTERS: tuple[Callable[..., str], ...] = (
     *(style.fixed, style.significant, style.milliseconds, style.percent),
-    *(style.size, style.interval, style.breakable, style.verbatim, expert_color),
+    *(style.size, style.interval, style.breakable, style.verbatim, style.anchor, expert_color),
 )
+_SCALE_RATIO = 1.5  # largest ratio of the times of temperatures whose figures have a common scale
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,12 @@ class Group:
         Args:
             figures: figures of the method.
         """
-        alone = next((method for method in self.methods if method.kind == AUTOREGRESSIVE), None)
-        if alone is None or not (alone.step_seconds and figures.step_seconds):
-            return None
-        return figures.step_seconds / alone.step_seconds
+        return step_cost(figures, self.methods)
 
     @property
     def with_experts(self) -> tuple[MethodFigures, ...]:
-        """The methods with figures of experts."""
-        return tuple(method for method in self.methods if method.experts)
+        """The methods with figures of several experts."""
+        return tuple(method for method in self.methods if len(method.experts) > 1)
 
 
 def render(document: ComparisonDocument) -> str:
@@ -89,7 +89,11 @@ def render(document: ComparisonDocument) -> str:
         trees=[(tree, draw_tree(tree)) for tree in document.trees],
         tree_experts=_tree_experts,
         interval=style.interval,
-        has_too_few=_has_too_few,
+        command=shlex.join(document.environment.argv),
+        exchanges=exchanges_of(document),
+        fewest_prompts=FEWEST_PROMPTS,
+        lacks_intervals=any(map(_has_too_few, document.methods)),
+        lacks_category_intervals=_lacks_category_intervals(document),
         titles={group.temperature: group.title for group in groups},
         described=_described(document),
         **_panels(document, groups, look),
@@ -142,6 +146,14 @@ def _has_too_few(method: MethodFigures, category: str | None = None) -> bool:
     )
 
 
+def _lacks_category_intervals(document: ComparisonDocument) -> bool:
+    return any(
+        _has_too_few(method, category)
+        for method in document.methods
+        for category in method.categories
+    )
+
+
 def _without_false_findings(method: MethodFigures) -> MethodFigures:
     """Return the figures; if prompts are too few, intervals contain only the measured value."""
     categories = {
@@ -162,20 +174,24 @@ def _collapsed(value: float, name: str) -> dict[str, float]:
 def _panels(
     document: ComparisonDocument, groups: Sequence[Group], look: Looks
 ) -> dict[str, list[Panel]]:
-    """Return the panels of every section; panels of a section have the same scale."""
+    """Return the panels of every section.
+
+    Panels of a section have the same scale, except times that differ much between temperatures.
+    """
     everything = [method for group in groups for method in group.methods]
     baseline = document.baseline
     fastest = plots.largest(max(method.speedup, method.speedup_high, 1.0) for method in everything)
-    slowest = plots.largest(plots.token_milliseconds(method) for method in everything)
+    slowest = [plots.largest(map(plots.token_milliseconds, group.methods)) for group in groups]
+    is_common = max(slowest) <= _SCALE_RATIO * min(slowest)
+    limits = [max(slowest) if is_common else own for own in slowest]
     sample_limit = plots.sample_limit(everything)
     figures: dict[str, tuple[str, Callable[..., Markup], dict[str, Any]]] = {
         "speedups": ("methods", plots.speedups, {"limit": fastest, "baseline": baseline}),
         "acceptance": ("drafting", plots.acceptance, {}),
-        "times": ("methods", plots.times, {"limit": slowest}),
         "expert_loads": ("with_experts", plots.expert_load, {}),
         "samples": ("methods", plots.sample_speeds, {"limit": sample_limit}),
     }
-    return {
+    panels = {
         section: [
             Panel(group.title, draw(methods, looks=look, name=f"{section}-{index}", **details))
             for index, group in enumerate(groups)
@@ -183,10 +199,17 @@ def _panels(
         ]
         for section, (which, draw, details) in figures.items()
     }
+    panels["times"] = [
+        Panel(group.title, plots.times(group.methods, look, limit, name=f"times-{index}"))
+        for index, (group, limit) in enumerate(zip(groups, limits, strict=True))
+    ]
+    return panels
 
 
 def _tree_experts(tree: ExampleTree) -> list[int]:
-    return sorted({node.expert for node in tree.nodes})
+    """Return the experts of a tree; none if there is only one, as with drafters without experts."""
+    experts = sorted({node.expert for node in tree.nodes})
+    return experts if len(experts) > 1 else []
 
 
 def _described(document: ComparisonDocument) -> list[tuple[MethodFigures, list[str], list[str]]]:

@@ -35,6 +35,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 
+def anchor(title: str) -> str:
+    """Return the id of the section with a title, as used in links."""
+    return title.lower().replace(" ", "-")
+
+
 def verbatim(text: str) -> Markup:
     """Return escaped text for an element that shows line breaks."""
     return escape(printable(text, keep="\n"))

@@ -7,6 +7,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures
+from inference.benchmark.report.style import interval
+from inference.benchmark.report.verdict import has_too_few
+from inference.benchmark.stats import FEWEST_PROMPTS
 
 _COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
 LEGEND = (
@@ -35,14 +38,17 @@ def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
                 table.add_row(*_cells(method))
         yield table
     yield LEGEND
+    if any(has_too_few(method.samples) for method in document.methods):
+        yield f"Intervals need at least {FEWEST_PROMPTS} prompts."
 
 
 def _cells(figures: MethodFigures) -> tuple[str, ...]:
+    limits = f" {interval(figures.speedup_low, figures.speedup_high)}"
     return (
         figures.name,
         f"{figures.tau:.2f}",
         f"{figures.tokens_per_second:.1f}",
-        f"{figures.speedup:.2f} [{figures.speedup_low:.2f}, {figures.speedup_high:.2f}]",
+        f"{figures.speedup:.2f}{'' if has_too_few(figures.samples) else limits}",
         f"{figures.time_to_first_token.p50 * 1e3:.0f}",
         "-" if figures.identical_share is None else f"{figures.identical_share:.0%}",
     )

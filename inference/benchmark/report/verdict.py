@@ -7,6 +7,7 @@ import numpy as np
 from markupsafe import Markup
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, SampleRecord
+from inference.benchmark.method_names import AUTOREGRESSIVE
 from inference.benchmark.report.style import (
     Looks,
     enumeration,
@@ -46,6 +47,19 @@ def standing(method: MethodFigures) -> Standing:
     if method.speedup_low > 1:
         return "faster"
     return "slower" if method.speedup_high < 1 else "open"
+
+
+def step_cost(method: MethodFigures, methods: Sequence[MethodFigures]) -> float | None:
+    """Return how many autoregressive steps a method's decoding step takes; None if unknown.
+
+    Args:
+        method: method whose steps are compared.
+        methods: all methods at the same temperature.
+    """
+    plain = next((each for each in methods if each.kind == AUTOREGRESSIVE), None)
+    if plain is None or not (plain.step_seconds and method.step_seconds):
+        return None
+    return method.step_seconds / plain.step_seconds
 
 
 def relative_speed(method: MethodFigures, other: MethodFigures) -> Interval:
@@ -112,7 +126,7 @@ _TITLES: dict[Standing, str] = {
 
 
 def verdict(document: ComparisonDocument, temperature: float, looks: Looks) -> Markup:
-    """Return the findings at a temperature: speed-ups with intervals, and exactness.
+    """Return the findings at a temperature: speed-ups, the reasons for them, and exactness.
 
     Every method is named; a difference within the noise is reported as not distinguishable.
 
@@ -129,20 +143,21 @@ def verdict(document: ComparisonDocument, temperature: float, looks: Looks) -> M
     else:
         speed = significant(methods[0].tokens_per_second)
         sentences = [Markup("Only {}: {} tokens/s.").format(names[methods[0].name], speed)]
+    sentences += _described_steps(methods, names)
     return Markup(" ").join([*sentences, _exactness(methods, names, is_greedy=temperature == 0)])
 
 
 def _described_speed(rivals: Methods, baseline: Markup, names: Names) -> Iterator[Markup]:
-    yield Markup("Speed-ups are relative to {}, with 95% intervals.").format(baseline)
     ranked = sorted(rivals, key=lambda method: -method.speedup)
-    if few := [method for method in ranked if standing(method) == "too few prompts"]:
+    few = [method for method in ranked if standing(method) == "too few prompts"]
+    if few != ranked:
+        yield Markup("Speed-ups are relative to {}, with 95% intervals.").format(baseline)
+    if few:
         speeds = [
             Markup("{} {}").format(names[method.name], fixed(method.speedup)) for method in few
         ]
-        sentence = Markup(
-            "Too few prompts to compare ({} groups of prompts, at least {} needed): {}."
-        )
-        yield sentence.format(num_groups(few[0].samples), FEWEST_PROMPTS, enumeration(speeds))
+        sentence = Markup("Speed-ups over {}, without intervals: {}.")
+        yield sentence.format(baseline, enumeration(speeds))
     for kind, title in _TITLES.items():
         if found := [method for method in ranked if standing(method) == kind]:
             yield Markup("{}: {}.").format(
@@ -163,6 +178,27 @@ def _lead(leading: MethodFigures, ranked: Methods, names: Names) -> Markup:
     sentence = Markup("{} is the fastest: {} {} times the speed of {}.")
     limits = interval(ahead.low, ahead.high)
     return sentence.format(names[leading.name], fixed(ahead.value), limits, names[second.name])
+
+
+def _described_steps(methods: Methods, names: Names) -> Iterator[Markup]:
+    """Yield a sentence on the duration of drafting methods' steps, if it is known."""
+    costs = {
+        method.name: (cost, method.tau)
+        for method in sorted(methods, key=lambda method: -method.speedup)
+        if method.conditional_acceptance_rate and (cost := step_cost(method, methods)) is not None
+    }
+    steps = [
+        Markup("{} of {} takes {} times as long{} and emits {} tokens").format(
+            "one" if index else "A decoding step",
+            names[name],
+            fixed(cost),
+            "" if index else " as one of autoregressive decoding,",
+            fixed(tau),
+        )
+        for index, (name, (cost, tau)) in enumerate(costs.items())
+    ]
+    if steps:
+        yield Markup("{}.").format(Markup("; ").join(steps))
 
 
 def _ratio(method: MethodFigures, names: Names) -> Markup:

@@ -29,6 +29,7 @@ class Scripted:
         self.compute = Compute()
         self.parameters = None
         self.calls: list[tuple[list[list[int]], int]] = []
+        self.temperatures: list[float] = []
         self.num_resets = 0
         self.interrupted_at = interrupted_at
 
@@ -37,6 +38,7 @@ class Scripted:
         if len(self.calls) == self.interrupted_at:
             raise KeyboardInterrupt
         self.calls.append((prompts, seed))
+        self.temperatures.append(sampling.temperature)
         stats = DecodeStats(emitted=len(ANSWER), target_forwards=2)
         answer = Continuation(ANSWER, [Arrival(0.1, len(ANSWER))], stats)
         return Decoded([answer] * len(prompts), {"verify": 0.5})
@@ -77,6 +79,20 @@ def test_methods_decode_the_same_groups_with_the_same_seeds() -> None:
     assert len({seed for _, seed in measured}) == len(measured)
     keys = [{take.key for take in found.takes} for found in results.values()]
     assert keys[0] == keys[1] == {(repeat, group) for repeat in (0, 1) for group in range(3)}
+
+
+def test_temperatures_are_interleaved_in_a_random_order_for_every_group() -> None:
+    method = Scripted("a")
+    _harness(method, temperatures=(0.0, 1.0), repeats=3).measure(PROMPTS)
+    measured = method.temperatures[2:]  # without the warm-up
+    pairs = {tuple(measured[at : at + 2]) for at in range(0, len(measured), 2)}
+    assert pairs == {(0.0, 1.0), (1.0, 0.0)}
+
+
+def test_temperatures_follow_each_other_if_methods_keep_their_state() -> None:
+    method = Scripted("a")
+    _harness(method, temperatures=(0.0, 1.0), keep_state=True).measure(PROMPTS)
+    assert method.temperatures == [0.0] * 6 + [1.0] * 6
 
 
 def test_progress_is_reported_for_every_group_including_the_warm_up() -> None:
@@ -126,14 +142,22 @@ def test_after_an_interruption_only_groups_that_all_methods_decoded_are_left(
     num_groups: int,
 ) -> None:
     """The order of methods is random, so in some cases the other one decodes one more group."""
-    interrupted = Scripted("b", interrupted_at=1 + num_groups)
+    interrupted = Scripted("b", interrupted_at=2 + num_groups)
     harness = _harness(Scripted("a"), interrupted, temperatures=(0.0, 1.0))
     results = harness.measure(PROMPTS)
     assert harness.is_interrupted
+    keys = {name: {take.key for take in found.takes} for name, found in results.items()}
+    for temperature in {temperature for _, temperature in keys}:
+        assert keys["a", temperature] == keys["b", temperature]
+    decoded = [group for (name, _), groups in keys.items() if name == "b" for group in groups]
+    assert len(decoded) == num_groups
+
+
+def test_after_an_interruption_a_temperature_without_common_groups_is_left_out() -> None:
+    interrupted = Scripted("b", interrupted_at=1 + 3)
+    changes = {"temperatures": (0.0, 1.0), "keep_state": True}
+    results = _harness(Scripted("a"), interrupted, **changes).measure(PROMPTS)
     assert results.keys() == {("a", 0.0), ("b", 0.0)}
-    keys = [{take.key for take in found.takes} for found in results.values()]
-    assert keys[0] == keys[1]
-    assert len(keys[0]) == num_groups
 
 
 def test_an_interruption_before_any_common_group_ends_the_measurement() -> None:

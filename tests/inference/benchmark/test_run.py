@@ -172,6 +172,26 @@ def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument
         assert depths == list(range(1, len(depths) + 1))
 
 
+def test_a_drafter_without_experts_has_no_figures_of_experts(
+    compared: Callable[..., ComparisonDocument],
+) -> None:
+    figures = compared("autoregressive", "lookup,tree=fixed").figures("lookup", 0.0)
+    assert figures.conditional_acceptance_rate, "this test needs drafts"
+    assert figures.experts == ()
+
+
+def test_the_document_has_the_prompts_and_the_answers_of_the_first_repeat(
+    folder: Path, compared: Callable[..., ComparisonDocument]
+) -> None:
+    document = compared("autoregressive", repeats=2, num_prompts=2)
+    samples = document.methods[0].samples
+    assert {sample.prompt for sample in samples} == document.questions.keys()
+    assert "def main(" in document.questions.values()
+    answers = [sample for sample in samples if sample.answer is not None]
+    assert len(answers) * 2 == len(samples)
+    assert all(sample.repeat == 0 and sample.answer for sample in answers)
+
+
 def test_the_document_survives_being_written(everything: ComparisonDocument) -> None:
     document = everything
     assert ComparisonDocument.model_validate_json(document.model_dump_json()) == document

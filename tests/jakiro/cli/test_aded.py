@@ -1,6 +1,7 @@
 """`jakiro aded build`, and decoding with training-free drafters from the command line."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,11 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     paths = ("table", "own.yaml", "sharing.yaml", "figures.json")
     table, settings, sharing, figures = (tmp_path / name for name in paths)
     assert _build(folder, table) == 0
-    assert " bigrams, counted in " in capsys.readouterr().err
+    stored, use = capsys.readouterr().err.splitlines()[-2:]
+    assert " bigrams, counted in " in stored
+    words = shlex.split(use.removeprefix("use them with: jakiro "))
+    assert words == ["generate", f"aded={table}", "PROMPT", "--target", "TARGET"]
+    assert _run(*words[:-1], str(folder / "target"), "--max-new-tokens", "4") == 0
     tokenizer = tiny_tokenizer()
     first, second, third = tokenizer.encode(TEXT)[:3]
     assert third in load_trigrams(table, tokenizer).row(first, second)[0]
@@ -77,6 +82,31 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     for name in names:
         assert document.figures(name, 0.0).identical_to_target
     assert {tree.method for tree in document.trees} <= names
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "table"), "cannot write table; expected: enough"),
+        (PermissionError(13, "Permission denied", "table"), "no permission for table; expected: "),
+    ],
+)
+def test_a_table_that_cannot_be_written_is_one_line(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: OSError,
+    message: str,
+) -> None:
+    def fail(path: Path, content: bytes | str) -> None:
+        raise error
+
+    monkeypatch.setattr("inference.drafters.aded.file.write_atomically", fail)
+    assert _build(folder, tmp_path / "table") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: {message}")
+    assert f"got: {error.strerror}; remedy: " in last
 
 
 def test_two_drafters_are_loaded_by_their_names(folder: Path) -> None:
@@ -182,4 +212,6 @@ def test_an_unusable_corpus_or_table_is_refused(
     (tmp_path / "taken").touch()
     assert _build(folder, tmp_path / "taken") == 2
     assert "choose another name for --out" in capsys.readouterr().err
+    assert _build(folder, Path("-")) == 2
+    assert "--out cannot write the trigrams to standard output" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -166,6 +166,61 @@ def test_figures_are_shown_and_kept_if_their_file_cannot_be_written(
     assert read_document(Path(kept[1])).prompts == 1
 
 
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_figures_are_kept_if_storing_them_is_interrupted(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    signal_number: signal.Signals,
+) -> None:
+    def write(path: Path, content: bytes | str) -> None:
+        signal.raise_signal(signal_number)
+
+    monkeypatch.setattr("jakiro.utils.files.write_atomically", write)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = ["--method", "autoregressive", "--num-prompts", "1"]
+    assert bench(*words, "--json", str(tmp_path / "a.json")) == 130
+    kept = re.search(r"a.json: copy (\S+)", capsys.readouterr().err)
+    assert kept is not None
+    assert read_document(Path(kept[1])).prompts == 1
+
+
+def test_figures_are_stored_if_showing_them_is_interrupted(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(document: ComparisonDocument) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("inference.benchmark.report.table.figures_table", interrupt)
+    out = tmp_path / "a.json"
+    words = ["--method", "autoregressive", "--num-prompts", "1"]
+    assert bench(*words, "--json", str(out)) == 130
+    assert read_document(out).prompts == 1
+
+
+def test_a_page_without_the_packages_for_it_is_refused_before_decoding(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda package: None)
+    monkeypatch.delattr(OwnDecoding, "start")  # decoding would fail
+    page = tmp_path / "a.html"
+    assert bench("--method", "autoregressive", "--report", str(page)) == 2
+    assert "the extra `bench`" in capsys.readouterr().err
+
+
+def test_a_page_is_not_written_to_standard_output(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--method", "autoregressive", "--report", "-") == 2
+    shown = capsys.readouterr()
+    assert "--report cannot write the figures to standard output" in shown.err
+    assert not shown.out
+
+
 def test_sigterm_ends_with_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

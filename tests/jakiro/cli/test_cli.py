@@ -137,6 +137,13 @@ def test_a_malformed_command_is_one_line_with_a_remedy(
     assert line.endswith("; remedy: see `jakiro --help`")
 
 
+def test_values_among_other_lines_do_not_go_to_standard_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("throughput", "--config", "nowhere.yaml", "--out", "-") == 2
+    assert "--out cannot write the measured values to standard output" in capsys.readouterr().err
+
+
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"jakiro {jakiro.__version__}\n"

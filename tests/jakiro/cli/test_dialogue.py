@@ -10,6 +10,7 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
+from inference.engine.policy import AlwaysDraft
 from jakiro.cli.dialogue import Dialogue, DialogueSettings
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -188,6 +189,17 @@ def test_the_system_prompt_can_be_changed(dialogue: Dialogue, decoder: Speculati
     dialogue.execute("/reset")
     assert dialogue.execute("/system") == "no system prompt"
     assert _text(dialogue, "print") == decoder.generate(messages[1:], max_new_tokens=12).text
+
+
+def test_the_statistics_show_the_estimated_speed_up(
+    dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AlwaysDraft, "autoregressive_seconds", 100.0)
+    _text(dialogue, "main")
+    assert dialogue.last.autoregressive_seconds == 100.0 * dialogue.last.decoded
+    last, total = dialogue.execute("/stats").splitlines()
+    assert "times plain decoding)" in last
+    assert "times plain decoding)" in total
 
 
 def test_other_commands_reply(dialogue: Dialogue) -> None:

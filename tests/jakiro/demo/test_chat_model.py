@@ -77,6 +77,21 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     assert "<svg" in (tmp_path / "cache" / "demo.html").read_text()
 
 
+def test_the_table_is_shown_although_no_file_can_be_written(
+    assets: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(path: Path, content: bytes | str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(chat_model, "write_atomically", fail)
+    with pytest.raises(OSError, match="No space"):
+        chat_model.run_chat_demo(tmp_path / "cache", "cpu", steps=1)
+    assert "speed-up over transformers" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("missing", ["model", "drafter", "gguf"])
 def test_the_toy_is_shown_if_something_is_missing(
     assets: Path, monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]

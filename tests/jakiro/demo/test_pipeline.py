@@ -77,7 +77,13 @@ def test_the_figures_have_every_method_and_the_trees_which_are_measured_once(
         documents.append(json.loads(figures.read_text()))
     shown = capsys.readouterr().out
     assert "smoke only checks that everything runs" in shown
-    assert f"Drafter: {documents[0]['drafter']['path']}" in shown
+    assert "The presets chat and small show speed." in " ".join(shown.split())
+    drafter = documents[0]["drafter"]["path"]
+    *_, last, generate, bench = shown.splitlines()
+    assert last == f"Drafter: {drafter}"
+    assert generate == f"  jakiro generate {drafter} 'def main('"
+    assert bench.startswith(f"  jakiro bench --target {target} --method transformers ")
+    assert f" --method drafter={drafter} --prompts " in bench
     first, second = documents
     assert calls["choose_plan"] == 1
     assert calls["train_drafter"] == 2  # it looks into the cache itself

@@ -1,12 +1,16 @@
 """The demo's table of figures, and its explanation of slowdowns."""
 
+import shlex
+from io import StringIO
+
 from helpers.comparisons import make_document
+from rich.console import Console
 
 from inference.autotune.costs import Costs
 from inference.autotune.search import PlanChoice, Rated
 from inference.benchmark.method_names import AUTOREGRESSIVE, TRANSFORMERS
 from inference.trees.shape import TreeShape
-from jakiro.demo.report import JAKIRO, explain_slowdowns, results_of
+from jakiro.demo.report import JAKIRO, explain_slowdowns, results_of, show_next
 
 SHAPE = TreeShape(autoregressive_levels=1, parallel_levels=1, num_nodes=4)
 CHOICE = PlanChoice(
@@ -35,3 +39,14 @@ def test_a_slowdown_against_autoregressive_decoding_is_explained() -> None:
     (sentence,) = explain_slowdowns([row], CHOICE)
     assert "at least as long as 2.00 autoregressive steps and yielded only 1.60 tokens" in sentence
     assert explain_slowdowns([row | {"speedup_over_autoregressive": 1.2}], CHOICE) == []
+
+
+def test_the_commands_at_the_end_can_be_pasted_into_a_shell() -> None:
+    stream = StringIO()
+    show_next(Console(file=stream, width=40), "/my cache/drafter", "my target")
+    drafter, *commands = stream.getvalue().splitlines()
+    assert drafter == "Drafter: /my cache/drafter"
+    generate, bench = map(shlex.split, commands)
+    assert generate == ["jakiro", "generate", "/my cache/drafter", "def main("]
+    assert bench[:4] == ["jakiro", "bench", "--target", "my target"]
+    assert "drafter=/my cache/drafter" in bench

@@ -1,6 +1,8 @@
 """Planted changes between two comparisons are found, and noise is not reported as a change."""
 
+import re
 from io import StringIO
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -51,7 +53,7 @@ def test_a_document_does_not_differ_from_itself() -> None:
             )
     assert not changes.differences
     assert not changes.no_longer_identical
-    assert not changes.only_before + changes.only_after
+    assert not changes.only_in
 
 
 def test_ratios_are_those_of_the_documents_figures() -> None:
@@ -140,7 +142,7 @@ def test_the_baseline_has_no_speed_up_to_compare() -> None:
     other = document.model_copy(update={"baseline": "drafter=mine"})
     changes = compare_documents(document, other)
     assert [len(method.figures) for method in changes.methods] == [2, 2]  # without speed-ups
-    assert [difference.name for difference in changes.differences] == ["baseline"]
+    assert [name for name, _, _ in changes.differences] == ["baseline"]
 
 
 def test_a_method_without_baseline_at_its_temperature_has_no_speed_up() -> None:
@@ -157,6 +159,12 @@ def test_few_prompts_prove_nothing() -> None:
     assert {figure.verdict for method in changes.methods for figure in method.figures} == {
         "too few prompts"
     }
+    printed = _printed(changes)
+    assert "too few" not in printed
+    rows = [line for line in printed.splitlines() if re.match("  [a-z]", line)]
+    assert len(rows) == 5
+    assert all(re.fullmatch(r"  \S+( +[\d.,]+){3} +-", row) for row in rows)
+    assert printed.count("Intervals and verdicts need at least 5 prompts.") == 1
 
 
 def test_a_figure_that_was_zero_has_no_ratio() -> None:
@@ -176,8 +184,7 @@ def test_methods_of_one_document_are_listed() -> None:
     after = noisy_document(seed=0, methods=("autoregressive", "drafter=mine", "ngram"))
     changes = compare_documents(before, after)
     assert [method.key.name for method in changes.methods] == ["autoregressive", "drafter=mine"]
-    assert changes.only_before == (("drafter=old", 0.0),)
-    assert changes.only_after == (("ngram", 0.0),)
+    assert changes.only_in == [("before", ("drafter=old", 0.0)), ("after", ("ngram", 0.0))]
     printed = _printed(changes)
     assert "Only before: drafter=old at T = 0" in printed
     assert "Only after: ngram at T = 0" in printed
@@ -219,7 +226,7 @@ def test_other_differences_than_figures_are_listed() -> None:
         }
     )
     changes = compare_documents(before, after)
-    assert [difference.name for difference in changes.differences] == [
+    assert [name for name, _, _ in changes.differences] == [
         *("dtype", "processor", "threads", "spin_count", "torch", "max_new_tokens"),
         *("repeats", "seed"),
         "tree of drafter=mine at T = 0",
@@ -229,8 +236,8 @@ def test_other_differences_than_figures_are_listed() -> None:
     assert "spin_count: 3000 before, None after" in printed
     assert "num_nodes=99" in printed
     without = _changed(before, MINE.name, tree=None)
-    (difference,) = compare_documents(before, without).differences
-    assert difference.after is None
+    ((_, _, tree_after),) = compare_documents(before, without).differences
+    assert tree_after is None
 
 
 def test_the_table_shows_the_verdicts_of_its_figures() -> None:
@@ -269,6 +276,20 @@ def test_options_with_compare_are_refused(
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert f"got: {words[0]}; remedy: leave these options out" in error
+
+
+def test_a_command_that_compares_results_without_a_common_method_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, methods in zip(paths, [("autoregressive",), ("transformers",)], strict=True):
+        path.write_text(noisy_document(seed=0, methods=methods).model_dump_json())
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--compare", *map(str, paths)])
+    assert exit_info.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: the two results cannot be compared: they have no method")
+    assert not shown.out
 
 
 def test_results_of_different_targets_or_prompts_are_refused() -> None:

@@ -1,8 +1,10 @@
 """The page shows every figure of a document, whatever the names in it, and needs no other file."""
 
+import json
 import re
+import shlex
 from functools import cache
-from html import escape
+from html import escape, unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -56,16 +58,82 @@ def test_page_shows_every_method_and_every_section():
     page = rich_page()
     for name in METHODS:
         assert name in page.replace("<wbr>", "")
-    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    headings = re.findall(r"<h2 [^>]*>(.*?)</h2>", page)
     assert headings == [
         *("All figures", "Speed-up", "Acceptance by depth", "Time by phase", "Expert load"),
-        *("Speed of every sample", "By category", "Draft trees", "Methods"),
-        "Environment and settings",
+        *("Speed of every sample", "By category", "Draft trees"),
+        *("Prompts and answers", "Methods", "Environment and settings"),
     ]
     # Five figures and two trees for each temperature, each with a text alternative.
     drawings = Tags(page).named("svg")
     assert len(drawings) == 14
     assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
+
+
+@pytest.mark.parametrize("methods", [METHODS, ("autoregressive",)])
+def test_links_at_the_top_lead_to_every_section(methods):
+    page = render(make_document(methods))
+    links = re.findall(r'<a href="#(.*?)">(.*?)</a>', page)
+    assert links == re.findall(r'<h2 id="(.*?)">(.*?)</h2>', page)
+    assert page.index("</nav>") < page.index("<h2")
+
+
+def test_page_shows_prompts_and_answers_which_can_be_collapsed():
+    page = rich_page()
+    assert page.count("<details><summary>Question ") == 4
+    assert '<pre class="context">Question 3?</pre>' in page
+    assert '<pre class="context">Answer 3.</pre>' in page
+
+
+def test_a_drafter_without_experts_has_no_figures_of_experts():
+    page = render(make_document(("autoregressive", "lookup"), experts=(1,)))
+    assert "Draft trees" in page
+    assert "Expert load" not in page
+    assert "</i>expert 0" not in page
+
+
+def test_a_document_without_texts_makes_a_page():
+    fields = json.loads(rich_document().model_dump_json())
+    del fields["questions"]
+    for method in fields["methods"]:
+        for sample in method["samples"]:
+            del sample["answer"]
+    page = render(ComparisonDocument.model_validate_json(json.dumps(fields)))
+    assert "Prompts and answers" not in page
+    assert Tags(page).open == []
+
+
+def test_the_command_can_be_pasted_into_a_shell():
+    document = make_document()
+    words = ("jakiro", "bench", "--prompts", "my prompts.jsonl")
+    environment = document.environment.model_copy(update={"argv": words})
+    page = render(document.model_copy(update={"environment": environment}))
+    (command,) = re.findall(r"command</dt><dd><code>(.*?)</code>", page)
+    assert tuple(shlex.split(unescape(command))) == words
+
+
+def test_times_that_differ_much_between_temperatures_have_their_own_scales():
+    document = make_document(temperatures=(0.0, 1.0))
+    assert len(set(time_axes(render(document)))) == 1
+    for index in (2, 3):
+        tokens = document.methods[index].tokens // 3
+        document = with_figures(document, index, tokens=tokens)
+    assert len(set(time_axes(render(document)))) == 2
+
+
+def time_axes(page: str) -> list[tuple[str, ...]]:
+    """Return the labels of the time axis at each temperature."""
+    drawings = re.findall(r'<svg role="img" aria-label="Milliseconds per .*?</svg>', page, re.S)
+    axes = [drawing[drawing.index("matplotlib.axis_1") :] for drawing in drawings]
+    return [tuple(filter(str.isdecimal, re.findall(r">(\d+)</text>", axis))) for axis in axes]
+
+
+def test_a_long_text_is_cut_after_a_whole_line():
+    (rule,) = re.findall(r"^\.context \{.*?\}", rich_page(), re.M | re.S)
+    assert "line-height: 1.5;" in rule
+    assert "border-width: .5rem " in rule
+    assert "max-height: calc(10 * 1.5em + 1rem);" in rule
+    assert "padding" not in rule
 
 
 def test_page_gives_the_figures_of_a_method():
@@ -99,7 +167,7 @@ def test_page_warns_of_a_busy_machine():
     assert "Other programs" not in render(document.model_copy(update={"environment": idle}))
 
 
-def test_page_marks_rows_of_too_few_prompts_and_shows_no_interval_there():
+def test_page_says_once_that_prompts_are_too_few_and_shows_no_interval_there():
     document = make_document(categories=("chat", "code"), prompts=8)
     page = render(document)
     one = document.figures("drafter=mine", 0.0)
@@ -108,14 +176,17 @@ def test_page_marks_rows_of_too_few_prompts_and_shows_no_interval_there():
         f"{one.speedup:.2f}<small>[{one.speedup_low:.2f}, {one.speedup_high:.2f}]</small>" in cells
     )
     speedup = one.categories["chat"].speedup
-    assert f"{speedup:.2f}<small>too few prompts</small>" in cells
+    assert f"{speedup:.2f}" in cells
+    assert page.count("too few prompts") == 1
+    assert page.index("too few prompts") > page.index("By category</h2>")
     document = make_document(prompts=4)
     page = render(document)
     one = document.figures("drafter=mine", 0.0)
-    assert "drafter=mine <small>too few prompts</small>" in page.replace("<wbr>", "")
+    assert page.count("too few prompts") == 1
     assert f"<td>{one.speedup:.2f}</td>" in page
     assert f"[{one.speedup_low:.2f}, {one.speedup_high:.2f}]" not in page
     assert f"[{one.tau_low:.2f}, {one.tau_high:.2f}]" not in page
+    assert "too few prompts" not in render(make_document(prompts=5))
 
 
 def test_page_needs_nothing_else():
@@ -158,6 +229,10 @@ def test_hostile_text_is_shown_as_it_is():
     hostile = {"context": HOSTILE, "root": HOSTILE, "next_token": "$\n\t $", "nodes": (node,)}
     trees = (tree.model_copy(update=hostile),)
     document = with_figures(document, 1, notes=(HOSTILE,)).model_copy(update={"trees": trees})
+    first, *others = document.methods[1].samples
+    samples = (first.model_copy(update={"answer": HOSTILE}), *others)
+    document = with_figures(document, 1, samples=samples)
+    document = document.model_copy(update={"questions": {first.prompt: HOSTILE}})
     page = render(document)
     assert "<script" not in page
     assert "$x$" in page

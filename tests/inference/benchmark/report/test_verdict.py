@@ -8,7 +8,7 @@ from helpers.comparisons import make_document, with_figures
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.report.style import looks
-from inference.benchmark.report.verdict import verdict
+from inference.benchmark.report.verdict import step_cost, verdict
 
 
 def measured(
@@ -77,15 +77,34 @@ def test_verdict_calls_a_method_slower_only_if_that_is_shown():
 def test_verdict_of_too_few_prompts_says_nothing_about_noise():
     speeds = {"drafter=a": (2.0, 1.8, 2.2), "drafter=b": (0.5, 0.4, 0.6)}
     said = said_of(measured(speeds, prompts=4))
-    assert "Too few prompts to compare (4 groups of prompts, at least 5 needed)" in said
-    assert "drafter=a 2.00 and drafter=b 0.50." in said
+    without = "over autoregressive, without intervals: drafter=a 2.00 and drafter=b 0.50."
+    assert f"Speed-ups {without}" in said
+    assert "95%" not in said
     assert "fastest" not in said
     assert "Slower" not in said
     document = measured(speeds, prompts=8)
     for index, one in enumerate(document.methods):
         samples = [each.model_copy(update={"group": each.group // 4}) for each in one.samples]
         document = with_figures(document, index, samples=tuple(samples))
-    assert "(2 groups of prompts, at least 5 needed)" in said_of(document)
+    assert without in said_of(document)  # two groups of prompts that are decoded together
+
+
+def test_verdict_gives_the_duration_and_the_tokens_of_drafting_steps():
+    document = make_document(("autoregressive", "drafter=a", "drafter=b"))
+    steps = {}
+    for name in ("drafter=a", "drafter=b"):
+        method = document.figures(name, 0.0)
+        cost = step_cost(method, document.methods)
+        assert cost is not None
+        steps[method.speedup] = (name, f"{cost:.2f}", f"{method.tau:.2f}")
+    first, second = (steps[speedup] for speedup in sorted(steps, reverse=True))
+    assert (
+        f"A decoding step of {first[0]} takes {first[1]} times as long as one of autoregressive "
+        f"decoding, and emits {first[2]} tokens; one of {second[0]} takes {second[1]} times as "
+        f"long and emits {second[2]} tokens."
+    ) in said_of(document)
+    without = make_document(("transformers", "drafter=a"))
+    assert "decoding step" not in said_of(without)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,0 +1,42 @@
+"""Names of the values of options in help texts, such as N for a number and nothing for a flag.
+
+Without these names, help texts show the names of Python types.
+"""
+
+from typing import Any
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+_BY_OPTION = {"temperature": "T", "temperatures": "T", "top_p": "P", "top_k": "K"}
+_BY_TYPE = {"bool": "", "int": "N", "int range": "N", "float": "X", "list[float]": "X"}
+
+
+class Command(TyperCommand):
+    """A command whose help names the values of options."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, whose values have names."""
+        return [_named(parameter, ctx) for parameter in super().get_params(ctx)]
+
+
+class Group(TyperGroup):
+    """A group of commands whose help names the values of options."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, whose values have names."""
+        return [_named(parameter, ctx) for parameter in super().get_params(ctx)]
+
+
+def _named(parameter: Any, context: Any) -> Any:
+    """Return a parameter after naming its value, unless its declaration has a metavar."""
+    if isinstance(parameter, TyperArgument):
+        parameter.display_type_rich = _no_type  # type: ignore[method-assign]
+    elif isinstance(parameter, TyperOption) and parameter.metavar is None:
+        kind, name = parameter.display_type(context).strip("<>"), str(parameter.name)
+        by_type = kind if "|" in kind else _BY_TYPE.get(kind, name.upper())
+        parameter.metavar = _BY_OPTION.get(name, by_type)
+    return parameter
+
+
+def _no_type(ctx: object) -> None:
+    """Return None: the name of an argument is enough."""
