@@ -75,12 +75,20 @@ def test_a_dry_run_measures_the_tau_that_makes_decoding_faster(
     ("words", "message"),
     [
         (["--set", "data.paths=[nope.jsonl]"], "there is no file or folder nope.jsonl"),
+        (["--set", "data.paths=[docs/nope]"], "there is no file or folder docs/nope"),
+        (["--set", "data.paths=[chats.txt]"], "there is no file or folder chats.txt"),
         (["--learning-curve", "0.5,1"], "leave out --learning-curve"),
     ],
 )
 def test_a_dry_run_of_what_cannot_run_is_refused(
-    config: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    config: Path,
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (config.parent / "docs").mkdir()
+    monkeypatch.chdir(config.parent)
     assert run("--config", str(config), "--dry-run", *words) == 2
     assert message in capsys.readouterr().err
 
