@@ -16,8 +16,9 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -30,6 +31,7 @@ from transformers import (
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError
 from jakiro.utils.fetch import fetched_model
+from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -130,6 +132,28 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
         return str(name_or_path)
     wanted = dtype if isinstance(dtype, torch.dtype) else None
     return str(convert_gguf(file, wanted, any_dtype=any_dtype))
+
+
+def model_files(name_or_path: str | Path) -> list[tuple[str, int, int]] | None:
+    """Return the states of a model's files, as `file_states` does; None if there are no files here.
+
+    Args:
+        name_or_path: folder or hub id of a model, or any other name that `local_model` accepts.
+
+    Raises:
+        CheckpointError: a known model has not been fetched.
+    """
+    place = Path(fetched_model(str(name_or_path)) or name_or_path)
+    try:
+        if not place.exists():
+            cached = try_to_load_from_cache(str(name_or_path), "config.json")
+            if not isinstance(cached, str):
+                return None
+            place = Path(cached).parent
+        files = [place] if place.is_file() else filter(Path.is_file, sorted(place.iterdir()))
+        return file_states(files)
+    except (OSError, HFValidationError):
+        return None
 
 
 def load_tokenizer(
