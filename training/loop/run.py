@@ -29,12 +29,10 @@ from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
 from training.setup.adapters import add_adapters
 from training.setup.initialization import initialize, is_fitted
-from training.setup.preparation import Prepared
+from training.setup.preparation import Prepared, length_of
 from training.target_states.store import TargetStateStore, open_target_states
 
 _logger = get_logger(__name__)
-
-_MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
 
 class Run:
@@ -208,7 +206,10 @@ class Run:
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
             )
             if self._processes.is_first and self._runs_target:
-                _logger.info(str(break_even(self._inputs.target, drafter)))
+                found = break_even(self._inputs.target, drafter)
+                _logger.info(str(found))
+                if found.warning is not None:
+                    _logger.warning(found.warning)
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
         if every is not None:
@@ -218,13 +219,9 @@ class Run:
 
     def _report_length(self) -> None:
         """Log how often the run reads its data, with a warning if that is very often."""
-        num_read = self._num_steps * self._settings.batch.global_batch_size
-        epochs = num_read / len(self._inputs.sequences)
-        length = f"{num_read * self._settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
-        if epochs > _MANY_EPOCHS:
-            _logger.warning(f"{length}: add data, or lower the number of steps or epochs")
-        else:
-            _logger.info(length)
+        counted = self._settings.with_steps(len(self._inputs.sequences))
+        length, is_long = length_of(counted, len(self._inputs.sequences))
+        (_logger.warning if is_long else _logger.info)(length)
 
     @property
     def _has_stalled(self) -> bool:
