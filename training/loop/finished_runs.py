@@ -1,6 +1,5 @@
 """Recognition of finished runs by their settings and files, without loading target or data."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,8 +52,7 @@ def finished_drafter(settings: TrainSettings, inputs: str | None) -> Path | None
         return None
     if record.read_text(encoding="utf-8", errors="replace") != inputs:
         return None
-    if os.environ.get("RANK", "0") == "0":  # the processes have not joined yet
-        _logger.info(f"the run in {folder.path} is already finished")
+    _logger.info(f"the run in {folder.path} is already finished")
     return folder.drafter
 
 

@@ -155,12 +155,18 @@ class Run:
         settings, checkpoints = self._settings, self._checkpoints
         self._begin(trainer, evaluation)
         state = self._state
-        task = progress.add_task(self._description(), total=self._num_steps, completed=state.step)
+        task = progress.add_task(
+            self._description(), total=self._num_steps, completed=state.step, rate=self._rate()
+        )
         while not self._is_over:
             self._take_step(trainer)
             total = round(state.step / self._share_done)
             progress.update(
-                task, completed=state.step, total=total, description=self._description()
+                task,
+                completed=state.step,
+                total=total,
+                description=self._description(),
+                rate=self._rate(),
             )
             if self._is_due(self._evaluation_interval) and not self._is_over:
                 evaluated = self._evaluate(trainer, evaluation)
@@ -202,6 +208,7 @@ class Run:
         if not state.step:
             self._report_length()
             drafter = trainer.copy_drafter()
+            _logger.info("self-test: the drafter is saved, loaded and used for decoding")
             check_untrained(
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
             )
@@ -259,6 +266,8 @@ class Run:
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
         """Evaluate the drafter, export it if it is the best so far; return it with its metrics."""
         drafter = trainer.copy_drafter()
+        if evaluation.has_data:
+            _logger.info(f"evaluating the drafter after step {self._state.step}")
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
@@ -322,3 +331,8 @@ class Run:
             return "drafter"
         agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
         return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
+
+    def _rate(self) -> str:
+        """Return the speed in the last record as text; empty before the first record."""
+        speed = self._state.losses.get("tokens_per_second")
+        return "" if speed is None else f"{speed:,.0f} tokens/s"

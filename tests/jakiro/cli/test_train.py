@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,32 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
         f"drafter={folder} --prompts PROMPTS.jsonl"
     )
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.distributed
+def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
+    config: Path,
+) -> None:
+    program = (
+        "import sys\nfrom jakiro.utils import progress\nprogress.INTERVAL = 0.0\n"
+        "from jakiro.cli import main\nmain(sys.argv[1:])"
+    )
+    words = ["train", "--config", str(config), "--set", "steps=4", "--set", "evaluation.every=2"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stderr
+    assert "\x1b" not in shown
+    figures = r"loss \d+\.\d+, agreement [\d. ]+: 2 of 4, [\d,]+ tokens/s, 0:\d\d elapsed, about 0:"
+    assert re.search(rf"^drafter: {figures}\d\d left$", shown, re.MULTILINE), shown
+    order = [
+        "INFO self-test: ",
+        *(f"INFO evaluating the drafter after step {n}" for n in (0, 2, 4)),
+    ]
+    positions = [shown.index(line) for line in order]
+    assert positions == sorted(positions)
 
 
 @pytest.mark.distributed
