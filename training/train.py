@@ -69,7 +69,9 @@ def train(
             lost_processes_explained(),
             join_processes(settings.engine.device) as processes,
         ):
-            drafter = Run(inputs, processes).complete(progress)
+            run = Run(inputs, processes)
+            with lost_processes_explained(processes, lambda: run.last_step):
+                drafter = run.complete(progress)
             if processes.is_first:
                 store_inputs(settings, known)
             return drafter

@@ -62,6 +62,11 @@ class Run:
         self._metrics: MetricsLog | None = None
         self._target_states: TargetStateStore | None = None
 
+    @property
+    def last_step(self) -> int:
+        """The number of optimizer steps that are finished."""
+        return self._state.step
+
     def complete(self, progress: Progress | None = None) -> Path:
         """Complete the run and return the finished drafter's folder.
 
