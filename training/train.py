@@ -24,6 +24,7 @@ from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.distributed.failures import lost_processes_explained
 from training.distributed.processes import is_first_process, join_processes, launch_environment
+from training.loop.finished_runs import finished_drafter, inputs_fingerprint, store_inputs
 from training.loop.run import Run
 from training.setup.preparation import prepare
 
@@ -59,12 +60,21 @@ def train(
     """
     # Models are loaded and saved before and during the steps; only the steps have a progress bar.
     with quiet_libraries(), launch_environment(settings.engine.device):
+        is_loaded = model is not None or tokenizer is not None  # they may differ from the files
+        known = None if is_loaded else inputs_fingerprint(settings)
+        if (finished := finished_drafter(settings, known)) is not None:
+            return finished
         inputs = prepare(settings, model, tokenizer)
         with (
             lost_processes_explained(),
             join_processes(settings.engine.device) as processes,
         ):
-            return Run(inputs, processes).complete(progress)
+            run = Run(inputs, processes)
+            with lost_processes_explained(processes, lambda: run.last_step):
+                drafter = run.complete(progress)
+            if processes.is_first:
+                store_inputs(settings, known)
+            return drafter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,23 +5,11 @@ from operator import index
 from typing import Any
 
 from jaxtyping import Int
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import PromptError
-
-# Errors that templates raise on purpose, and errors caused by messages of an unexpected form.
-_FAULTS = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
 
 Prompt = str | list[dict[str, Any]] | list[int] | Tensor
 
@@ -196,10 +184,11 @@ def _templated(
             got="chat messages",
             remedy="set tokenizer.chat_template, or pass the prompt as a text",
         )
-    apply: Any = tokenizer.apply_chat_template
     try:
-        encoded = apply(messages, add_generation_prompt=True, return_dict=True)
-    except _FAULTS as error:
+        encoded = apply_chat_template(
+            tokenizer, messages, add_generation_prompt=True, return_dict=True
+        )
+    except TEMPLATE_ERRORS as error:
         raise PromptError(
             "the chat template rejects the messages",
             expected="roles and contents that the template supports",

@@ -1,5 +1,6 @@
 """The command `jakiro regenerate`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,8 @@ from jakiro.utils.progress import writing_progress
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
-    from training.data.regeneration.regenerator import RegenerationCounts
+    from training.data.regeneration.regenerator import RegenerationCounts, RegenerationSettings
+    from training.data.sources import Source
 
 
 def regenerate(
@@ -44,11 +46,38 @@ def regenerate(
     settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
+    inputs = _inputs_fingerprint(target, drafter, dtype, settings, sources)
+    if inputs is not None and output.is_finished_from(inputs):
+        typer.echo(f"{output.num_records:,} records in {out}, 0 of them new")
+        return
     regenerator = Regenerator(load_decoder(target, drafter, dtype, device), settings)
     total = sum(source.num_records() for source in sources)
     with output.kept_when_interrupted(), writing_progress("Answering", total) as advance:
         written = regenerator.write(sources, output, advance)
+    if inputs is not None and output.path.exists():
+        output.mark_finished(inputs)
     _report(written, output.num_records, out, temperature)
+
+
+def _inputs_fingerprint(
+    target: str,
+    drafter: str | None,
+    dtype: str,
+    settings: "RegenerationSettings",
+    sources: "Sequence[Source]",
+) -> str | None:
+    """Return a hash of what determines the answers, by the sizes and times of the target's files.
+
+    Without a local copy of the target, or if a drafter takes part in sampling, return None.
+    """
+    from jakiro.utils.files import fingerprint
+    from jakiro.utils.pretrained import model_files
+
+    files = model_files(target)
+    if files is None or (settings.temperature and drafter is not None):
+        return None
+    options = settings.model_dump(exclude={"batch_size"})
+    return fingerprint(target, files, dtype, options, [source.fingerprint() for source in sources])
 
 
 def load_decoder(

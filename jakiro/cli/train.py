@@ -69,8 +69,9 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only estimate memory, disk space and time; needs no weights, and reads no data "
-            "unless epochs is set.",
+            help="Only estimate memory, disk space, time and, if the target is on this "
+            "machine, the tau that makes decoding faster; downloads no weights, and tokenizes data "
+            "only if epochs is set.",
         ),
     ] = False,
     device_memory: Annotated[
@@ -175,8 +176,30 @@ def _show_estimate(
     rate = device.product_rate(settings) if speed is None else speed * 1e12
     memory = _memory(settings, processes, device)
     Console().print(render(found, memory, rate), highlight=False)
+    if device.is_here:
+        _show_epochs(found.settings)
     if device.is_here and found.target <= _LARGEST_TIMED:
         _show_break_even(settings)
+
+
+def _show_epochs(settings: "TrainSettings") -> None:
+    """Print how often the run reads its data, if the tokens of the data are in the cache."""
+    from training.data.sources import is_local
+    from training.setup.preparation import cached_sequences, length_of
+
+    data = settings.data
+    if not all(map(is_local, data.paths)):
+        say("a dry run does not count the tokens of datasets of the hub")
+    elif (sequences := cached_sequences(settings)) is not None:
+        length, is_long = length_of(settings, len(sequences))
+        total = f"{sequences.store.token_ids.size:,}"
+        say(f"{'warning: ' * is_long}the data has {total} tokens; the run reads {length}")
+    else:
+        words = ["jakiro", "prepare", "--target", settings.target.name_or_path]
+        words += [word for path in data.paths for word in ("--data", path)]
+        words += ["--skip-bad-records"] if data.skip_bad_records else []
+        words += ["--cache-folder", str(data.cache_folder)] if data.cache_folder else []
+        say(f"the tokens of the data have not been counted; to count them: {shlex.join(words)}")
 
 
 def _show_break_even(settings: "TrainSettings") -> None:
@@ -200,7 +223,10 @@ def _show_break_even(settings: "TrainSettings") -> None:
         return
     target = TargetAdapter(model)
     record = record_target(target.spec, name)
-    say(str(break_even(target, JakiroDrafter(config_for(settings.drafter, record)))))
+    found = break_even(target, JakiroDrafter(config_for(settings.drafter, record)))
+    say(str(found))
+    if found.warning is not None:
+        say(f"warning: {found.warning}")
 
 
 def _memory(settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice") -> int:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from jakiro.errors import ConfigError
@@ -96,6 +97,16 @@ def fingerprint(*parts: object) -> str:
         digest.update(f"{kind}:{len(data)}:".encode())
         digest.update(data)
     return digest.hexdigest()
+
+
+def file_states(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return the path, the size in bytes and the time of change in nanoseconds of each file.
+
+    Raises:
+        OSError: a file does not exist.
+    """
+    states = ((str(file.resolve()), file.stat()) for file in files)
+    return [(path, state.st_size, state.st_mtime_ns) for path, state in states]
 
 
 def ensure_writable_folder(path: Path) -> Path:

@@ -9,14 +9,16 @@ import os
 import re
 import socket
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -29,6 +31,7 @@ from transformers import (
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError
 from jakiro.utils.fetch import fetched_model
+from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -131,6 +134,28 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
     return str(convert_gguf(file, wanted, any_dtype=any_dtype))
 
 
+def model_files(name_or_path: str | Path) -> list[tuple[str, int, int]] | None:
+    """Return the states of a model's files, as `file_states` does; None if there are no files here.
+
+    Args:
+        name_or_path: folder or hub id of a model, or any other name that `local_model` accepts.
+
+    Raises:
+        CheckpointError: a known model has not been fetched.
+    """
+    place = Path(fetched_model(str(name_or_path)) or name_or_path)
+    try:
+        if not place.exists():
+            cached = try_to_load_from_cache(str(name_or_path), "config.json")
+            if not isinstance(cached, str):
+                return None
+            place = Path(cached).parent
+        files = [place] if place.is_file() else filter(Path.is_file, sorted(place.iterdir()))
+        return file_states(files)
+    except (OSError, HFValidationError):
+        return None
+
+
 def load_tokenizer(
     name_or_path: str | Path,
     what: str = "a tokenizer from",
@@ -199,11 +224,19 @@ def load_config(
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
+def is_written_as_path(name: str) -> bool:
+    """Return whether a name can only be a path, even if nothing exists there, and no id on the hub.
+
+    A name is a path if it starts with `/`, `.` or `~`, if it has more than one slash, or if a
+    folder with the name of its first part exists.
+    """
+    first, *others = name.split("/")
+    is_path = not first or first.startswith((".", "~")) or len(others) > 1
+    return is_path or (bool(others) and Path(first).is_dir())
+
+
 def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> None:
     """Raise an error if a name is the path of a missing folder, instead of asking the hub for it.
-
-    A name is a path, and not an id on the hub, if it starts with `/`, `.` or `~`, if it has more
-    than one slash, or if a folder with the name of its first part exists.
 
     Args:
         name_or_path: folder or hub id.
@@ -214,11 +247,8 @@ def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> N
         CheckpointError: the name is a path, and nothing exists there.
     """
     name = str(name_or_path)
-    first, *others = name.split("/")
-    is_path = first in ("", ".", "..", "~") or first.startswith("~") or len(others) > 1
-    is_path = is_path or (bool(others) and Path(first).is_dir())
-    if is_path and not Path(name).exists():
-        unexpanded = "; the shell did not expand ~" if first.startswith("~") else ""
+    if is_written_as_path(name) and not Path(name).exists():
+        unexpanded = "; the shell did not expand ~" if name.startswith("~") else ""
         raise CheckpointError(
             f"cannot load {what} {name}",
             expected="an existing folder, or a hub id such as owner/name",
@@ -243,7 +273,11 @@ def is_hub_reachable() -> bool:
     """Return False if the hub's address is unknown to this machine and no proxy is set."""
     if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
         return True
-    host = urlsplit(HF_ENDPOINT).hostname
+    return _is_known(urlsplit(HF_ENDPOINT).hostname)
+
+
+@cache  # a loader asks several times, and a failed answer may take seconds
+def _is_known(host: str | None) -> bool:
     try:
         return bool(socket.getaddrinfo(host, None))
     except OSError:

@@ -51,6 +51,8 @@ COLUMNS: tuple[ProgressColumn, ...] = (
     ELAPSED,
     _LabelledTime(TimeRemainingColumn(), "left"),
 )
+# These columns need tasks with a text in the field `rate`.
+COLUMNS_WITH_RATE = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[-2:])
 
 
 class ProgressDisplay(Progress):
@@ -128,8 +130,7 @@ def writing_progress(description: str, total: int) -> Iterator[Callable[[int, in
         A function that receives the number of finished records and the number of tokens that have
         been generated so far.
     """
-    columns = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[-2:])
-    with ProgressDisplay(*columns) as display:
+    with ProgressDisplay(*COLUMNS_WITH_RATE) as display:
         task = display.add_task(description, total=total, rate="")
 
         def advance(records: int, tokens: int) -> None:

@@ -225,13 +225,19 @@ def _numbers(record: Record, key: str) -> npt.NDArray[np.int64]:
     except ValueError:  # lists of unequal lengths
         numbers = np.empty((0, 0))
     is_empty = isinstance(value, list) and not value
-    if not is_empty and (numbers.ndim != 1 or numbers.dtype.kind not in "bi"):
+    is_flat = numbers.ndim == 1 and numbers.dtype.kind in "bi"
+    # A mask may consist of true and false. Among numbers, numpy turns them into 1 and 0.
+    if not is_empty and (not is_flat or (key == "input_ids" and _has_bool(value))):
         raise RecordError(
             f"{record.location} has an unusable value under {key}",
             expected="lists of integers under input_ids and loss_mask",
             got=repr(value)[:80],
         )
     return numbers.astype(np.int64)
+
+
+def _has_bool(values: Any) -> bool:
+    return any(isinstance(value, bool | np.bool_) for value in values)
 
 
 def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) -> Iterator[_Parts]:

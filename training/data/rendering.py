@@ -5,28 +5,16 @@ adds when an assistant turn is appended.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
+from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
 from training.data.chat import CUT, Chat
 from training.data.sources import RecordError
-
-# Errors that templates raise on purpose, and errors caused by turns of an unexpected form.
-_FAULTS = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 # Some templates call this function to write today's date. It is replaced by a macro with a fixed
 # date, because otherwise the same data would be encoded differently every day.
@@ -98,7 +86,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
             spans = (Span(len(turn.asked), len(turn.answered) - turn.num_unsaid) for turn in turns)
             return [Rendered(whole, tuple(spans))]
         return [_alone(tokenizer, template, chat, turn) for turn in turns]
-    except _FAULTS as error:
+    except TEMPLATE_ERRORS as error:
         raise _refusal(chat, error) from error
 
 
@@ -116,7 +104,7 @@ def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     template = template_of(tokenizer, chat)
     try:
         return _apply(tokenizer, template, chat, len(chat.messages), is_asking=True)
-    except _FAULTS as error:
+    except TEMPLATE_ERRORS as error:
         raise _refusal(chat, error) from error
 
 
@@ -135,7 +123,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     longer = chat._replace(messages=[*chat.messages, {"role": "user", "content": _USER_TEXT}])
     try:
         text = _apply(tokenizer, template, longer, len(longer.messages))
-    except _FAULTS as error:
+    except TEMPLATE_ERRORS as error:
         raise _refusal(longer, error) from error
     opening, found, _ = text.rpartition(_USER_TEXT)
     if not found:
@@ -241,8 +229,8 @@ def _apply(
     is_asking: bool = False,
 ) -> str:
     """Return the text of the first `count` turns, with a generation prompt if `is_asking`."""
-    apply: Any = tokenizer.apply_chat_template
-    text = apply(
+    text = apply_chat_template(
+        tokenizer,
         chat.messages[:count],
         tools=chat.tools,
         chat_template=template,

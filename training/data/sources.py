@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
+from jakiro.utils.pretrained import hub_options, is_written_as_path
 from jakiro.utils.strict_json import parse_json
 
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted
@@ -80,8 +81,12 @@ class FileSource:
         return str(self.path)
 
     def fingerprint(self) -> str:
-        """Return a hash of the file's bytes."""
-        with self.path.open("rb") as file:
+        """Return a hash of the file's bytes.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        with _reading(self.path), self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def num_records(self) -> int:
@@ -138,8 +143,10 @@ class HubSource:
             yield Record(fields, f"{self.name}:{number}", number)
 
     def _load(self) -> Any:
-        from datasets import load_dataset  # slow to import, and not needed for files
+        from datasets import config, load_dataset  # slow to import, and not needed for files
 
+        if hub_options(self.name):  # only datasets in the cache can be loaded
+            config.HF_HUB_OFFLINE = True
         try:
             return load_dataset(self.name, split=self.split)
         except (
@@ -182,16 +189,22 @@ def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
     """Return the sources at the given paths; a folder stands for its data files, sorted by path.
 
     Raises:
-        DataError: a file is missing or of an unknown kind, or a folder contains no data.
+        DataError: a file is missing, unreadable or of an unknown kind, or a folder contains no
+            data.
     """
-    return tuple(source for path in paths for source in _sources_at(path))
+    found: list[Source] = []
+    for path in paths:
+        with _reading(path):
+            found += _sources_at(path)
+    return tuple(found)
 
 
 def is_local(name: str) -> bool:
     """Return whether a name is the path of a file or folder, rather than the name of a dataset."""
     path = Path(name).expanduser()
-    is_written_as_path = path.is_absolute() or name.startswith((".", "~"))
-    return path.exists() or is_written_as_path or path.suffix in _READERS
+    # Datasets without an owner have names without dots, unlike files such as chats.txt.
+    is_file_name = "/" not in name and path.suffix[1:2].isalpha()
+    return path.exists() or is_written_as_path(name) or is_data(path) or is_file_name
 
 
 def _sources_at(name: str) -> list[Source]:
@@ -200,14 +213,14 @@ def _sources_at(name: str) -> list[Source]:
         return _sources_in(path)
     if path.is_file():
         return [_file_source(path)]
-    if is_local(name):
+    hub_name, _, split = name.partition(":")
+    if is_local(hub_name):
         raise DataError(
-            f"there is no file or folder {name}",
+            f"there is no file or folder {hub_name}",
             expected="training data",
             got="nothing",
             remedy="check data.paths",
         )
-    hub_name, _, split = name.partition(":")
     return [HubSource(hub_name, split or "train")]
 
 
@@ -232,16 +245,31 @@ def _file_source(path: Path) -> FileSource:
     return FileSource(path)
 
 
+@contextmanager
+def _reading(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}",
+            expected="a file or folder that this user may read",
+            got=error.strerror or error,
+            remedy="check the path and its permissions",
+        ) from error
+
+
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open("rb") as file:
+    with _reading(path), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield number, line  # parsed later, where a malformed line may be skipped
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
+    with _reading(path):
+        content = path.read_bytes()
     try:
-        values = parse_json(path.read_bytes())
+        values = parse_json(content)
     except ValueError as error:
         raise DataError(f"{path} is not JSON", expected="valid JSON", got=error) from error
     if not isinstance(values, list):
@@ -263,7 +291,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
         values = (value for batch in batches for value in batch.to_pylist())
         yield from enumerate(values, start=1)
     except (ArrowException, OSError) as error:
-        raise DataError(f"cannot read {path}", expected="a Parquet file", got=error) from error
+        raise DataError(
+            f"cannot read {path}",
+            expected="a Parquet file that this user may read",
+            got=error,
+            remedy="check the path, its permissions and its format",
+        ) from error
 
 
 def _as_record(value: Any, location: str, number: int) -> Record:

@@ -148,7 +148,7 @@ def open_tokens(
         ConfigError: the cache cannot be written to.
         ResourceError: the disk of the cache is full.
     """
-    cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "tokens")
+    cache = ensure_writable_folder(cache_folder or _default_cache())
     sources = find_sources(paths)
     key = _fingerprint(
         sources, tokenizer, vocab_size if skip_bad_records else None, skip_bad_records
@@ -160,6 +160,38 @@ def open_tokens(
             records = read_all(sources, intake)
             write_tokens(home, encode_records(tokenizer, records, intake, vocab_size), intake)
     return _checked(_map(home, key, sources), vocab_size)
+
+
+def cached_tokens(
+    paths: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    cache_folder: Path | None = None,
+    *,
+    skip_bad_records: bool = False,
+    vocab_size: int | None = None,
+) -> TokenStore | None:
+    """Return the token store of the data if it is in the cache; None otherwise.
+
+    Args:
+        paths: files and folders, as for `find_sources`; datasets of the hub would be downloaded.
+        tokenizer: the target's tokenizer.
+        cache_folder: folder of the cache; None for the user's cache.
+        skip_bad_records: whether unusable records are skipped.
+        vocab_size: size of the target's vocabulary; None if it is unknown.
+
+    Raises:
+        DataError: data is missing, or has tokens that the target does not have.
+    """
+    sources = find_sources(paths)
+    key = _fingerprint(
+        sources, tokenizer, vocab_size if skip_bad_records else None, skip_bad_records
+    )
+    home = (cache_folder or _default_cache()).expanduser().absolute() / key[:32]
+    return _checked(_map(home, key, sources), vocab_size) if _is_whole(home) else None
+
+
+def _default_cache() -> Path:
+    return user_cache_path("jakiro") / "tokens"
 
 
 def _fingerprint(

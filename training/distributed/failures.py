@@ -135,8 +135,14 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
 
 
 @contextmanager
-def lost_processes_explained() -> Iterator[None]:
+def lost_processes_explained(
+    processes: Processes | None = None, last_step: Callable[[], int] = lambda: 0
+) -> Iterator[None]:
     """Turn errors about a lost connection into an error that says that another process ended.
+
+    Args:
+        processes: the processes of the run; None while they join or leave.
+        last_step: function that returns the number of finished optimizer steps.
 
     Raises:
         ResourceError: another process of the run ended in the block.
@@ -147,13 +153,22 @@ def lost_processes_explained() -> Iterator[None]:
         if not is_lost_connection(error):
             raise
         raise ResourceError(
-            "another process of this run ended",
+            "another process of this run ended" + _described(processes, last_step),
             expected="all processes until the end of the run",
             got=str(error).strip().splitlines()[0],
             remedy="see whether that process printed an error, or whether the system killed it, "
             "for example for lack of memory; the same command resumes the run from its last "
             "checkpoint",
         ) from error
+
+
+def _described(processes: Processes | None, last_step: Callable[[], int]) -> str:
+    """Return the ranks of the processes that ended, if known, and the last finished step."""
+    if processes is None:
+        return ""
+    ended = processes.find_ended()
+    ranks = f" (rank {', '.join(map(str, ended))})" if ended else ""
+    return f"{ranks} after step {last_step()}"
 
 
 @contextmanager

@@ -74,9 +74,23 @@ def state_of(drafter: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the config is damaged.
     """
+    return asdict(_record_of(drafter)[0])
+
+
+def evaluation_of(drafter: Path) -> dict[str, Any]:
+    """Return the results of a drafter's evaluation, from the record in its config.
+
+    Raises:
+        CheckpointError: the config is damaged.
+    """
+    return _record_of(drafter)[1]
+
+
+def _record_of(drafter: Path) -> tuple[RunState, dict[str, Any]]:
     try:
         record = json.loads((drafter / "config.json").read_bytes())["record"]
-        return asdict(TypeAdapter(RunState).validate_python(record["training"]))
+        state = TypeAdapter(RunState).validate_python(record["training"])
+        return state, dict(record["evaluation"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the drafter in {drafter} has no record of its training",

@@ -1,12 +1,16 @@
 """The tau above which a drafter makes decoding faster on the machine that trains it."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 from inference.autotune.costs import NODE_COUNTS, known_costs
 from inference.trees.shape import TreeShape
+from jakiro.config import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
+
+_NEAR = 0.8  # fraction of the largest possible tau that trained drafters rarely exceed
 
 
 class BreakEven(NamedTuple):
@@ -20,18 +24,36 @@ class BreakEven(NamedTuple):
         largest: number of candidates in the largest tree.
         lowest: cost of a step with the smallest tree.
         highest: cost of a step with the largest tree.
+        largest_tau: tau of a drafter of which every draft is accepted: the depth of its trees + 1.
+        cheaper: changes to the settings that make drafting cheaper.
     """
 
     smallest: int
     largest: int
     lowest: float
     highest: float
+    largest_tau: int
+    cheaper: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"on this machine, a decoding step with a tree of {self.smallest} to {self.largest} "
             f"candidates costs as much as {self.lowest:.1f} to {self.highest:.1f} steps without "
-            "drafts: the drafter makes decoding faster if its tau exceeds this number"
+            "drafts: the drafter makes decoding faster if its tau exceeds this number; its tau is "
+            f"at most {self.largest_tau}"
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """A warning with proposals if few drafters could pay; None if the costs are low enough."""
+        limit = _NEAR * self.largest_tau
+        if self.highest <= limit:
+            return None
+        trees = "a tree of any size" if self.lowest > limit else "a large tree"
+        proposals = self.cheaper if self.lowest > limit else ()
+        return (
+            f"the cost of {trees} is close to or above the largest possible tau; consider "
+            f"{', '.join((*proposals, 'decoding with fewer candidates'))}"
         )
 
 
@@ -50,7 +72,16 @@ def break_even(target: TargetAdapter, drafter: JakiroDrafter) -> BreakEven:
     depth = schedule.autoregressive_levels + schedule.parallel_levels
     sizes = (depth, max(depth, max(NODE_COUNTS)))
     rates = (costs.ceiling(None, 1.0) / costs.ceiling(_tree(drafter, size), 1.0) for size in sizes)
-    return BreakEven(*sizes, *rates)
+    return BreakEven(*sizes, next(rates), next(rates), depth + 1, tuple(_cheaper(drafter)))
+
+
+def _cheaper(drafter: JakiroDrafter) -> Iterator[str]:
+    """Yield changes to the settings that make drafting cheaper."""
+    config, smallest = drafter.config, AUTO_DRAFT_VOCAB_SIZES[0]
+    if (config.draft_vocab_size or config.target_record.vocab_size) > smallest:
+        yield f"a smaller drafter.draft_vocab_size, such as {smallest}"
+    if config.settings.experts.num_experts > 1:
+        yield "drafter.experts.num_experts=1"
 
 
 def _tree(drafter: JakiroDrafter, num_nodes: int) -> TreeShape:

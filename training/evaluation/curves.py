@@ -14,9 +14,11 @@ from matplotlib.ticker import MaxNLocator
 from inference.benchmark.report.style import INK, THEME, Look, any_character, look, short_names
 from jakiro.errors import ConfigError, DataError, ResourceError
 from jakiro.utils.files import write_atomically
+from jakiro.utils.wording import counted
 from training.evaluation.metrics import METRICS, read_evaluations, read_metrics
 
 _LABEL_LIMIT = 60  # characters
+_FEW = 3  # evaluations, between which a curve says little
 _LEGEND_LINE, _SIZE = 0.22, (9.6, 6.4)  # inches
 _MARKED: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.5}
 
@@ -105,7 +107,9 @@ def _draw(runs: Sequence[RunCurves], looks: Sequence[Look]) -> Figure:
     (loss, agreement), (tau, acceptance) = figure.subplots(2, 2)
     _panel(loss, "loss (dots: on validation data)", "step")
     _panel(agreement, "agreement with the target on the next token", "step")
-    _panel(tau, "tau: tokens per forward pass of the target", "step")
+    count = max((len(run.tau) for run in runs), default=0)
+    few = f" ({counted(count, 'evaluation')})" if 0 < count <= _FEW else ""
+    _panel(tau, f"tau: tokens per forward pass of the target{few}", "step")
     _panel(acceptance, "acceptance by depth, last evaluation", "depth")
     for run, run_look in zip(runs, looks, strict=True):
         _line(loss, run.loss, run_look)

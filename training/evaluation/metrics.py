@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from jakiro.utils.files import write_atomically
 from jakiro.utils.logs import get_logger
-from jakiro.utils.progress import ProgressDisplay
+from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
 
 _logger = get_logger(__name__)
 
@@ -96,13 +96,13 @@ def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
     """Yield the caller's progress display, or a new display on standard error.
 
     Args:
-        given: the caller's display; None for a new display.
+        given: the caller's display; None for a new display, whose tasks need a field `rate`.
         is_shown: whether a new display is visible.
     """
     if given is not None:
         yield given
         return
-    with ProgressDisplay(is_shown=is_shown) as progress:
+    with ProgressDisplay(*COLUMNS_WITH_RATE, is_shown=is_shown) as progress:
         yield progress
 
 

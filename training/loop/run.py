@@ -29,12 +29,10 @@ from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
 from training.setup.adapters import add_adapters
 from training.setup.initialization import initialize, is_fitted
-from training.setup.preparation import RunInputs
+from training.setup.preparation import RunInputs, length_of
 from training.target_states.store import TargetStateStore, open_target_states
 
 _logger = get_logger(__name__)
-
-_MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
 
 class Run:
@@ -63,6 +61,11 @@ class Run:
         self._is_interrupted = False
         self._metrics: MetricsLog | None = None
         self._target_states: TargetStateStore | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The number of optimizer steps that are finished."""
+        return self._state.step
 
     def complete(self, progress: Progress | None = None) -> Path:
         """Complete the run and return the finished drafter's folder.
@@ -157,12 +160,18 @@ class Run:
         settings, checkpoints = self._settings, self._checkpoints
         self._begin(trainer, evaluation)
         state = self._state
-        task = progress.add_task(self._description(), total=self._num_steps, completed=state.step)
+        task = progress.add_task(
+            self._description(), total=self._num_steps, completed=state.step, rate=self._rate()
+        )
         while not self._is_over:
             self._take_step(trainer)
             total = round(state.step / self._share_done)
             progress.update(
-                task, completed=state.step, total=total, description=self._description()
+                task,
+                completed=state.step,
+                total=total,
+                description=self._description(),
+                rate=self._rate(),
             )
             if self._is_due(self._evaluation_interval) and not self._is_over:
                 evaluated = self._evaluate(trainer, evaluation)
@@ -204,11 +213,15 @@ class Run:
         if not state.step:
             self._report_length()
             drafter = trainer.copy_drafter()
+            _logger.info("self-test: the drafter is saved, loaded and used for decoding")
             check_untrained(
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
             )
             if self._processes.is_first and self._runs_target:
-                _logger.info(str(break_even(self._inputs.target, drafter)))
+                found = break_even(self._inputs.target, drafter)
+                _logger.info(str(found))
+                if found.warning is not None:
+                    _logger.warning(found.warning)
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
         if every is not None:
@@ -218,13 +231,9 @@ class Run:
 
     def _report_length(self) -> None:
         """Log how often the run reads its data, with a warning if that is very often."""
-        num_read = self._num_steps * self._settings.batch.global_batch_size
-        epochs = num_read / len(self._inputs.sequences)
-        length = f"{num_read * self._settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
-        if epochs > _MANY_EPOCHS:
-            _logger.warning(f"{length}: add data, or lower the number of steps or epochs")
-        else:
-            _logger.info(length)
+        counted = self._settings.with_steps(len(self._inputs.sequences))
+        length, is_long = length_of(counted, len(self._inputs.sequences))
+        (_logger.warning if is_long else _logger.info)(length)
 
     @property
     def _has_stalled(self) -> bool:
@@ -262,6 +271,8 @@ class Run:
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
         """Evaluate the drafter, export it if it is the best so far; return it with its metrics."""
         drafter = trainer.copy_drafter()
+        if evaluation.has_data:
+            _logger.info(f"evaluating the drafter after step {self._state.step}")
         with exhaustion_explained(self._settings, evaluates=True):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
@@ -325,3 +336,8 @@ class Run:
             return "drafter"
         agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
         return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
+
+    def _rate(self) -> str:
+        """Return the speed in the last record as text; empty before the first record."""
+        speed = self._state.losses.get("tokens_per_second")
+        return "" if speed is None else f"{speed:,.0f} tokens/s"

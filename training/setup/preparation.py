@@ -17,17 +17,20 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
 from jakiro.target.record import record_target
 from jakiro.target.tail import TargetTail
+from jakiro.utils.pretrained import local_tokenizer
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
 from training.data.held_out import Documents, prompts_of, split_validation
 from training.data.packing import PackedSequences
 from training.data.report import report
-from training.data.token_store import TokenStore, open_tokens
+from training.data.token_store import TokenStore, cached_tokens, open_tokens
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
 from training.setup.loading import load_model, load_tokenizer, vocab_size_of
 from training.setup.warm_start import read_start, weights_fingerprint
+
+_MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,48 @@ def count_steps(settings: TrainSettings) -> TrainSettings:
     return settings.with_steps(len(_pack(store, train, settings)))
 
 
+def cached_sequences(settings: TrainSettings) -> PackedSequences | None:
+    """Return the packed sequences of a run if their tokens are in the cache; None otherwise.
+
+    Settings with datasets of the hub are not suitable, because the datasets might be downloaded.
+
+    Raises:
+        DataError: data is missing, or nothing would remain to train on.
+        CheckpointError: the target's config cannot be read.
+    """
+    data, tokenizer = settings.data, local_tokenizer(settings.target.name_or_path)
+    if tokenizer is None:
+        return None
+    store = cached_tokens(
+        data.paths,
+        tokenizer,
+        data.cache_folder,
+        skip_bad_records=data.skip_bad_records,
+        vocab_size=vocab_size_of(settings.target),
+    )
+    if store is None:
+        return None
+    train, _ = split_validation(store, data.validation_size, data.fraction)
+    sequences = PackedSequences(store, train, data.sequence_length, data.split)
+    _check_not_empty(sequences)
+    return sequences
+
+
+def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
+    """Return the length of a run in tokens and epochs as text, and whether it is too long.
+
+    Args:
+        settings: settings of the run, with the number of steps.
+        num_sequences: number of packed training sequences.
+    """
+    num_read = settings.num_steps * settings.batch.global_batch_size
+    epochs = num_read / num_sequences
+    length = f"{num_read * settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
+    if epochs > _MANY_EPOCHS:
+        return f"{length}: add data, or lower the number of steps or epochs", True
+    return length, False
+
+
 def open_store(
     settings: TrainSettings,
     tokenizer: PreTrainedTokenizerBase,
@@ -216,6 +261,11 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
     sequences = PackedSequences(store, documents, data.sequence_length, data.split)
     if store.counts is not None:
         report(DataCounts(read=store.counts, packed=sequences.counts))
+    _check_not_empty(sequences)
+    return sequences
+
+
+def _check_not_empty(sequences: PackedSequences) -> None:
     if not len(sequences):
         raise DataError(
             "there is nothing to train on",
@@ -223,7 +273,6 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
             got="none",
             remedy="add data, or lower data.validation_size",
         )
-    return sequences
 
 
 def _prompts(

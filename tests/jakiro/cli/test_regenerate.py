@@ -1,11 +1,14 @@
 """`jakiro regenerate`: its output, and the data that training then reads."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from helpers.records import CHAT, run_on_records, write_target_and_records
 from helpers.training import write_jsonl
+
+from jakiro.errors import CheckpointError
 
 
 @pytest.fixture
@@ -42,6 +45,31 @@ def test_regenerate_writes_records_that_prepare_reads(
     out.replace(folder / "data.jsonl")
     assert run_on_records(folder, "prepare", "--cache-folder", str(folder / "cache")) == 0
     assert "2 records read, 0 skipped" in capsys.readouterr().out
+
+
+def test_a_finished_file_is_recognized_before_the_target_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise CheckpointError("the target is loaded")
+
+    out = folder / "own.jsonl"
+    words = ["--out", str(out), "--max-new-tokens", "8", "--skip-bad-records"]
+    assert run_on_records(folder, "regenerate", *words) == 0
+    written = out.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("inference.benchmark.subject.load_target", fail)
+        capsys.readouterr()
+        assert run_on_records(folder, "regenerate", *words) == 0
+        assert capsys.readouterr().out == f"2 records in {out}, 0 of them new\n"
+        for changed in (["--max-new-tokens", "9"], ["--dtype", "bfloat16"]):
+            assert run_on_records(folder, "regenerate", *words, *changed) == 2
+        os.utime(folder / "target" / "model.safetensors", ns=(1, 1))
+        assert run_on_records(folder, "regenerate", *words) == 2
+        assert "the target is loaded" in capsys.readouterr().err
+    out.write_bytes(written.splitlines(keepends=True)[0])  # the last record is lost
+    assert run_on_records(folder, "regenerate", *words) == 0
+    assert out.read_bytes() == written
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "aded", "lm={}/target", "aded+lm={}/target"])

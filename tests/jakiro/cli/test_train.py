@@ -1,14 +1,20 @@
 """`jakiro train` estimates a run, launches it, and shows whether more data would help."""
 
 import os
+import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers.commands import exit_code
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
+from transformers import AutoModelForCausalLM
 
 from jakiro.cli import main
 from jakiro.drafter import JakiroDrafter
@@ -71,16 +77,59 @@ def test_a_dry_run_measures_the_tau_that_makes_decoding_faster(
     assert "the drafter makes decoding faster if its tau exceeds" in capsys.readouterr().err
 
 
+def test_a_dry_run_gives_the_epochs_of_data_that_has_been_prepared(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(config), "--dry-run", "--device-memory", "80"]
+    assert run(*words) == 0
+    *_, line = (line for line in capsys.readouterr().err.splitlines() if "counted" in line)
+    prepare = shlex.split(line.partition("to count them: ")[2])
+    assert prepare[:2] == ["jakiro", "prepare"]
+    assert exit_code(*prepare[1:]) == 0
+    capsys.readouterr()
+    before = sorted(config.parent.rglob("*"))
+    assert run(*words) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"the data has [\d,]+ tokens; the run reads 384 tokens = 0\.9 epochs", shown)
+    assert run(*words, "--set", "steps=200") == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"warning: the data has .* epochs: add data, or lower the number", shown)
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_a_dry_run_downloads_no_weights(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def refuse(*_: Any, **options: Any) -> None:
+        given.append(options)
+        raise OSError("no such file in the cache")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    assert run("--config", str(config), "--dry-run") == 0
+    assert [options["local_files_only"] for options in given] == [True]
+    assert "the tau that makes decoding faster is not measured" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--set", "data.paths=[nope.jsonl]"], "there is no file or folder nope.jsonl"),
+        (["--set", "data.paths=[docs/nope]"], "there is no file or folder docs/nope"),
+        (["--set", "data.paths=[chats.txt]"], "there is no file or folder chats.txt"),
         (["--learning-curve", "0.5,1"], "leave out --learning-curve"),
     ],
 )
 def test_a_dry_run_of_what_cannot_run_is_refused(
-    config: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    config: Path,
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (config.parent / "docs").mkdir()
+    monkeypatch.chdir(config.parent)
     assert run("--config", str(config), "--dry-run", *words) == 2
     assert message in capsys.readouterr().err
 
@@ -143,6 +192,32 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
         f"drafter={folder} --prompts PROMPTS.jsonl"
     )
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.distributed
+def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
+    config: Path,
+) -> None:
+    program = (
+        "import sys\nfrom jakiro.utils import progress\nprogress.INTERVAL = 0.0\n"
+        "from jakiro.cli import main\nmain(sys.argv[1:])"
+    )
+    words = ["train", "--config", str(config), "--set", "steps=4", "--set", "evaluation.every=2"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stderr
+    assert "\x1b" not in shown
+    figures = r"loss \d+\.\d+, agreement [\d. ]+: 2 of 4, [\d,]+ tokens/s, 0:\d\d elapsed, about 0:"
+    assert re.search(rf"^drafter: {figures}\d\d left$", shown, re.MULTILINE), shown
+    order = [
+        "INFO self-test: ",
+        *(f"INFO evaluating the drafter after step {n}" for n in (0, 2, 4)),
+    ]
+    positions = [shown.index(line) for line in order]
+    assert positions == sorted(positions)
 
 
 @pytest.mark.distributed

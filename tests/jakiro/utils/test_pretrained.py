@@ -13,6 +13,7 @@ from helpers.tokenizers import tiny_tokenizer
 from safetensors.torch import load_file, save_file
 
 from jakiro.errors import CheckpointError
+from jakiro.utils import pretrained
 from jakiro.utils.pretrained import (
     describe_model,
     is_hub_reachable,
@@ -144,17 +145,23 @@ def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
 def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def unknown(*_: object) -> None:
+    asked: list[object] = []
+
+    def unknown(host: object, *_: object) -> None:
+        asked.append(host)
         raise socket.gaierror(-2, "Name or service not known")
 
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    pretrained._is_known.cache_clear()
     started = time.monotonic()
     for load in (load_causal_lm, load_config, load_tokenizer):
         with pytest.raises(CheckpointError, match=r"no such folder.*no connection to https"):
             load("nobody/nothing")
     assert time.monotonic() - started < 10
+    assert len(asked) == 1
+    pretrained._is_known.cache_clear()
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:80")
     assert is_hub_reachable()  # a proxy finds the address

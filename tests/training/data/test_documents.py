@@ -122,6 +122,8 @@ def test_texts_and_conversations_keep_their_order() -> None:
         ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 numbers from 0 to 2"),
         ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "unusable value under input_ids"),
         ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "unusable value under input_ids"),
+        ({"input_ids": [True, 1], "loss_mask": [0, 1]}, "file:1 .*unusable value under input_ids"),
+        ({"input_ids": [True, False], "loss_mask": [0, 1]}, "unusable value under input_ids"),
         ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has invalid token ids"),
         ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 has the same value .*no response"),
         ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 has the same value .* got: no prompt"),

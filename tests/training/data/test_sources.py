@@ -1,8 +1,10 @@
 """Supported files are read; errors name the unusable file and the line of the fault."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -64,8 +66,18 @@ def test_a_json_file_of_lines_gets_the_advice_to_rename_it(tmp_path: Path) -> No
         read(path)
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/nowhere/at/all"])
-def test_a_missing_file_is_not_taken_for_a_data_set_of_the_hub(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("missing.jsonl", "./missing", "/nowhere/at/all", "chats.txt", "chats.jsonl.gz"),
+        *("docs/nope", "docs/nope:train", "a/b/c"),
+    ],
+)
+def test_a_missing_file_is_not_taken_for_a_data_set_of_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="there is no file or folder"):
         find_sources([name])
 
@@ -104,6 +116,47 @@ def test_a_name_that_is_not_a_path_is_a_data_set_of_the_hub_with_its_split() -> 
         HubSource("org/chats", "train"),
         HubSource("org/chats", "test"),
     )
+
+
+def test_a_data_set_of_a_hub_that_cannot_be_reached_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("jakiro.utils.pretrained.is_hub_reachable", lambda: False)
+    with pytest.raises(DataError, match="cannot load the dataset 'owner/chats'"):
+        HubSource("owner/chats", "train").num_records()
+    assert datasets.config.HF_HUB_OFFLINE  # the library asks no hub in this mode
+
+
+@pytest.mark.parametrize("read", [FileSource.fingerprint, FileSource.num_records])
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet"])
+def test_an_unreadable_file_is_refused_in_a_line(
+    read: Callable[[FileSource], object],
+    ending: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / f"chats{ending}"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", refuse)
+    with pytest.raises(DataError, match=rf"cannot read {path}; .*Permission denied; remedy: check"):
+        read(FileSource(path))
+
+
+def test_an_unreadable_folder_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(DataError, match=r"cannot read .*got: Permission denied; remedy"):
+        find_sources([str(tmp_path)])
 
 
 def test_malformed_lines_can_be_skipped_and_are_counted(tmp_path: Path) -> None:

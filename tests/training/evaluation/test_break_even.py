@@ -1,6 +1,7 @@
 """The tau that a drafter must exceed follows from measured times, and is logged before training."""
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -29,6 +30,41 @@ def test_the_costs_of_trees_are_relative_to_steps_without_drafts(
     assert (found.smallest, found.largest) == (4, 24)
     assert (found.lowest, found.highest) == pytest.approx((1.4 + 0.2, 2.0 + 0.2))
     assert "tree of 4 to 24 candidates costs as much as 1.6 to 2.2 steps without" in str(found)
+    assert str(found).endswith("its tau is at most 5")
+    assert found.warning is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "experts", "expected"),
+    [
+        (2.0, 2, "the cost of a large tree .*; consider decoding with fewer candidates"),
+        (3.0, 2, "the cost of a tree of any .*; consider .*num_experts=1, decoding with fewer"),
+        (3.0, 1, "the cost of a tree of any size .*; consider decoding with fewer candidates"),
+    ],
+)
+def test_costs_near_the_largest_possible_tau_are_a_warning_with_proposals(
+    workshop: Any, monkeypatch: pytest.MonkeyPatch, factor: float, experts: int, expected: str
+) -> None:
+    verify = {nodes: factor * seconds for nodes, seconds in COSTS.verify.items()} | {0: 1.0}
+    monkeypatch.setattr(module, "known_costs", lambda *_: Costs(verify=verify, draft=COSTS.draft))
+    drafter = {
+        "schedule": {"autoregressive_levels": 2, "parallel_levels": 2},
+        "experts": {"num_experts": experts},
+    }
+    with launch_environment("cpu"):
+        inputs = prepare(tiny_run(workshop, drafter=drafter))
+        found = break_even(inputs.target, inputs.build_drafter())
+    assert found.warning is not None
+    assert re.match(expected, found.warning)
+
+
+def test_a_smaller_draft_vocabulary_is_proposed_only_where_it_is_large(workshop: Any) -> None:
+    with launch_environment("cpu"):
+        inputs = prepare(tiny_run(workshop))
+        drafter = inputs.build_drafter()
+    assert not any("draft_vocab_size" in change for change in module._cheaper(drafter))
+    drafter.config.target = {**(drafter.config.target or {}), "vocab_size": 128_256}
+    assert "a smaller drafter.draft_vocab_size, such as 8192" in module._cheaper(drafter)
 
 
 def test_a_run_logs_the_tau_before_its_first_step(

@@ -1,6 +1,7 @@
 """The curves of finished and unfinished runs are plotted in one picture."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,16 @@ def test_scales_begin_where_the_figures_begin(tmp_path: Path) -> None:
         axes.get_title().split(" ")[0].rstrip(":"): axes.get_ylim()[0] for axes in figure.axes
     }
     assert (bottoms["tau"], bottoms["acceptance"], bottoms["agreement"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, " (1 evaluation)"), (2, " (2 evaluations)"), (3, " (3 evaluations)"), (4, ""), (0, "")],
+)
+def test_a_title_says_if_there_are_few_evaluations(
+    tmp_path: Path, count: int, expected: str
+) -> None:
+    run = replace(read_curves(_run(tmp_path / "run")), tau=[(step, 1.5) for step in range(count)])
+    figure = _draw([run], [Look("run", "black")])
+    titles = [axes.get_title() for axes in figure.axes]
+    assert f"tau: tokens per forward pass of the target{expected}" in titles

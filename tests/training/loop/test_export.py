@@ -112,7 +112,11 @@ def _measure(monkeypatch: pytest.MonkeyPatch, *agreements: float) -> None:
     values = iter(agreements)
 
     def measure(*_: Any) -> dict[str, Any]:
-        return {"validation": {"levels": [{"agreement": next(values)}], "positions": 9}}
+        agreement = next(values)
+        return {
+            "validation": {"levels": [{"agreement": agreement}], "positions": 9},
+            "decoding": [DECODING | {"tau": 1 + agreement}],
+        }
 
     monkeypatch.setattr(AGREEMENT, measure)
 
@@ -152,7 +156,8 @@ def test_a_run_ends_with_the_drafter_of_the_highest_held_out_agreement(
     assert f"after 3 steps{': ' if expected < 3 else ' ('}held-out agreement" in last
     if expected < 3:
         best = f"the best drafter of the run, after {expected} steps (held-out agreement"
-        assert f"{best} {agreements[expected]:.1%}; the last" in last
+        tau = f"tau {1 + agreements[expected]:.2f} at temperature 0"
+        assert f"{best} {agreements[expected]:.1%}, {tau}; the last" in last
         kept = (settings.run_folder / "best" / "model.safetensors").read_bytes()
         assert (settings.run_folder / "drafter" / "model.safetensors").read_bytes() == kept
 

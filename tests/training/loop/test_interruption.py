@@ -140,16 +140,23 @@ def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) 
     assert "saved the run" not in second.errors
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_the_end_of_another_process_is_reported_in_one_line(workshop: Path, killed: int) -> None:
-    settings = tiny_run(workshop, steps=1000, batch={"micro_batch_size": 1})
-    trainees = start_training(settings, workshop, num_processes=2)
+@pytest.mark.parametrize(("killed", "count"), [(0, 2), (1, 2), (2, 3)])
+def test_the_end_of_another_process_is_reported_in_one_line(
+    workshop: Path, killed: int, count: int
+) -> None:
+    batch = {"micro_batch_size": 1, "global_batch_size": 2 * count}
+    settings = tiny_run(workshop, steps=1000, batch=batch)
+    trainees = start_training(settings, workshop, num_processes=count)
     assert trainees[killed].kill_when(reaches(settings, 3))
-    left = trainees[1 - killed]
-    assert left.end() == EXIT_CODE_BAD_INPUT
-    *_, last = left.errors.strip().splitlines()
-    assert last.startswith("error: another process of this run ended")
-    assert "Traceback" not in left.errors
+    for left in (trainee for rank, trainee in enumerate(trainees) if rank != killed):
+        assert left.end() == EXIT_CODE_BAD_INPUT
+        *_, last = left.errors.strip().splitlines()
+        found = re.match(
+            rf"error: another process of this run ended \(rank {killed}\) after step (\d+);", last
+        )
+        assert found, last
+        assert int(found[1]) >= 2
+        assert "Traceback" not in left.errors
 
 
 def test_a_second_interruption_ends_the_run_at_once() -> None:

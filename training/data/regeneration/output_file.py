@@ -38,6 +38,7 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
 
 _logger = get_logger(__name__)
 
+_FINISHED = "finished"  # what the complete file was made from, and its size in bytes
 RAISED_FROM = "raised_from"  # the limit with which the earlier records were written
 
 
@@ -146,6 +147,29 @@ class OutputFile:
                 got=error.strerror or error,
                 remedy="free disk space, and run the command again to continue the file",
             ) from error
+
+    def mark_finished(self, inputs: str) -> None:
+        """Store that the file is complete, and what it was made from.
+
+        Args:
+            inputs: hash of what the records were made from.
+        """
+        known = json.loads(self._settings.read_bytes())
+        self._store({**known, _FINISHED: [inputs, self.path.stat().st_size]})
+
+    def is_finished_from(self, inputs: str) -> bool:
+        """Return whether the file is complete and was made from the same; if so, count its records.
+
+        Args:
+            inputs: hash of what the records would be made from.
+        """
+        if not (self.path.exists() and self._settings.exists()):
+            return False
+        known = json.loads(self._settings.read_bytes())
+        if known.get(_FINISHED) != [inputs, self.path.stat().st_size]:
+            return False
+        self.num_records = sum(1 for _ in self.records())
+        return True
 
     @property
     def earlier_limit(self) -> int | None:

@@ -71,6 +71,7 @@ class Study:
         settings = self.settings
         per_prompt = settings.max_new_tokens * len(settings.temperatures) * settings.repeats
         num_values = 0 if self.sweep is None else len(self.sweep.values)
+        _logger.info(f"timing decoding and an optimizer step of each of {len(self.arms)} arms")
         with ProgressDisplay() as progress:
             task = progress.add_task("Timing a step of each arm", total=len(self.arms))
             estimates = self._estimates(per_prompt, num_values, partial(progress.advance, task))
