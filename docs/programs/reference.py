@@ -22,8 +22,8 @@ BASE = ROOT / "configs" / "base.yaml"
 CONFIG = ROOT / "docs" / "reference" / "config.md"
 _WIDTH = 117  # largest number of characters in a line of comments
 _HEADER = """\
-Every setting of a training run, with its default. The file of a run contains `extends: base.yaml`,
-a target, data, and the settings that differ from these. On the command line, `--set key.path=value`
+Every setting of a training run, with its default. The file of a run contains `extends: base`, a
+target, data, and the settings that differ from these. On the command line, `--set key.path=value`
 overrides a setting.
 
 `make reference` generates this file from the settings fields in `training/config.py`. Change

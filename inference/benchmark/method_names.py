@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from inference.drafters.registry import ADED, LM, UNTRAINED, PairName
 from inference.drafters.registry import LOOKUP as UNTRAINED_LOOKUP
+from inference.trees.shape import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
@@ -35,7 +36,6 @@ _SIZES = frozenset(
 )  # options that give the size of the trees
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 _UNKNOWN_OPTION = re.compile(r",([\w-]+)=")
-MOST_CANDIDATES = 4096  # larger trees take gigabytes, and are never faster
 
 
 @dataclass(frozen=True)

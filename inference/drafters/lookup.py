@@ -14,6 +14,7 @@ from pydantic import Field
 from inference.draft_tree import ROOT
 from inference.drafters.base import TokenDrafter
 from inference.drafters.candidates import Candidates
+from inference.trees.shape import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 _LEAST_SCORE: Final = 1e-30  # replaces scores that were rounded to 0, which has no logarithm
@@ -25,12 +26,13 @@ class LookupSettings(Settings):
     A match is an earlier position in the text whose tokens equal the last tokens of the text.
     """
 
-    num_nodes: int = Field(16, ge=1)  # largest number of candidates in a tree
-    depth: int = Field(8, ge=1)  # largest number of tokens on a path
+    # largest number of candidates in a tree
+    num_nodes: int = Field(16, ge=1, le=MOST_CANDIDATES)
+    depth: int = Field(8, ge=1, le=MOST_CANDIDATES)  # largest number of tokens on a path
     shortest: int = Field(1, ge=1)  # smallest number of equal tokens in a match
     longest: int = Field(8, ge=1)  # longer matches are treated as matches of this length
     # largest number of matches to merge; the longest are preferred, then the latest
-    matches: int = Field(32, ge=1)
+    matches: int = Field(32, ge=1, le=MOST_CANDIDATES)
     growth: float = Field(2.0, ge=1)  # factor of a match's weight for each additional equal token
     # factor of a match's weight for each better match: one that is longer, or as long and later
     recency: float = Field(0.9, gt=0, le=1)

@@ -19,6 +19,7 @@ from inference.drafters.base import DelegatingDrafter, DelegatingSession
 from inference.drafters.candidates import Candidates, to_tree
 from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
 from inference.sampling import Sampling
+from inference.trees.shape import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 
@@ -26,8 +27,10 @@ from jakiro.utils.settings import Settings
 class RepeatSettings(Settings):
     """Settings that define a repetition, and limits of the trees that include repetitions."""
 
-    num_nodes: int = Field(16, ge=1)  # largest number of candidates, including repetitions
-    depth: int = Field(8, ge=1)  # largest number of tokens on a path, including repetitions
+    # largest number of candidates, including repetitions
+    num_nodes: int = Field(16, ge=1, le=MOST_CANDIDATES)
+    # largest number of tokens on a path, including repetitions
+    depth: int = Field(8, ge=1, le=MOST_CANDIDATES)
     # number of tokens before the last one that two paths must share to be continued alike
     before: int = Field(1, ge=0)
     # siblings whose scores are below this share of the best sibling's score are left out

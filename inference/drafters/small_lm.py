@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
@@ -11,7 +11,7 @@ from inference.drafters.small_lm_cache import LMCache
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling import Sampling
 from inference.trees.builder import TreeBuilder
-from inference.trees.shape import MAX_PASSES, TreeShape
+from inference.trees.shape import MAX_PASSES, MOST_CANDIDATES, TreeShape, check_size
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
@@ -23,14 +23,21 @@ class SmallLMSettings(Settings):
     """Settings for the size of the trees and the selection of candidates."""
 
     depth: int = Field(3, ge=1, le=MAX_PASSES)  # number of the small model's passes for one tree
-    children: int = Field(4, ge=1)  # number of candidates under each expanded node
-    breadth: int = Field(3, ge=1)  # number of nodes expanded per level
-    num_nodes: int | None = Field(None, ge=1)  # number of candidates to verify; None for all
+    # number of candidates under each expanded node
+    children: int = Field(4, ge=1, le=MOST_CANDIDATES)
+    breadth: int = Field(3, ge=1, le=MOST_CANDIDATES)  # number of nodes expanded per level
+    # number of candidates to verify; None for all
+    num_nodes: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
     sampled: bool = True  # whether to sample candidates for requests that sample tokens
+
+    @model_validator(mode="after")
+    def _refuse_large(self) -> "SmallLMSettings":
+        check_size(self.shape(sampled=False))
+        return self
 
     def shape(self, sampled: bool) -> TreeShape:
         """Return the shape of sampled or deterministic trees."""
-        shape = TreeShape(
+        shape = TreeShape.model_construct(
             autoregressive_levels=self.depth,
             parallel_levels=0,
             children=self.children,

@@ -3,24 +3,33 @@
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from inference.protocol import Budget
 from inference.sampling import Sampling
 from jakiro.utils.settings import Settings
 
 MAX_PASSES = 16  # largest number of drafter passes for one tree
+MOST_CANDIDATES = 4096  # larger trees take gigabytes, and are never faster
 
 
 class TreeShape(Settings):
     """The shape of a draft tree: number of levels, width, size, and kind of candidates."""
 
     autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number of drafter passes
-    parallel_levels: int = Field(1, ge=0)  # number of further levels, predicted by the last pass
-    children: int = Field(3, ge=1)  # number of candidates under each expanded node
-    breadth: int = Field(2, ge=1)  # number of expanded nodes per level
-    num_nodes: int = Field(8, ge=1)  # number of candidates that a deterministic tree keeps
+    # number of further levels, predicted by the last pass
+    parallel_levels: int = Field(1, ge=0, le=MAX_PASSES)
+    # number of candidates under each expanded node
+    children: int = Field(3, ge=1, le=MOST_CANDIDATES)
+    breadth: int = Field(2, ge=1, le=MOST_CANDIDATES)  # number of expanded nodes per level
+    # number of candidates that a deterministic tree keeps
+    num_nodes: int = Field(8, ge=1, le=MOST_CANDIDATES)
     sampled: bool = False  # whether candidates are sampled, without replacement
+
+    @model_validator(mode="after")
+    def _refuse_large(self) -> "TreeShape":
+        check_size(self)
+        return self
 
     @property
     def depth(self) -> int:
@@ -49,6 +58,21 @@ class TreeShape(Settings):
         removed after sampling.
         """
         return _cut(self, budget)
+
+
+def check_size(shape: TreeShape) -> None:
+    """Raise an error if a tree, or a level before the best nodes are selected, is very large.
+
+    Raises:
+        ValueError: the shape is too large.
+    """
+    if shape.children * shape.breadth > 2 * MOST_CANDIDATES:
+        raise ValueError(f"children times breadth at most {2 * MOST_CANDIDATES}")
+    if shape.max_nodes > MOST_CANDIDATES:
+        raise ValueError(
+            f"at most {MOST_CANDIDATES} candidates in a tree, but children, breadth and the "
+            f"number of levels give {shape.max_nodes}"
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from textwrap import shorten
+from reprlib import Repr
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from jakiro.errors import ConfigError
@@ -15,10 +15,20 @@ from jakiro.utils.packaged_configs import config_names, config_path
 
 _BASE_KEY = "extends"
 _SHOWN = 200  # largest number of characters of a value that an error shows
+_MOST_NODES = 100_000  # largest number of values and keys of a file, with aliases written out
+_repr = Repr()
+_repr.maxlevel = 3
+_repr.maxstring = _repr.maxother = _SHOWN
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that rejects repeated keys instead of silently using the last value."""
+    """YAML loader that rejects repeated keys, and aliases that stand for very many values."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _refuse_many(node)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -29,6 +39,32 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+
+def _refuse_many(root: yaml.Node) -> None:
+    """Raise an error if a document is too large, or endless, once its aliases are written out."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_NODES + 1  # unless it is replaced, the node contains itself
+            values = [] if isinstance(node, yaml.ScalarNode) else node.value
+            pairs = isinstance(node, yaml.MappingNode)
+            below = [part for pair in values for part in pair] if pairs else values
+            sizes[id(node)] = 1 + sum(map(size, below))
+        return sizes[id(node)]
+
+    if size(root) > _MOST_NODES:
+        raise yaml.MarkedYAMLError(
+            problem=f"there are more than {_MOST_NODES} values, with aliases written out",
+            problem_mark=root.start_mark,
+        )
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value's representation."""
+    text = _repr.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class _Dumper(yaml.SafeDumper):
@@ -111,7 +147,7 @@ def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(
             f"`{_BASE_KEY}` in {path} is not a path",
             expected="a single path",
-            got=base,
+            got=_shown(base),
             remedy="name a single file, which may itself extend another file",
         )
     named = config_path(Path(base))
@@ -128,7 +164,7 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
             f"cannot read the settings file {path}{named_by}",
             expected="a readable YAML file",
             got=error.strerror or error,
-            remedy=_remedy(path),
+            remedy=_remedy(path, is_extended=bool(extending)),
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
@@ -140,11 +176,20 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     return _require_mapping({} if content is None else content, path)
 
 
-def _remedy(path: Path) -> str:
-    """Return what to do about a missing file, which may be a misspelled packaged configuration."""
+def _remedy(path: Path, is_extended: bool) -> str:
+    """Return what to do about a missing file, which may be a misspelled packaged configuration.
+
+    Args:
+        path: path of the missing file.
+        is_extended: whether another file extends it.
+    """
+    ends = (f"{path.parent.name}/{path.stem}", path.stem)
     if path.suffix:
-        return "check the path"
-    ends = ("/".join(path.parts[-2:]), path.name)
+        packaged = [end for end in ends if end in config_names()]
+        if not packaged:
+            return "check the path"
+        name = packaged[0]
+        return f"write `{_BASE_KEY}: {name}`" if is_extended else f"write {name} without a suffix"
     close = [match for end in ends for match in get_close_matches(end, config_names())]
     return f"check the path, or name a packaged configuration such as {[*close, 'base'][0]}"
 
@@ -176,7 +221,7 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise ConfigError(
             f"the value of the override {dotted.strip()!r} is not YAML",
             expected="a value in the same form as in a settings file",
-            got=shorten(repr(text), _SHOWN),
+            got=_shown(text),
             remedy="put the value in quotes",
         ) from error
     for key in reversed(keys):
@@ -193,6 +238,29 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bools(cls, value: Any, info: Any) -> Any:
+        """Refuse true and false for numbers, which pydantic would convert to 1 and 0."""
+        types = set(_innermost(cls.model_fields[str(info.field_name)].annotation))
+        if types & {int, float} and bool not in types and _has_bool(value):
+            raise ValueError("a number, not true or false")
+        return value
+
+
+def _innermost(annotation: Any) -> Iterator[Any]:
+    """Yield the types inside an annotation such as `tuple[int, ...] | None`."""
+    if arguments := get_args(annotation):
+        for argument in arguments:
+            yield from _innermost(argument)
+    else:
+        yield annotation
+
+
+def _has_bool(value: object) -> bool:
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(part, bool) for part in parts)
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -285,7 +353,7 @@ def _explain(
     return ConfigError(
         f"{source} has an unusable value for {key!r}{others}",
         expected=expected,
-        got="no value" if first["type"] == "missing" else repr(first["input"]),
+        got="no value" if first["type"] == "missing" else _shown(first["input"]),
         remedy=f"set {key!r} to a valid value",
     )
 

@@ -12,14 +12,16 @@ from inference.drafters.aded.table import TrigramTable
 from inference.drafters.base import TokenDrafter, TokenProposer
 from inference.drafters.candidates import Candidates
 from inference.protocol import AdaptiveDrafter
+from inference.trees.shape import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 
 class AdedSettings(Settings):
     """Settings for learning trigrams and for searching the table."""
 
-    num_nodes: int = Field(24, ge=1)  # largest number of candidates in a tree
-    depth: int = Field(8, ge=1)  # largest number of tokens on a path
+    # Largest number of candidates in a tree.
+    num_nodes: int = Field(24, ge=1, le=MOST_CANDIDATES)
+    depth: int = Field(8, ge=1, le=MOST_CANDIDATES)  # largest number of tokens on a path
     search: SearchSettings = SearchSettings()
     # Largest number of learned bigrams; each takes 112 bytes if there are 12 successors.
     max_bigrams: int = Field(2**17, ge=1, le=2**32)

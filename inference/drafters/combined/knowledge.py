@@ -16,7 +16,7 @@ from inference.drafters.candidates import Candidates
 from inference.drafters.combined.pool import SECOND, Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.rates import Cells, FadingRates
-from inference.trees.shape import TreeShape
+from inference.trees.shape import MOST_CANDIDATES, TreeShape
 from jakiro.utils.settings import Settings
 
 DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, as a number of decoding steps
@@ -122,10 +122,11 @@ class CombinedSettings(Settings):
     """Settings for dividing a tree between two drafters, and for learning how reliable they are."""
 
     # Largest number of candidates in a tree; None for the number of the first drafter.
-    num_nodes: int | None = Field(None, ge=1)
+    num_nodes: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
     # Largest number of the first drafter's candidates that the second drafter continues.
-    grafts: int = Field(3, ge=0)
-    graft_nodes: int = Field(3, ge=1)  # largest number of candidates in each such continuation
+    grafts: int = Field(3, ge=0, le=MOST_CANDIDATES)
+    # Largest number of candidates in each such continuation.
+    graft_nodes: int = Field(3, ge=1, le=MOST_CANDIDATES)
     trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
     doubt: float = Field(8.0, gt=0)  # weight of the initial rates, as a number of observations
     # Number of later observations after which an observation has the weight 1/e.

@@ -33,3 +33,22 @@ def test_a_misspelled_name_is_answered_with_the_nearest_one(tmp_path: Path) -> N
     path.write_text("extends: drafters/eagle33\n")
     with pytest.raises(ConfigError, match="configuration such as drafters/eagle3"):
         read_layered_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("base.yaml", "base"),
+        ("configs/base.yaml", "base"),
+        ("configs/drafters/eagle3.yaml", "drafters/eagle3"),
+    ],
+)
+def test_a_file_of_a_checkout_is_answered_with_the_packaged_name(
+    tmp_path: Path, written: str, name: str
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"extends: {written}\n")
+    with pytest.raises(ConfigError, match=f"remedy: write `extends: {name}`$"):
+        read_layered_yaml(path)
+    with pytest.raises(ConfigError, match=f"remedy: write {name} without a suffix$"):
+        read_layered_yaml(tmp_path / written)

@@ -1,5 +1,6 @@
 """Settings are frozen, strict and layered, and their errors state plainly what is wrong."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ class Optimizer(Settings):
 
 class Stage(Settings):
     num_steps: int = 1
+    save: bool | int = False
 
 
 class Recipe(Settings):
@@ -148,6 +150,52 @@ def test_a_bad_file_is_refused_with_what_was_expected(
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s){complaint}"):
         load_settings(Recipe, write("recipe.yaml", text))
+
+
+def _alias_bomb(levels: int) -> str:
+    """Return a YAML list that stands for ten to the power of `levels` values."""
+    lists = ["&l0 x"]
+    for level in range(1, levels + 1):
+        lists.append(f"&l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
+    return f"[{', '.join(lists)}]"
+
+
+@pytest.mark.parametrize("key", ["name", "extends", "optimizer"])
+@pytest.mark.parametrize("levels", [3, 4, 12])
+def test_aliases_that_stand_for_many_values_are_refused_at_once_and_in_short(
+    write: Any, key: str, levels: int
+) -> None:
+    path = write("recipe.yaml", f"{key}: {_alias_bomb(levels)}\n")
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Recipe, path)
+    assert len(str(caught.value)) < 1000
+    assert time.monotonic() - started < 1
+
+
+def test_a_list_that_contains_itself_is_refused(write: Any) -> None:
+    with pytest.raises(ConfigError, match="more than 100000 values"):
+        load_settings(Recipe, write("recipe.yaml", "stages: &all [*all]"))
+
+
+def test_an_alias_of_a_few_values_is_used(write: Any) -> None:
+    text = "optimizer: &own {learning_rate: 0.5}\nwarmup: *own"
+    recipe = load_settings(Recipe, write("recipe.yaml", text))
+    assert recipe.warmup == recipe.optimizer == Optimizer(learning_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("optimizer: {learning_rate: true}", "optimizer.learning_rate"),
+        ("optimizer: {betas: [0.9, false]}", "optimizer.betas"),
+        ("stages: [{num_steps: true}]", "stages.0.num_steps"),
+    ],
+)
+def test_true_and_false_are_no_numbers(write: Any, text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}'.*expected: a number, not true or false"):
+        load_settings(Recipe, write("recipe.yaml", text))
+    assert load_settings(Recipe, write("recipe.yaml", "stages: [{save: true}]")).stages[0].save
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
