@@ -31,7 +31,7 @@ from jakiro.cli.regenerate import regenerate
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
-from jakiro.cli.value_names import Command, Group
+from jakiro.cli.value_names import Command, NamedValuesGroup
 from jakiro.cli.verify import verify
 from jakiro.errors import (
     EXIT_CODE_BAD_INPUT,
@@ -55,7 +55,9 @@ _GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 # small operation waits for a time slice. The variable is read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-app = typer.Typer(name="jakiro", cls=Group, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="jakiro", cls=NamedValuesGroup, add_completion=False, pretty_exceptions_enable=False
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,6 +143,6 @@ for _panel in _COMMANDS:
     for _command in _COMMANDS[_panel]:
         app.command(cls=Command, rich_help_panel=_panel)(_command)
     for _group in _GROUPS.get(_panel, ()):
-        app.add_typer(_group, cls=Group, rich_help_panel=_panel)
+        app.add_typer(_group, cls=NamedValuesGroup, rich_help_panel=_panel)
         for _registered in _group.registered_commands:
             _registered.cls = Command

@@ -19,7 +19,7 @@ class Command(TyperCommand):
         return [_named(parameter, ctx) for parameter in super().get_params(ctx)]
 
 
-class Group(TyperGroup):
+class NamedValuesGroup(TyperGroup):
     """A group of commands whose help names the values of options."""
 
     def get_params(self, ctx: Any) -> list[Any]:

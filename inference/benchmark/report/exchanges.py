@@ -9,7 +9,7 @@ MOST_SHOWN = 20  # prompts on a page
 _LONGEST_TITLE = 90  # characters
 
 
-class Answer(NamedTuple):
+class SharedAnswer(NamedTuple):
     """An answer, and the methods that gave it at a temperature."""
 
     temperature: float
@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
 
     title: str  # beginning of the question, on one line
     question: str
-    answers: list[Answer]
+    answers: list[SharedAnswer]
 
 
 def exchanges_of(document: ComparisonDocument) -> list[Exchange]:
@@ -38,7 +38,7 @@ def exchanges_of(document: ComparisonDocument) -> list[Exchange]:
         Exchange(
             _title(document.questions[prompt]),
             document.questions[prompt],
-            [Answer(at, methods, text) for (at, text), methods in answers[prompt].items()],
+            [SharedAnswer(at, methods, text) for (at, text), methods in answers[prompt].items()],
         )
         for prompt in shown
     ]

@@ -48,7 +48,7 @@ def test_html_is_escaped_and_only_drafts_are_colored() -> None:
 
 def test_a_text_without_drafts_needs_no_colors() -> None:
     assert "<span" not in colored_html([TextPiece("text", 0)], "caption")
-    assert terminal_legend([0]).text == "tokens from: the target itself"
+    assert terminal_legend([0]).plain == "tokens from: the target itself"
 
 
 def test_depths_have_different_styles_up_to_the_deepest() -> None:
@@ -56,5 +56,5 @@ def test_depths_have_different_styles_up_to_the_deepest() -> None:
     assert len(set(styles)) == 6
     assert terminal_style(50) == styles[-1]
     legend = terminal_legend(range(9))
-    assert legend.text.endswith("drafts at depth 1, 2, 3, 4, 5 or deeper")
+    assert legend.plain.endswith("drafts at depth 1, 2, 3, 4, 5 or deeper")
     assert [span.style for span in legend.spans] == styles[1:]

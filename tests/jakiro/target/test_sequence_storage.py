@@ -10,7 +10,7 @@ def _rows(*values: float, slots: int = 2) -> SequenceStorage:
     return SequenceStorage(content.clone(), dim=1)
 
 
-def _first(rows: Rows) -> list[float]:
+def _first(rows: SequenceStorage) -> list[float]:
     return rows.live[0, :, 0, 0].tolist()
 
 

@@ -2,7 +2,7 @@
 
 from helpers.comparisons import make_document, with_figures
 
-from inference.benchmark.report.exchanges import MOST_SHOWN, Answer, exchanges_of
+from inference.benchmark.report.exchanges import MOST_SHOWN, SharedAnswer, exchanges_of
 
 
 def test_methods_with_the_same_answer_share_it() -> None:
@@ -13,9 +13,9 @@ def test_methods_with_the_same_answer_share_it() -> None:
     exchange, _ = exchanges_of(document)
     assert exchange.question == "Question 0?"
     assert exchange.answers == [
-        Answer(0.0, ["autoregressive", "drafter=a"], "Answer 0."),
-        Answer(0.0, ["drafter=b"], "Another one."),
-        Answer(1.0, ["autoregressive", "drafter=a", "drafter=b"], "Answer 0."),
+        SharedAnswer(0.0, ["autoregressive", "drafter=a"], "Answer 0."),
+        SharedAnswer(0.0, ["drafter=b"], "Another one."),
+        SharedAnswer(1.0, ["autoregressive", "drafter=a", "drafter=b"], "Answer 0."),
     ]
 
 
