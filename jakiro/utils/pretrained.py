@@ -143,14 +143,14 @@ def model_files(name_or_path: str | Path) -> list[tuple[str, int, int]] | None:
     Raises:
         CheckpointError: a known model has not been fetched.
     """
-    text = Path(fetched_model(str(name_or_path)) or name_or_path)
+    path = Path(fetched_model(str(name_or_path)) or name_or_path)
     try:
-        if not text.exists():
+        if not path.exists():
             cached = try_to_load_from_cache(str(name_or_path), "config.json")
             if not isinstance(cached, str):
                 return None
-            text = Path(cached).parent
-        files = [text] if text.is_file() else filter(Path.is_file, sorted(text.iterdir()))
+            path = Path(cached).parent
+        files = [path] if path.is_file() else filter(Path.is_file, sorted(path.iterdir()))
         return file_states(files)
     except (OSError, HFValidationError):
         return None
