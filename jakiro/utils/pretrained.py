@@ -317,7 +317,7 @@ def _cannot_load(
 def summary_of(error: Exception) -> str:
     """Return the message of an error on one line: its first sentence with what belongs to it."""
     first, *others = str(error).strip().splitlines() or [""]
-    if first.endswith(":"):  # a list follows
+    if first.rstrip().endswith(":"):  # a list follows
         first = " ".join(" ".join((first, *others)).split())
     if isinstance(error, OSError | ValueError) and first:
         return first

@@ -107,6 +107,17 @@ def test_a_config_that_was_changed_by_hand_is_an_error_of_one_line(
         JakiroDrafter.from_pretrained(tmp_path)
 
 
+def test_a_config_without_settings_is_an_error_of_one_line(
+    target: TargetAdapter, tmp_path: Path
+) -> None:
+    tiny_drafter(target).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["drafter"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"has no settings.*config\.json that was saved"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
 def test_a_config_that_is_not_an_object_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="cannot load a drafter from"):
@@ -194,7 +205,7 @@ def test_a_record_that_lacks_a_fact_of_its_target_is_refused(
 
 def test_a_config_without_a_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="names no target"):
-        JakiroDrafter(JakiroConfig())
+        JakiroDrafter(JakiroConfig(drafter={}))
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Requests that cannot be decoded get a clear error, before any work if that is possible."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Thread
@@ -210,6 +211,12 @@ def _must_not_run(*_: object) -> None:
 def test_prompts_that_are_no_texts_chats_or_ids_are_refused(prompt: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         encode_prompt(prompt, tiny_tokenizer(CHATML), 300)
+
+
+def test_bytes_are_refused() -> None:
+    unchecked = inspect.unwrap(encode_prompt)  # pytest checks types before the function does
+    with pytest.raises(PromptError, match=r"cannot be used.*got: bytes"):
+        unchecked(b"a text", tiny_tokenizer(), 300)
 
 
 def test_a_template_that_fails_is_named_as_the_cause() -> None:

@@ -22,6 +22,7 @@ from jakiro.utils.pretrained import (
     load_tokenizer,
     local_tokenizer,
     refuse_missing_folder,
+    summary_of,
 )
 
 
@@ -163,6 +164,27 @@ def test_too_little_memory_of_the_device_is_answered_as_well(
     monkeypatch.setattr(LlamaForCausalLM, "to", _full_gpu)
     with pytest.raises(ResourceError, match=r"smaller model or dtype"):
         load_causal_lm(saved, device="cpu")
+
+
+def test_all_causes_of_a_missing_tokenizer_are_named(saved: Path) -> None:
+    for file in saved.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"from one of: \(1\) .*\(2\) .*; remedy") as caught:
+        load_tokenizer(saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("first\nsecond", "first"),
+        ("one of: \n (1) a, \n (2) b", "one of: (1) a, (2) b"),
+        ("one of:", "one of:"),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_is_summarized_in_one_line(text: str, summary: str) -> None:
+    assert summary_of(ValueError(text)) == summary
 
 
 def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
