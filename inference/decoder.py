@@ -30,7 +30,7 @@ from inference.engine.policy import DraftPolicy
 from inference.engine.threads import num_threads
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
-from inference.generation.prompts import Prompt, encode_prompt, unpadded
+from inference.generation.prompts import Prompt, encode_prompt, needed, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.generation.unsupported import refuse_single
 from inference.loading import load_parts
@@ -349,12 +349,9 @@ class SpeculativeDecoder:
             NumericalError: as for `generate`.
             DraftError: as for `generate`.
         """
+        tokenizer = needed(self.tokenizer)
         prepared = self._prepared([prompt], temperature, seed, generation)
-        if self.tokenizer is None:
-            raise PromptError(
-                "streaming text requires a tokenizer", remedy="pass tokenizer= to the decoder"
-            )
-        return pieces(self._watched(self._run(prepared)), TextStream(self.tokenizer))
+        return pieces(self._watched(self._run(prepared)), TextStream(tokenizer))
 
     def steps(
         self,
@@ -451,8 +448,6 @@ class SpeculativeDecoder:
             PromptError: there are no prompts, or a prompt or an argument cannot be used.
         """
         refuse_single(prompts)
-        if not prompts:
-            raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
         prepared = self._prepared(prompts, temperature, seed, generation)
         return self._run(prepared, options_for(prepared.config, False))
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -240,6 +240,10 @@ class Drafter(ABC):
     version: str = ""
     bytes_per_token: int = 0
 
+    def __repr__(self) -> str:
+        """Return a line with the limits of the trees."""
+        return f"{type(self).__name__}(max_nodes={self.max_nodes}, max_depth={self.max_depth})"
+
     @property
     @abstractmethod
     def max_nodes(self) -> int:
@@ -305,15 +309,15 @@ def request_counter_of(drafter: Drafter | None) -> RequestCounter | None:
     return drafter.request_counter if isinstance(drafter, AdaptiveDrafter) else None
 
 
-@runtime_checkable
-class CostAware(Protocol):
+class CostAware(Drafter):
     """A drafter with a part that takes time, and that drafts only in steps in which it pays."""
 
     @property
+    @abstractmethod
     def slow_part(self) -> Drafter:
         """The part of the drafter that takes time."""
-        ...
 
+    @abstractmethod
     def use_costs(
         self, verify: Callable[[int], float], draft: Mapping[int, float]
     ) -> Callable[[], None]:
@@ -326,4 +330,3 @@ class CostAware(Protocol):
         Returns:
             A function that discards the learned rates.
         """
-        ...

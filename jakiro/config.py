@@ -219,8 +219,8 @@ class JakiroConfig(PreTrainedConfig):
     """The `config.json` of a drafter.
 
     Args:
-        drafter: fields of `DrafterSettings`; None for the defaults.
-        target: fields of `TargetRecord`; None only in a config that no drafter is built from.
+        drafter: fields of `DrafterSettings`; None only in a config that no drafter is built from.
+        target: fields of `TargetRecord`; None only in such a config as well.
         record: free-form metadata stored with the weights (provenance, training, evaluation); None
             if there is no metadata.
         **kwargs: fields of `PreTrainedConfig`.
@@ -250,8 +250,19 @@ class JakiroConfig(PreTrainedConfig):
 
     @property
     def settings(self) -> DrafterSettings:
-        """The validated drafter settings."""
-        values = {"draft_vocab_size": None} | (self.drafter or {})
+        """The validated drafter settings.
+
+        Raises:
+            ConfigError: the config has no settings, or a setting is invalid.
+        """
+        if self.drafter is None:
+            raise ConfigError(
+                "the drafter config has no settings",
+                expected="a `drafter` object with the settings of the drafter",
+                got="none",
+                remedy="use the config.json that was saved with the weights",
+            )
+        values = {"draft_vocab_size": None} | self.drafter
         return validate_settings(DrafterSettings, values, source="the drafter config")
 
     @property

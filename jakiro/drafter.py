@@ -14,9 +14,11 @@ from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.target.cache import StateSource, TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
+from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.pretrained import (
     LOADING_ERRORS,
     hub_options,
+    refuse_files_elsewhere,
     refuse_missing_folder,
     summary_of,
 )
@@ -144,9 +146,12 @@ class JakiroDrafter(PreTrainedModel):
 
         Raises:
             CheckpointError: there is no drafter at `path`, its weights are missing, unexpected, or
-                of the wrong shape, or the ids of the tokens that it may draft are invalid.
+                of the wrong shape, or in files elsewhere, or the ids of the tokens that it may
+                draft are invalid.
+            ResourceError: there is too little memory for the drafter.
         """
         refuse_missing_folder(path, "a drafter from", _REMEDY)
+        refuse_files_elsewhere(Path(path), "the drafter")
         # With these options, transformers does not raise an error for mismatched weights, but
         # returns a report of them, which `_check_report` reads.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -157,6 +162,8 @@ class JakiroDrafter(PreTrainedModel):
         except JakiroError:
             raise
         except LOADING_ERRORS as error:
+            if is_out_of_memory(error):
+                raise too_little_memory(f"the drafter {path}", error) from error
             raise CheckpointError(
                 f"cannot load a drafter from {path}",
                 expected="config.json and model.safetensors as written by save_pretrained",

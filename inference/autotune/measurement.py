@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,8 +39,8 @@ def cached(
 ) -> MeasuredT:
     """Return a measurement from the cache, or measure and cache the result.
 
-    The result is kept on disk only if no other process slowed the measurement down; otherwise it is
-    used in this process only.
+    A result that other processes may have slowed down is provisional: later processes use it as
+    long as the machine is busy, and measure again when it is quiet.
 
     Args:
         kind: class of the measurement.
@@ -50,18 +51,23 @@ def cached(
     """
     folder = folder or user_cache_path("jakiro")
     path = folder / f"{name}-{fingerprint(*key)[:16]}.json"
-    try:
-        return kind.model_validate_json(path.read_text())
-    except (OSError, ValueError):
-        pass
+    provisional = path.with_suffix(".provisional.json")
+    if (stored := _stored(kind, path)) is not None:
+        return stored
     known = _in_this_process.get(path)
     if isinstance(known, kind):
         return known
     before = _reference()
-    measured = measure()
+    measured = None if _is_quiet(before) else _stored(kind, provisional)
+    if measured is None:
+        measured = measure()
+        if _is_quiet(before, _reference()):
+            _store(path, measured)
+            with suppress(OSError):
+                provisional.unlink()
+        else:
+            _store(provisional, measured)
     _in_this_process[path] = measured
-    if _is_quiet(before, _reference()):
-        _store(path, measured)
     return measured
 
 
@@ -132,6 +138,13 @@ def _reference() -> tuple[float, float]:
 def _is_quiet(*references: tuple[float, float]) -> bool:
     values = [value for reference in references for value in reference]
     return max(values) <= QUIET * min(values)
+
+
+def _stored(kind: type[MeasuredT], path: Path) -> MeasuredT | None:
+    try:
+        return kind.model_validate_json(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _store(path: Path, measured: Settings) -> None:

@@ -327,6 +327,11 @@ class DelegatingDrafter(AdaptiveDrafter):
         self.bytes_per_token = drafter.bytes_per_token
         self.request_counter = request_counter_of(drafter)
 
+    def __repr__(self) -> str:
+        """Return a line with the wrapped drafter and the limits of the trees."""
+        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
+        return f"{type(self).__name__}({self.drafter!r}, {sizes})"
+
     @property
     def max_nodes(self) -> int:
         """The largest number of nodes in a tree."""

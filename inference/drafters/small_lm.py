@@ -15,7 +15,7 @@ from inference.trees.shape import MAX_PASSES, MOST_CANDIDATES, TreeShape, check_
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
-from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from jakiro.utils.pretrained import describe_model, load_causal_lm, load_tokenizer
 from jakiro.utils.settings import Settings
 
 
@@ -75,6 +75,11 @@ class SmallLMDrafter(Drafter):
         self.version = "lm"
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
         self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.sampled)]
+
+    def __repr__(self) -> str:
+        """Return a line with the small model and the limits of the trees."""
+        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
+        return f"SmallLMDrafter({describe_model(self.model.model)!r}, {sizes})"
 
     @property
     def max_nodes(self) -> int:

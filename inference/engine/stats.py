@@ -85,7 +85,9 @@ class DecodeStats:
         if not self.target_forwards:
             return f"{tokens} after {prefill}"
         faster = (
-            "" if self.speedup is None else f" ({self.speedup:.1f} times as fast as without drafts)"
+            ""
+            if self.speedup is None
+            else f" (about {self.speedup:.1f} times as fast as without drafts)"
         )
         return (
             f"{tokens} ({self.accepted.total()} of them drafted), tau {self.tau:.2f} (tokens per "

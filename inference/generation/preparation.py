@@ -93,9 +93,12 @@ def prepare_requests(
         tokenizer: tokenizer for finding stop strings; None if there are no stop strings.
 
     Raises:
-        PromptError: an argument is out of range, unknown, or not supported; a prompt and its new
-            tokens exceed the context; or the number of seeds is not that of the prompts.
+        PromptError: there are no prompts; an argument is out of range, unknown, or not supported; a
+            prompt and its new tokens exceed the context; or the number of seeds is not that of the
+            prompts.
     """
+    if not prompts:
+        raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
     generation = generation or {}
     refuse_arguments(temperature, generation)
     arguments = {**_decision(temperature), **generation}

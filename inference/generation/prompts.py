@@ -143,8 +143,7 @@ def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase
     if tokenizer is None:
         raise PromptError(
             "the decoder has no tokenizer",
-            expected="token ids",
-            got="text, messages or stop strings",
+            expected="a tokenizer for texts, messages, stop strings and streamed text",
             remedy="pass tokenizer= to SpeculativeDecoder",
         )
     return tokenizer

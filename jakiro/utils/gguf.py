@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger
+from jakiro.utils.memory import is_out_of_memory, too_little_memory
 
 SUFFIX = ".gguf"
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
@@ -74,6 +75,7 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
 
     Raises:
         CheckpointError: transformers cannot read the file, or the folder cannot be written.
+        ResourceError: there is too little memory for the model.
     """
     dtype = dtype or default_dtype()
     checksum = _checksum(file.resolve(), file.stat().st_mtime_ns)
@@ -128,12 +130,16 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
     shutil.rmtree(partial, ignore_errors=True)
     try:
         _dequantized_model(file, checksum, dtype).save_pretrained(partial)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
+        )
         tokenizer.save_pretrained(partial)
         publish(partial, folder)
     except OSError:
         raise
     except Exception as error:  # for a damaged file, the parser may raise almost any exception
+        if is_out_of_memory(error):
+            raise too_little_memory(f"the GGUF file {file}", error) from error
         raise _unreadable(file, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -142,7 +148,7 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
 def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=dtype
+        file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False
     )
     config = loaded.config
     del config.quantization_config

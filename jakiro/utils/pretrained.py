@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -29,10 +29,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from jakiro.errors import CheckpointError, ConfigError, JakiroError
+from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
 from jakiro.utils.fetch import fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
+from jakiro.utils.memory import is_out_of_memory, too_little_memory
 
 Device = Literal["auto", "cpu", "cuda"]
 Kind = Literal["cpu", "cuda"]
@@ -47,10 +48,12 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 _CHECK_THE_PATH = "check the path"
-# Errors of transformers and of the libraries it uses when files are damaged or do not fit together.
+# Errors of transformers and of the libraries it uses when files are damaged or do not fit together,
+# or when memory does not suffice.
 LOADING_ERRORS = (
     AttributeError,
     LookupError,
+    MemoryError,
     OSError,
     RuntimeError,
     SafetensorError,
@@ -92,6 +95,7 @@ def load_causal_lm(
     Raises:
         CheckpointError: the model cannot be loaded, or its weights do not match its config.
         ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
+        ResourceError: there is too little memory for the model.
     """
     if dtype is not None:
         load["dtype"] = TORCH_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
@@ -99,18 +103,19 @@ def load_causal_lm(
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
-    _refuse_files_elsewhere(Path(folder), what)
+    refuse_files_elsewhere(Path(folder), what)
     load = _NO_CODE | hub_options(folder) | load | {"output_loading_info": True}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
+        model, report = loaded
+        _refuse_other_weights(model.state_dict().keys(), report, f"{what} {name_or_path}")
+        model = model if device is None else model.to(device)
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
-    model, report = loaded
-    _refuse_other_weights(model.state_dict().keys(), report, f"{what} {name_or_path}")
     if folder != str(name_or_path):
         # Records contain the name that the user gave, not the path of a folder in the cache.
         model.config.name_or_path = model.name_or_path = str(name_or_path)
-    return model.eval() if device is None else model.to(device).eval()
+    return cast(PreTrainedModel, model.eval())
 
 
 def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bool = False) -> str:
@@ -329,7 +334,9 @@ def missing_gpu() -> str:
 
 def _cannot_load(
     what: str, name_or_path: str | Path, error: Exception, remedy: str
-) -> CheckpointError:
+) -> CheckpointError | ResourceError:
+    if is_out_of_memory(error):
+        return too_little_memory(f"{what} {name_or_path}", error)
     got = summary_of(error)
     if hub_options(name_or_path) and isinstance(error, OSError):
         got = f"no such folder, no such model in the cache, and no connection to {HF_ENDPOINT}"
@@ -344,15 +351,23 @@ def _cannot_load(
 def summary_of(error: Exception) -> str:
     """Return the message of an error on one line: its first sentence with what belongs to it."""
     first, *others = str(error).strip().splitlines() or [""]
-    if first.endswith(":"):  # a list follows
+    if first.rstrip().endswith(":"):  # a list follows
         first = " ".join(" ".join((first, *others)).split())
     if isinstance(error, OSError | ValueError) and first:
         return first
     return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
-def _refuse_files_elsewhere(folder: Path, what: str) -> None:
-    """Raise an error if an index of weights names files outside the model's folder."""
+def refuse_files_elsewhere(folder: Path, what: str) -> None:
+    """Raise an error if an index of weights names files outside the model's folder.
+
+    Args:
+        folder: folder of the model; anything else is accepted.
+        what: description of the model in the error message.
+
+    Raises:
+        CheckpointError: the index names such a file.
+    """
     for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
         try:
             names = set(json.loads(index.read_bytes())["weight_map"].values())

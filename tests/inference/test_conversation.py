@@ -53,6 +53,16 @@ def test_turns_equal_fresh_starts(decoder: SpeculativeDecoder) -> None:
     assert accepted > 0
 
 
+def test_the_repr_is_one_line_with_the_number_of_cached_tokens(
+    decoder: SpeculativeDecoder,
+) -> None:
+    conversation = Conversation()
+    assert repr(conversation) == "Conversation(num_cached=0)"
+    output = decoder.generate([1, 2, 3], max_new_tokens=4, conversation=conversation)
+    cached = len(output.sequences[0]) - 1  # the last token is not in the cache
+    assert repr(conversation) == f"Conversation(num_cached={cached})"
+
+
 def test_a_turn_reads_only_what_is_new(
     decoder: SpeculativeDecoder, read: Iterator[list[int]]
 ) -> None:

@@ -36,6 +36,7 @@ def test_notebooks_show_the_whole_text_escaped(output: GenerateOutput) -> None:
     html = output._repr_html_()
     assert html is not None
     assert html.endswith(f"{escape(output.stats.summary)}</div>")
+    assert "tokens from: the target itself" in html
     tokenizer = output.tokenizer
     assert tokenizer is not None
     ids = tokenizer.encode("<b>1 & 2</b>")

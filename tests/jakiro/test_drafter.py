@@ -10,10 +10,11 @@ from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import one_document
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from jakiro import JakiroConfig, JakiroDrafter
 from jakiro.config import config_for, state_sources
-from jakiro.errors import CheckpointError, ConfigError, JakiroError
+from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.target.record import record_target
@@ -106,9 +107,44 @@ def test_a_config_that_was_changed_by_hand_is_an_error_of_one_line(
         JakiroDrafter.from_pretrained(tmp_path)
 
 
+def test_a_config_without_settings_is_an_error_of_one_line(
+    target: TargetAdapter, tmp_path: Path
+) -> None:
+    tiny_drafter(target).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["drafter"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"has no settings.*config\.json that was saved"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
 def test_a_config_that_is_not_an_object_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="cannot load a drafter from"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
+def test_an_index_that_names_files_elsewhere_is_refused(
+    target: TargetAdapter, tmp_path: Path
+) -> None:
+    folder = tmp_path / "drafter"
+    tiny_drafter(target).save_pretrained(folder)
+    weights = (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"weight_map": dict.fromkeys(load_file(weights), "../outside.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"outside the folder.*\.\./outside\.safetensors"):
+        JakiroDrafter.from_pretrained(folder)
+
+
+def test_too_little_memory_is_answered_with_a_smaller_model(
+    target: TargetAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    tiny_drafter(target).save_pretrained(tmp_path)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", full)
+    with pytest.raises(ResourceError, match="memory to load the drafter"):
         JakiroDrafter.from_pretrained(tmp_path)
 
 
@@ -169,7 +205,7 @@ def test_a_record_that_lacks_a_fact_of_its_target_is_refused(
 
 def test_a_config_without_a_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="names no target"):
-        JakiroDrafter(JakiroConfig())
+        JakiroDrafter(JakiroConfig(drafter={}))
 
 
 @torch.no_grad()

@@ -191,6 +191,8 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
         ({"optimizer": {"warmup_steps": -1}}, r"'optimizer\.warmup_steps'.*or auto"),
         ({"optimizer": {"betas": [2, 3]}}, r"'optimizer\.betas\.0'.*less than 1"),
         ({"seed": 2**128}, "'seed'.*less than"),
+        ({"seed": -1}, "'seed'.*greater than or equal to 0"),
+        ({"seed": True}, "'seed'; expected: a number, not true or false"),
         ({"epochs": 2}, "either steps or epochs, and null for the other one"),
         ({"steps": None, "epochs": 0}, "'epochs'"),
         ({"evaluation": {"every": 0}}, r"'evaluation\.every'.*auto, or null"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jakiro.errors import NumericalError, ResourceError
 from jakiro.utils.files import is_disk_full
+from jakiro.utils.memory import is_out_of_memory
 from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.distributed.processes import Processes
@@ -211,12 +212,6 @@ def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:
         got=error,
         remedy="free disk space and start again; the run resumes from its last checkpoint",
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports a lack of memory, on a GPU or in main memory."""
-    is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_typed or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def is_lost_connection(error: RuntimeError) -> bool:

@@ -67,6 +67,12 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
         if self.settings.reset_per_request:
             self.request_counter = None
 
+    def __repr__(self) -> str:
+        """Return a line with the limits of the trees and the size of the initial table."""
+        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
+        known = 0 if self.index is None else len(self.index.keys)
+        return f"AdedDrafter({sizes}, known_bigrams={known})"
+
     def new_proposer(self) -> "TrigramProposer":
         """Return a new proposer; its table is shared, unless `reset_per_request` is set."""
         table = self._new_table() if self.settings.reset_per_request else self.table

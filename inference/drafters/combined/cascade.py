@@ -159,7 +159,7 @@ def _prior(levels: int) -> NDArray[np.float64]:
 
 
 def _strength(guess: Candidates) -> int:
-    """Return the strength of a guess, from 0: the one that its drafter gave, or its best score."""
+    """Return the strength given by its drafter, or its best score, as a number from 0."""
     if guess.strength is not None:
         return min(guess.strength, STRENGTHS - 1)
     return min(int(float(guess.scores.max()) * STRENGTHS), STRENGTHS - 1)

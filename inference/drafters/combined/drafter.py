@@ -17,12 +17,12 @@ from inference.drafters.combined.session import CombinedSession
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import AdaptiveDrafter, RequestCounter, request_counter_of
+from inference.protocol import AdaptiveDrafter, CostAware, RequestCounter, request_counter_of
 from inference.sampling import Sampling
 from inference.trees.shape import TreeShape
 
 
-class CombinedDrafter(DelegatingDrafter):
+class CombinedDrafter(DelegatingDrafter, CostAware):
     """Drafts shared trees with a model and a training-free drafter; thread-safe.
 
     The proposer ids of candidates are those of the first drafter, plus one id for candidates that
@@ -57,6 +57,11 @@ class CombinedDrafter(DelegatingDrafter):
         self._knowledge: dict[tuple[bool, TreeShape], Knowledge] = {}
         self._num_resets = self._counter.num_resets
         self._lock = Lock()
+
+    def __repr__(self) -> str:
+        """Return a line with both drafters and the limits of the trees."""
+        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
+        return f"CombinedDrafter({self.first!r}, {self.second!r}, {sizes})"
 
     @property
     def slow_part(self) -> TrainedDrafter | SmallLMDrafter:

@@ -6,10 +6,11 @@ from helpers.tables import no_processors
 
 from inference.autotune.online import AutoTree
 from inference.autotune.policy import policy_for, refuse_shape, shapes_of
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft
-from inference.protocol import Budget
+from inference.protocol import Budget, CostAware
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
@@ -38,6 +39,21 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert automatic.costs.draft
     budget = automatic.reproducible().new_run(no_processors(), 1).next_budget()
     assert budget is None or budget.num_nodes <= drafter.max_nodes
+
+
+class Lookalike(LookupDrafter):
+    """A drafter with the methods of `CostAware` that does not derive from it."""
+
+    slow_part = None
+
+    def use_costs(self, *_: object) -> None:
+        """Do nothing."""
+
+
+def test_only_drafters_that_derive_from_the_class_get_costs() -> None:
+    assert issubclass(CombinedDrafter, CostAware)
+    assert not isinstance(Lookalike(), CostAware)
+    assert CostAware.__abstractmethods__ >= {"slow_part", "use_costs"}
 
 
 def test_shapes_are_for_trained_drafters() -> None:

@@ -1,5 +1,6 @@
 """Requests that cannot be decoded get a clear error, before any work if that is possible."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Thread
@@ -17,6 +18,7 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import DraftTree
 from inference.drafters.trained.drafter import TrainedSession
 from inference.engine.request import StopRule
+from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import encode_prompt
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
@@ -210,6 +212,26 @@ def _must_not_run(*_: object) -> None:
 def test_prompts_that_are_no_texts_chats_or_ids_are_refused(prompt: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         encode_prompt(prompt, tiny_tokenizer(CHATML), 300)
+
+
+def test_streaming_without_a_tokenizer_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = _decoder()
+    monkeypatch.setattr("inference.decoder.prepare_requests", _must_not_run)
+    with pytest.raises(PromptError, match=r"no tokenizer.*streamed text.*pass tokenizer="):
+        decoder.stream([1, 2, 3])
+
+
+def test_no_prompts_are_refused_where_requests_are_prepared() -> None:
+    with pytest.raises(PromptError, match="nothing to decode; expected: at least one prompt"):
+        prepare_requests(tiny_llama(), [], seed=0, max_position=128)
+
+
+def test_bytes_are_refused() -> None:
+    unchecked = inspect.unwrap(encode_prompt)  # pytest checks types before the function does
+    with pytest.raises(PromptError, match=r"cannot be used.*got: bytes"):
+        unchecked(b"a text", tiny_tokenizer(), 300)
 
 
 def test_a_template_that_fails_is_named_as_the_cause() -> None:

@@ -1,6 +1,7 @@
 """GGUF files as targets: same logits and tokens, one conversion, errors that name the cause."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils import gguf
@@ -94,6 +95,29 @@ def test_a_damaged_file_is_named_and_leaves_no_folder(file: Path, cache: Path) -
     with pytest.raises(CheckpointError, match=r"cannot convert the GGUF file .*tiny\.gguf"):
         load_causal_lm(file)
     assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
+
+
+def test_code_in_the_folder_of_a_file_is_not_run(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file.parent / "code.py").write_text("raise SystemExit('this code was run')")
+    names = {"AutoTokenizer": ["code.Tokenizer", None]}
+    config = {"tokenizer_class": "Unknown", "auto_map": names}
+    (file.parent / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(CheckpointError, match="contains custom code"):
+        load_tokenizer(file)
+
+
+def test_too_little_memory_is_answered_with_a_smaller_model(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(gguf, "_dequantized_model", full)
+    with pytest.raises(ResourceError, match=r"tiny\.gguf.*smaller model or dtype"):
+        load_causal_lm(file)
 
 
 def test_missing_and_ambiguous_files_are_refused(file: Path) -> None:

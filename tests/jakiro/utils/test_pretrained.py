@@ -11,8 +11,9 @@ import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, ResourceError
 from jakiro.utils import pretrained
 from jakiro.utils.pretrained import (
     describe_model,
@@ -22,6 +23,7 @@ from jakiro.utils.pretrained import (
     load_tokenizer,
     local_tokenizer,
     refuse_missing_folder,
+    summary_of,
 )
 
 
@@ -134,6 +136,56 @@ def test_damaged_models_are_refused_in_one_line(saved: Path, damage: Any) -> Non
     with pytest.raises(CheckpointError, match="cannot load the target") as caught:
         load_causal_lm(saved)
     assert "\n" not in str(caught.value)
+
+
+def _too_much(*_: object, **__: object) -> torch.Tensor:
+    return torch.empty(2**50, dtype=torch.uint8)
+
+
+def _memory_error(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def _full_gpu(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256 GiB")
+
+
+@pytest.mark.parametrize("load", [_too_much, _memory_error, _full_gpu])
+def test_too_little_memory_is_answered_with_a_smaller_model(
+    saved: Path, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    with pytest.raises(ResourceError, match=r"memory to load the target .*smaller model or dtype"):
+        load_causal_lm(saved)
+
+
+def test_too_little_memory_of_the_device_is_answered_as_well(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "to", _full_gpu)
+    with pytest.raises(ResourceError, match=r"smaller model or dtype"):
+        load_causal_lm(saved, device="cpu")
+
+
+def test_all_causes_of_a_missing_tokenizer_are_named(saved: Path) -> None:
+    for file in saved.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"from one of: \(1\) .*\(2\) .*; remedy") as caught:
+        load_tokenizer(saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("first\nsecond", "first"),
+        ("one of: \n (1) a, \n (2) b", "one of: (1) a, (2) b"),
+        ("one of:", "one of:"),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_is_summarized_in_one_line(text: str, summary: str) -> None:
+    assert summary_of(ValueError(text)) == summary
 
 
 def test_an_empty_tokenizer_is_refused(saved: Path) -> None:

@@ -9,7 +9,8 @@ from helpers.training import TEXTS, tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jakiro.errors import NumericalError, ResourceError
-from training.distributed.failures import exhaustion_explained, is_out_of_memory
+from jakiro.utils.memory import is_out_of_memory
+from training.distributed.failures import exhaustion_explained
 from training.train import train
 
 
