@@ -237,11 +237,8 @@ class JakiroConfig(PreTrainedConfig):
     ) -> None:
         for key, value in (("drafter", drafter), ("target", target), ("record", record)):
             if not isinstance(value, Mapping | None):
-                raise ConfigError(
-                    f"the drafter config has no usable {key!r}",
-                    expected="an object with the fields of this key",
-                    got=type(value).__name__,
-                    remedy="use the config.json that was saved with the weights",
+                raise _unusable(
+                    f"no usable {key!r}", "an object with the fields of this key", type(value)
                 )
         self.drafter: dict[str, Any] | None = drafter
         self.target: dict[str, Any] | None = target
@@ -256,11 +253,8 @@ class JakiroConfig(PreTrainedConfig):
             ConfigError: the config has no settings, or a setting is invalid.
         """
         if self.drafter is None:
-            raise ConfigError(
-                "the drafter config has no settings",
-                expected="a `drafter` object with the settings of the drafter",
-                got="none",
-                remedy="use the config.json that was saved with the weights",
+            raise _unusable(
+                "no settings", "a `drafter` object with the settings of the drafter", type(None)
             )
         values = {"draft_vocab_size": None} | self.drafter
         return validate_settings(DrafterSettings, values, source="the drafter config")
@@ -287,6 +281,15 @@ class JakiroConfig(PreTrainedConfig):
             )
         _check_complete(self.target)
         return validate_settings(TargetRecord, self.target, source="the drafter config's target")
+
+
+def _unusable(lack: str, expected: str, got: type) -> ConfigError:
+    return ConfigError(
+        f"the drafter config has {lack}",
+        expected=expected,
+        got="none" if got is type(None) else got.__name__,
+        remedy="use the config.json that was saved with the weights",
+    )
 
 
 def _check_complete(record: Mapping[str, Any]) -> None:

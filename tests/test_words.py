@@ -32,7 +32,7 @@ DENIED = {
     "marginal": "per position",
     "rounds": "steps",
 }
-OTHERS = ("in_place", "plain")  # a term of torch, and an attribute of rich
+OTHERS = ("in_place",)  # a term of torch
 # Words that only names of code must not contain: prose needs them ("plain text").
 DENIED_NAMES = {
     "plain": "autoregressive",
@@ -68,10 +68,12 @@ def _texts_of_code(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _names(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the identifiers of a module, each with its line number."""
+    """Yield the identifiers of a module except attributes, each with its line number."""
+    before = ""
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == tokenize.NAME:
+        if token.type == tokenize.NAME and before != ".":  # others name their attributes
             yield token.start[0], token.string
+        before = token.string
 
 
 def _files() -> Iterator[Path]:

@@ -31,7 +31,7 @@ from jakiro.cli.regenerate import regenerate
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
-from jakiro.cli.value_names import Command, NamedValuesGroup
+from jakiro.cli.value_names import NamedValuesCommand, NamedValuesGroup
 from jakiro.cli.verify import verify
 from jakiro.errors import (
     EXIT_CODE_BAD_INPUT,
@@ -141,8 +141,8 @@ def _options(
 
 for _panel in _COMMANDS:
     for _command in _COMMANDS[_panel]:
-        app.command(cls=Command, rich_help_panel=_panel)(_command)
+        app.command(cls=NamedValuesCommand, rich_help_panel=_panel)(_command)
     for _group in _GROUPS.get(_panel, ()):
         app.add_typer(_group, cls=NamedValuesGroup, rich_help_panel=_panel)
         for _registered in _group.registered_commands:
-            _registered.cls = Command
+            _registered.cls = NamedValuesCommand

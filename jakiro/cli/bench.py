@@ -42,7 +42,7 @@ candidates=costs          drafter=PATH: the trees that are fastest by measured c
                           selected on 4 prompts, which are excluded from the results
 settings=FILE.yaml        lookup, aded, lm: settings of the drafter
 second-settings=FILE.yaml pairs: settings of the drafter before the plus sign
-pair-settings=FILE.yaml pairs: how the drafters share trees (CombinedSettings)
+pair-settings=FILE.yaml   pairs: how the drafters share trees (CombinedSettings)
 merged-repeats=N          lookup, aded, tree=deterministic: a path that ends with the same tokens as
                           another path is continued in the same way, up to N candidates in all"""
 

@@ -11,20 +11,21 @@ _BY_OPTION = {"temperature": "T", "temperatures": "T", "top_p": "P", "top_k": "K
 _BY_TYPE = {"bool": "", "int": "N", "int range": "N", "float": "X", "list[float]": "X"}
 
 
-class Command(TyperCommand):
+class _NamedValues:
+    """Part of a command that names the values of its options; a class of typer must follow it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, whose values have names."""
+        command: Any = super()
+        return [_named(parameter, ctx) for parameter in command.get_params(ctx)]
+
+
+class NamedValuesCommand(_NamedValues, TyperCommand):
     """A command whose help names the values of options."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, whose values have names."""
-        return [_named(parameter, ctx) for parameter in super().get_params(ctx)]
 
-
-class NamedValuesGroup(TyperGroup):
+class NamedValuesGroup(_NamedValues, TyperGroup):
     """A group of commands whose help names the values of options."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, whose values have names."""
-        return [_named(parameter, ctx) for parameter in super().get_params(ctx)]
 
 
 def _named(parameter: Any, context: Any) -> Any:

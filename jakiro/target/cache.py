@@ -173,9 +173,8 @@ class SlotCache(Cache):
         self.capacity = bucketed(capacity)
         self.hidden_states = hidden_states
         self._members: list[list[int]] = []  # layer indices of each pair of blocks
-        self._storages: list[
-            SequenceStorage
-        ] = []  # keys and values of each group of layers, then hidden states
+        # Keys and values of each group of layers, then hidden states.
+        self._storages: list[SequenceStorage] = []
         for shape in dict.fromkeys(shapes):
             members = [index for index, other in enumerate(shapes) if other == shape]
             self._members.append(members)

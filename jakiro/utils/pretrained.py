@@ -263,15 +263,15 @@ def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> N
 
 
 def hub_options(name_or_path: str | Path) -> dict[str, bool]:
-    """Return arguments of `from_pretrained` that forbid to ask a hub that cannot be reached.
+    """Return arguments of `from_pretrained` that prevent requests to a hub out of reach.
 
     Without them, the libraries try again for half a minute before they report an error.
 
     Args:
         name_or_path: folder or hub id.
     """
-    is_local = Path(name_or_path).exists() or is_hub_reachable()
-    return {} if is_local else {"local_files_only": True}
+    may_ask = Path(name_or_path).exists() or is_hub_reachable()
+    return {} if may_ask else {"local_files_only": True}
 
 
 def is_hub_reachable() -> bool:

@@ -11,7 +11,6 @@ from jakiro.errors import DataError
 
 Finding = Literal["higher", "lower", "faster", "slower", "not distinguishable"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
-Difference = tuple[str, object, object]  # name of a setting or property; its values before, after
 _ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
 _SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
 
@@ -42,6 +41,14 @@ class MethodChange(NamedTuple):
     key: MethodKey
     is_paired: bool  # whether both have the same groups of prompts, whose difficulty cancels
     figures: tuple[FigureChange, ...]
+
+
+class Difference(NamedTuple):
+    """A setting, a property of the machine or a tree that differs between two documents."""
+
+    name: str
+    before: object
+    after: object
 
 
 class Changes(NamedTuple):
@@ -80,8 +87,10 @@ def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> 
 
 def _sides(document: ComparisonDocument) -> dict[MethodKey, Side]:
     found = {MethodKey(method.name, method.temperature): method for method in document.methods}
-    baseline = document.baseline
-    return {key: Side(one, found.get(key._replace(name=baseline))) for key, one in found.items()}
+    return {
+        key: Side(method, found.get(key._replace(name=document.baseline)))
+        for key, method in found.items()
+    }
 
 
 def _change(key: MethodKey, before: Side, after: Side) -> MethodChange:
@@ -113,9 +122,10 @@ def _verdict(metric: Metric, ratio: Interval, num_units: int) -> Verdict:
 
 def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> None:
     """Raise an error if the documents have different targets or prompts."""
-    both = [document.environment.target for document in (before, after)]
-    if both[0].fingerprint != both[1].fingerprint:
-        raise _mismatch("different targets", *(f"{t.name_or_path} ({t.fingerprint})" for t in both))
+    targets = [document.environment.target for document in (before, after)]
+    if targets[0].fingerprint != targets[1].fingerprint:
+        described = [f"{target.name_or_path} ({target.fingerprint})" for target in targets]
+        raise _mismatch("different targets", *described)
     old, new = (
         {sample.prompt for method in document.methods for sample in method.samples}
         for document in (before, after)
@@ -138,7 +148,7 @@ def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[
     """Return the differences in the machine, versions, settings and trees."""
     old, new = _facts(before), _facts(after)
     both = [name for name in new if name in old]  # leaves out trees of only one document
-    return [(name, old[name], new[name]) for name in both if old[name] != new[name]]
+    return [Difference(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 
 def _facts(document: ComparisonDocument) -> dict[str, Any]:

@@ -21,7 +21,8 @@ class Side(NamedTuple):
         members: dict[int, set[str]] = {}
         for sample in self.figures.samples:
             members.setdefault(sample.group, set()).add(sample.prompt)
-        return {each: " ".join(sorted(group)) for group in members.values() for each in group}
+        groups = members.values()
+        return {prompt: " ".join(sorted(group)) for group in groups for prompt in group}
 
     def resampled(self, stream: int) -> dict[Metric, Floats]:
         """Return each figure as an array: the measured value, then the value in every resample.
@@ -35,7 +36,9 @@ class Side(NamedTuple):
 
         def pooled(figures: MethodFigures, *names: str) -> Floats:
             samples = [(units[sample.prompt], sample) for sample in figures.samples]
-            parts = ([(unit, float(getattr(one, name))) for unit, one in samples] for name in names)
+            parts = (
+                [(unit, float(getattr(sample, name))) for unit, sample in samples] for name in names
+            )
             top, bottom = (sums_by_unit(part, index_of) for part in parts)
             return pooled_ratio(top, bottom, resamples)
 

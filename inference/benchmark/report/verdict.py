@@ -56,10 +56,10 @@ def step_cost(method: MethodFigures, methods: Sequence[MethodFigures]) -> float 
         method: method whose steps are compared.
         methods: all methods at the same temperature.
     """
-    plain = next((each for each in methods if each.kind == AUTOREGRESSIVE), None)
-    if plain is None or not (plain.step_seconds and method.step_seconds):
+    alone = next((each for each in methods if each.kind == AUTOREGRESSIVE), None)
+    if alone is None or not (alone.step_seconds and method.step_seconds):
         return None
-    return method.step_seconds / plain.step_seconds
+    return method.step_seconds / alone.step_seconds
 
 
 def relative_speed(method: MethodFigures, other: MethodFigures) -> Interval:
