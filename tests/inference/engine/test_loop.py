@@ -8,6 +8,7 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from inference import SpeculativeDecoder
+from inference.engine.policy import AlwaysDraft
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
@@ -51,6 +52,15 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, tied: bool) -> Non
         accepted += output.stats.accepted.total()
         assert output.stats.tau == pytest.approx(29 / output.stats.target_forwards)
     assert accepted > 0
+
+
+def test_the_estimated_time_without_drafts_counts_every_decoded_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AlwaysDraft, "autoregressive_seconds", 2.0)
+    stats = _decoder(tiny_llama(vocab=11), SHAPES["deep"]).generate([3, 1], max_new_tokens=30).stats
+    assert stats.target_forwards < stats.decoded == 29
+    assert stats.autoregressive_seconds == 2.0 * 29
 
 
 def test_autoregressive_decoding_equals_transformers_and_has_tau_one() -> None:
