@@ -14,7 +14,14 @@ MOST_CANDIDATES = 4096  # larger trees take gigabytes, and are never faster
 
 
 class TreeShape(Settings):
-    """The shape of a draft tree: number of levels, width, size, and kind of candidates."""
+    """The shape of a draft tree: number of levels, width, size, and kind of candidates.
+
+    Example:
+        shape = TreeShape(autoregressive_levels=2, children=4, num_nodes=12)
+        drafter = JakiroDrafter.from_pretrained(drafter_path)
+        decoder = SpeculativeDecoder(target, drafter, tokenizer, tree=shape)
+        output = decoder.generate("a b a", max_new_tokens=16)
+    """
 
     autoregressive_levels: int = Field(2, ge=1, le=MAX_PASSES)  # number of drafter passes
     # number of further levels, predicted by the last pass

@@ -11,10 +11,12 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference import Conversation, SpeculativeDecoder
 from inference.drafters.aded import AdedDrafter, AdedSettings
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.outputs import GenerateOutput
+from inference.trees.shape import TreeShape
 from jakiro import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 
@@ -26,6 +28,8 @@ CLASSES = (
     LookupDrafter,
     RepeatingDrafter,
     SmallLMDrafter,
+    CombinedDrafter,
+    TreeShape,
 )
 
 

@@ -33,6 +33,11 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         second: training-free drafter that continues the root and some of the first drafter's
             candidates.
         settings: division of a tree between the two drafters; None for the defaults.
+
+    Example:
+        first = SmallLMDrafter(small_lm, target)
+        drafter = CombinedDrafter(first, LookupDrafter())
+        output = SpeculativeDecoder(target, drafter, tokenizer).generate("a b a", max_new_tokens=16)
     """
 
     def __init__(
