@@ -14,7 +14,7 @@ from jakiro.utils.files import ensure_writable_folder, write_atomically
 from jakiro.utils.settings import Settings, dump_settings
 
 _DISTRIBUTIONS = ("jakiro", "torch", "transformers", "deepspeed")
-_CODE = Path(__file__).resolve().parent.parent
+_CODE = Path(__file__).resolve().parents[2]  # the folder that contains the packages
 _SECONDS_FOR_GIT = 10
 
 

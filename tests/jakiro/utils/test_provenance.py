@@ -48,6 +48,12 @@ def test_a_checkout_is_named_with_its_commit_and_whether_it_was_changed(
     assert clean["sha"] == changed["sha"] == _git(tmp_path, "rev-parse", "HEAD")
 
 
+def test_a_record_names_the_commit_of_the_checkout_that_contains_the_code() -> None:
+    folder = Path(jakiro.__file__).parents[1]  # site-packages if the package is installed
+    expected = _git(folder, "rev-parse", "HEAD") if (folder / ".git").exists() else None
+    assert (provenance()["git"] or {}).get("sha") == expected
+
+
 def test_a_checkout_without_commits_has_no_git_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
