@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from helpers.commands import exit_code
 
-from jakiro.cli import main
 from jakiro.demo.presets import PRESETS, Preset
 
 RESULT_KEYS = {
@@ -95,37 +94,7 @@ def assert_demo_trains_and_then_uses_its_cache(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == weights
 
 
-def test_an_unwritable_cache_folder_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr("jakiro.demo.chat_model.fetch_model")  # a download would fail
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SystemExit) as exit_info:
-        main(["demo", "--cache-dir", str(tmp_path / "file" / "cache")])
-    assert exit_info.value.code == 2
-    assert capsys.readouterr().err.startswith("error: cannot write into the folder")
-
-
-def test_a_target_that_does_not_exist_is_refused_before_anything_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["demo", "--target", str(tmp_path / "nowhere"), "--cache-dir", str(tmp_path)])
-    assert exit_info.value.code == 2
-    assert "error: cannot load the target" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_prompts_and_continuations_fit_into_the_embedded_target(preset: object) -> None:
     recipe = preset.target  # type: ignore[attr-defined]
     assert 96 + preset.max_new_tokens <= recipe.max_position  # type: ignore[attr-defined]
-
-
-def test_a_gpu_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit) as exit_info:
-        main(["demo", "--device", "cuda", "--cache-dir", str(tmp_path)])
-    assert exit_info.value.code == 2
-    assert "error: there is no GPU" in capsys.readouterr().err

@@ -1,18 +1,42 @@
-"""Checks that a decoder's output is lossless, for any drafter."""
+"""Tiny decoders, and checks that a decoder's output is lossless, for any drafter."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from helpers.chi_square import p_value, probs_of_continuations
+from helpers.models import tiny_drafter, tiny_llama
 from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
 from inference.conversation import Conversation
 from inference.engine.stats import DecodeStats
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
 
 SAMPLES, LENGTH = 1000, 3
 LEAST_P_VALUE = 0.0005
+SHAPES = {
+    "deterministic": TreeShape(children=3, breadth=2, num_nodes=7),
+    "sampled": TreeShape(children=2, breadth=1, sampled=True),
+}
+
+
+def tiny_decoder(
+    shape: TreeShape = SHAPES["sampled"],
+    kind: type[SpeculativeDecoder] = SpeculativeDecoder,
+    **model: Any,
+) -> SpeculativeDecoder:
+    """Return a decoder with a tiny trained drafter.
+
+    Args:
+        shape: shape of the drafter's trees.
+        kind: class of the decoder.
+        model: arguments of `tiny_llama` for the target, whose vocabulary has 7 tokens by default.
+    """
+    target = tiny_llama(**{"vocab": 7, **model})
+    return kind(target, tiny_drafter(TargetAdapter(target)), tree=shape)
 
 
 def greedy_by_transformers(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:

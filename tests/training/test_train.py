@@ -1,16 +1,12 @@
-"""Runs from data to drafter, in this process: learning, resumption, and refusal of bad input."""
+"""Runs from data to drafter, in this process: learning, and refusal of bad input."""
 
-import itertools
 import json
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.training import curve, tiny_run, write_jsonl
 from torch import distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -52,31 +48,6 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     assert [step for step, _ in evaluations] == [0, 20, 40]
     assert evaluations[-1][1] == record["evaluation"]
     assert list((settings.run_folder / "tensorboard").iterdir())
-
-
-@pytest.mark.parametrize("level", ["INFO", "WARNING"])
-def test_the_log_has_the_length_of_a_run_and_its_evaluations(
-    workshop: Path, caplog: pytest.LogCaptureFixture, level: str
-) -> None:
-    caplog.set_level("INFO")
-    batch = {"global_batch_size": 4 if level == "INFO" else 64}
-    train(tiny_run(workshop, steps=2, batch=batch, evaluation={"every": 1}))
-    (length,) = [record for record in caplog.records if " tokens = " in record.message]
-    assert length.levelname == level
-    assert length.message.startswith(
-        "384 tokens = 0.9 epochs" if level == "INFO" else "6,144 tokens = 14.2 epochs: add data"
-    )
-    found = r"held-out agreement \S+%, tau \S+ at temperature 0"
-    for step in (0, 1, 2):
-        assert re.search(rf"step {step}: {found}", caplog.text)
-    assert re.search(rf"drafter: the (last|best) drafter.*{found}", caplog.text)
-
-
-def test_only_our_own_progress_bar_is_shown_during_training(
-    workshop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tiny_run(workshop, steps=2, evaluation={"every": 1}))
-    assert "Writing model shards" not in capsys.readouterr().err
 
 
 def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:
@@ -124,23 +95,6 @@ def test_a_given_target_is_used_and_not_changed(workshop: Path) -> None:
     train(settings, model=model, tokenizer=tokenizer)
     assert all(torch.equal(before[name], part) for name, part in model.state_dict().items())
     assert not dist.is_initialized()
-
-
-def test_the_evaluation_before_the_first_step_is_done_once_and_only_with_several(
-    workshop: Path,
-) -> None:
-    alone = tiny_run(workshop, steps=2, run_folder=str(workshop / "alone"))
-    train(alone)
-    assert [step for step, _ in read_evaluations(alone.run_folder)] == [2]
-    settings = tiny_run(workshop, steps=2, evaluation={"every": 1})
-    train(settings)
-    whole = read_evaluations(settings.run_folder)
-    assert [step for step, _ in whole] == [0, 1, 2]
-    # The folder now looks as if the run had stopped before its first checkpoint.
-    for lost in ("drafter", "checkpoints"):
-        shutil.rmtree(settings.run_folder / lost)
-    train(settings)
-    assert read_evaluations(settings.run_folder) == whole
 
 
 def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) -> None:
@@ -285,60 +239,11 @@ def test_a_number_of_epochs_is_turned_into_steps(
     assert settings.with_steps(9).num_steps == expected
 
 
-def test_a_run_of_epochs_resumes_and_ends_like_a_run_of_as_many_steps(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_steps = tiny_run(workshop, steps=5, run_folder=str(workshop / "by-steps"))
-    by_epochs = tiny_run(workshop, steps=None, epochs=2, checkpoint={"every": 3})
-    train(by_steps)
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, 3)
-        with pytest.raises(PowerCutError):
-            train(by_epochs)
-    train(by_epochs)
-    assert curve(by_epochs) == curve(by_steps)
-
-
 def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=None, epochs=1, optimizer={"warmup_steps": 4})
     with pytest.raises(ConfigError, match=r"warm-up is longer than the run.* at most 3"):
         train(settings)
     assert not settings.run_folder.exists()
-
-
-@pytest.fixture
-def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Advance the clock by a second per reading, so that each optimizer step takes two seconds."""
-    readings = itertools.count()
-    monkeypatch.setattr("training.loop.run.perf_counter", lambda: float(next(readings)))
-
-
-@pytest.mark.usefixtures("_clock")
-def test_a_run_with_a_limit_of_minutes_ends_early_with_the_lowest_rate(workshop: Path) -> None:
-    rates = {"learning_rate": 1.0, "warmup_steps": 0, "schedule": "linear", "min_lr_ratio": 0.0}
-    settings = tiny_run(workshop, steps=20, minutes=6.9 / 60, optimizer=rates)
-    folder = train(settings)
-    lines = [line for line in read_metrics(settings.run_folder) if "learning_rate" in line]
-    expected = [1 - seconds / 6.9 for seconds in (0, 1, 3, 5)]
-    assert [line["learning_rate"] for line in lines] == pytest.approx(expected)
-    assert JakiroDrafter.from_pretrained(folder).config.record["training"]["step"] == 4
-
-
-@pytest.mark.usefixtures("_clock")
-def test_the_minutes_of_a_run_include_those_before_an_interruption(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limited: dict[str, Any] = {"steps": 20, "minutes": 0.2, "checkpoint": {"every": 1}}
-    whole = tiny_run(workshop, **limited, run_folder=str(workshop / "whole"))
-    train(whole)
-    settings = tiny_run(workshop, **limited)
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, 3)
-        with pytest.raises(PowerCutError):
-            train(settings)
-    train(settings)
-    assert len(curve(whole)) == 7
-    assert len(curve(settings)) == 7
 
 
 def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:

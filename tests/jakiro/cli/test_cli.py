@@ -3,8 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,18 +19,6 @@ PROGRAMS = (
 Demo = Callable[..., None]
 
 
-@pytest.fixture
-def plant_demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Demo], None]:
-    """A function that replaces the demo, which takes minutes, with another function."""
-
-    def plant(run_demo: Demo) -> None:
-        module = ModuleType("jakiro.demo.pipeline")
-        module.run_demo = run_demo  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "jakiro.demo.pipeline", module)
-
-    return plant
-
-
 def run(*words: str) -> object:
     """Run the command line in this process and return its exit code."""
     with pytest.raises(SystemExit) as exit_:
@@ -45,36 +31,6 @@ def raising(error: BaseException) -> Demo:
         raise error
 
     return run_demo
-
-
-def test_the_demo_gets_its_options(
-    plant_demo: Callable[[Demo], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    calls: list[dict[str, Any]] = []
-    plant_demo(lambda **options: calls.append(options))
-    assert run("demo", "--preset", "small") == 0
-    words = ["--preset", "smoke", "--cache-dir", "c", "--device", "cpu", "--target", "t"]
-    assert run("demo", *words, "--json", "f.json") == 0
-    places = [{"cache_dir": None, "figures": None}, {"cache_dir": Path("c")}]
-    assert calls == [
-        {"preset": "small", "device": "auto", "target": None, **places[0]},
-        {"preset": "smoke", "device": "cpu", "target": "t", **places[1], "figures": Path("f.json")},
-    ]
-
-
-@pytest.mark.parametrize("is_available", [True, False])
-def test_without_options_the_demo_has_a_chat_model_if_there_is_one(
-    plant_demo: Callable[[Demo], None], monkeypatch: pytest.MonkeyPatch, is_available: bool
-) -> None:
-    calls: list[Any] = []
-    plant_demo(lambda **options: calls.append(options["preset"]))
-    monkeypatch.setattr("jakiro.demo.chat_model.is_available", lambda: is_available)
-    monkeypatch.setattr(
-        "jakiro.demo.chat_model.run_chat_demo", lambda *args, **_: calls.append(args)
-    )
-    assert run("demo") == 0
-    assert calls == [(None, "auto")] if is_available else ["small"]
 
 
 def test_a_mistake_of_the_caller_is_one_line_without_traceback(
@@ -135,13 +91,6 @@ def test_a_malformed_command_is_one_line_with_a_remedy(
     assert line.startswith("error: ")
     assert complaint in line
     assert line.endswith("; remedy: see `jakiro --help`")
-
-
-def test_values_among_other_lines_do_not_go_to_standard_output(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run("throughput", "--config", "nowhere.yaml", "--out", "-") == 2
-    assert "--out cannot write the measured values to standard output" in capsys.readouterr().err
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,19 @@
 """Sweeps train each value of a setting once, and select one for each arm on dev prompts."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import exit_code
-from helpers.comparisons import make_document
 from helpers.training import TEXTS, tiny_run, write_jsonl
 
-from inference.benchmark.document import ComparisonDocument, read_document
+from inference.benchmark.document import read_document
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
 from training.studies.ablation.arms import Arm, SizedArm
-from training.studies.ablation.evaluation import select_value
 from training.studies.ablation.results import StudyResults
-from training.studies.ablation.sweep import Sweep, parse_sweep, value_name
+from training.studies.ablation.sweep import parse_sweep, value_name
 
 ABLATIONS = Path(__file__).parents[4] / "configs" / "ablations"
 RATES = "optimizer.learning_rate=0.01,0.02,0.04"
@@ -232,22 +230,3 @@ def test_whole_numbers_stay_whole_and_every_arm_must_take_every_value(
 def test_a_value_has_the_shortest_name_that_means_it(value: float, name: str) -> None:
     assert value_name(value) == name
     assert float(name) == value
-
-
-def _document(taus: dict[str, Sequence[float]]) -> ComparisonDocument:
-    document = make_document(list(taus), (0.0, 1.0))
-    methods = tuple(
-        method.model_copy(update={"tau": taus[method.name][[0.0, 1.0].index(method.temperature)]})
-        for method in document.methods
-    )
-    return document.model_copy(update={"methods": methods})
-
-
-def test_the_highest_geometric_mean_wins_and_the_smallest_of_equals() -> None:
-    sweep = Sweep(key="any", values=(0.4, 0.1, 0.2))
-    found = select_value("arm", sweep, _document({"0.4": (4, 1), "0.1": (2, 2), "0.2": (1, 4)}))
-    assert found.tau == ((4, 2, 1), (1, 2, 4))
-    assert found.score == pytest.approx((2, 2, 2))
-    assert found.chosen == 0.1
-    uneven = select_value("arm", sweep, _document({"0.4": (3, 1), "0.1": (1, 1), "0.2": (2, 2)}))
-    assert uneven.chosen == 0.2

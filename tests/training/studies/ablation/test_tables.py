@@ -1,18 +1,15 @@
-"""Tables and pictures of the results of a study."""
+"""Tables of the results of a study."""
 
 import csv
 import math
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from helpers.studies import made_up_arm, made_up_documents
-from matplotlib.image import imread
 from rich.console import Console
 
 from training.studies.ablation.analysis import analyse
-from training.studies.ablation.plot import plot
 from training.studies.ablation.results import ArmSweep, StudyResults, SweepResults
 from training.studies.ablation.tables import (
     HEADINGS,
@@ -99,7 +96,7 @@ def test_a_sweep_is_reported_in_words_and_in_a_table_of_its_own(results: StudyRe
     assert sentence in " ".join(shown(swept, width=130).split())
 
 
-def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: Path) -> None:
+def test_several_kinds_of_trees_have_a_column_of_their_own() -> None:
     trees = parse_trees(["candidates=8", "tree=deterministic,candidates=60"], 8)
     arms = [made_up_arm(name) for name in ("base", "other")]
     truth = {kind.method(arm.name): 0.0 for arm in arms for kind in trees}
@@ -117,10 +114,6 @@ def test_several_kinds_of_trees_have_a_column_and_panels_of_their_own(tmp_path: 
         "deterministic-60",
         "deterministic-60",
     ]
-    plot(results, tmp_path / "plot.png")
-    _, width, _ = imread(tmp_path / "plot.png").shape
-    plot(analyse(made_up_documents({"base": 0.0, "other": 0.0}), arms), tmp_path / "plot.png")
-    assert width > 1.5 * imread(tmp_path / "plot.png").shape[1]
 
 
 def test_experts_have_a_table_where_they_were_measured(results: StudyResults) -> None:
@@ -158,22 +151,3 @@ def test_csv_keeps_all_digits(results: StudyResults) -> None:
         assert float(record["tau_ratio_seed_2"]) == row.tau_ratio.by_seed[2]
         assert int(record["training_tokens_seed_0"]) == row.training_tokens[0]
         assert record["verdict"] == row.verdict
-
-
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_the_picture_has_a_panel_for_each_temperature(seeds: int, tmp_path: Path) -> None:
-    arms = [made_up_arm(name) for name in (*NAMES, "costs-$1-or-$2")]
-    effects = {arm.name: 0.0 for arm in arms}
-    widths = []
-    for temperatures in ((0.0,), (0.0, 1.0)):
-        documents = made_up_documents(effects, temperatures, seeds=seeds)
-        plot(analyse(documents, arms), tmp_path / "plot.png")
-        height, width, _ = imread(tmp_path / "plot.png").shape
-        widths.append(width)
-        assert 300 < height < 700
-    assert widths[1] > 1.5 * widths[0]
-
-
-def test_a_base_alone_is_plotted_too(tmp_path: Path) -> None:
-    plot(analyse(made_up_documents({"base": 0.0}), [made_up_arm("base")]), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size

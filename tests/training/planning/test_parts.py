@@ -1,0 +1,29 @@
+"""The parts of a training step do its arithmetic, again and again."""
+
+import pytest
+from helpers.models import tiny_settings
+from helpers.training import batch_for, tiny_training
+from helpers.variants import FEEDBACK, FUSED, HYBRID
+
+from jakiro.config import DrafterSettings
+from training.planning.parts import flops_of, parts_of
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        tiny_settings(),
+        tiny_settings(combine="sum", trunk=FEEDBACK),
+        tiny_settings(trunk=FUSED),
+        tiny_settings(trunk=HYBRID),
+    ],
+    ids=["moa", "feedback", "fused", "hybrid"],
+)
+def test_parts_do_the_arithmetic_of_the_whole_again_and_again(settings: DrafterSettings) -> None:
+    tiny, batch = tiny_training(settings), batch_for(settings, [10, 11], [24])
+    reader = tiny.reader(batch.token_ids.shape[1])
+    parts = parts_of(tiny.drafter, reader, batch, tiny.objective)
+    whole = flops_of(lambda: tiny.loss(batch).total.backward())
+    for _ in range(2):
+        # No part includes the mixing of the experts' features before they are fed back.
+        assert sum(map(flops_of, parts.values())) == pytest.approx(whole, rel=0.005)
