@@ -8,7 +8,7 @@ import torch
 
 from inference.autotune.costs import NODE_COUNTS, Costs, measure_costs, timed_passes
 from inference.draft_tree import DraftTree
-from inference.drafters.base import DelegatingDrafter, DelegatingSession
+from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
-from inference.drafters.base import DelegatingDrafter, DelegatingSession
 from inference.drafters.candidates import Candidates, to_tree
+from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
 from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
 from inference.sampling import Sampling
 from inference.trees.shape import MOST_CANDIDATES

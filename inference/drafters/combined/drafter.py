@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 
 from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.base import DelegatingDrafter
 from inference.drafters.combined.cascade import Cascades, DraftCosts
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge
 from inference.drafters.combined.session import CombinedSession
+from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter

@@ -1,0 +1,154 @@
+"""Wrappers of drafters and sessions, which pass all calls on unless a subclass overrides them."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from inference.draft_tree import DraftTree
+from inference.protocol import (
+    AdaptiveDrafter,
+    AdaptiveSession,
+    Budget,
+    Committed,
+    Drafter,
+    DraftSession,
+    EncodedMemory,
+    VerifyResult,
+    request_counter_of,
+)
+from inference.sampling import Sampling
+from jakiro.target.step import StepOutput
+
+
+class DelegatingDrafter(AdaptiveDrafter):
+    """A drafter that passes all calls on to a wrapped drafter, unless a subclass overrides them.
+
+    Args:
+        drafter: the wrapped drafter, which may be adaptive.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.needs = drafter.needs
+        self.hidden_states = drafter.hidden_states
+        self.version = drafter.version
+        self.bytes_per_token = drafter.bytes_per_token
+        self.request_counter = request_counter_of(drafter)
+
+    def __repr__(self) -> str:
+        """Return a line with the wrapped drafter and the limits of the trees."""
+        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
+        return f"{type(self).__name__}({self.drafter!r}, {sizes})"
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes in a tree."""
+        return self.drafter.max_nodes
+
+    @property
+    def max_depth(self) -> int:
+        """The length of the longest path in a tree."""
+        return self.drafter.max_depth
+
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
+        """Return a session of the wrapped drafter.
+
+        Args:
+            sampling: options by which tokens are selected.
+            capacity: largest number of tokens of a sequence, including the root and a draft tree.
+            batch: number of sequences.
+        """
+        return self.drafter.new_session(sampling, capacity, batch)
+
+    def encode_memory(
+        self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
+    ) -> EncodedMemory:
+        """Return the memory of tokens, encoded by the wrapped drafter.
+
+        Args:
+            output: output of the target's forward pass over the tokens.
+            queries: query indices of the tokens in that forward pass; None for all queries.
+        """
+        return self.drafter.encode_memory(output, queries)
+
+    def reset(self) -> None:
+        """Reset the wrapped drafter if the wrapped drafter learns from requests."""
+        if isinstance(self.drafter, AdaptiveDrafter):
+            self.drafter.reset()
+
+
+class DelegatingSession(AdaptiveSession):
+    """A session that passes all calls on to a wrapped session, unless a subclass overrides them.
+
+    Args:
+        session: the wrapped session, which may be adaptive.
+    """
+
+    def __init__(self, session: DraftSession) -> None:
+        self.session = session
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of verified tokens added so far, for each sequence."""
+        return self.session.lengths
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the wrapped session samples its candidates."""
+        return self.session.is_sampled
+
+    def advance(self, committed: Committed) -> None:
+        """Add the newly verified tokens and the roots to the wrapped session."""
+        self.session.advance(committed)
+
+    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+        """Return the trees of the wrapped session.
+
+        Args:
+            budget: limits of every tree.
+            generators: random generators of sampled trees, one per sequence.
+        """
+        return self.session.propose(budget, generators)
+
+    def on_verified(self, result: VerifyResult) -> None:
+        """Pass the result of a verification to the wrapped session if that session is adaptive."""
+        if isinstance(self.session, AdaptiveSession):
+            self.session.on_verified(result)
+
+    def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
+        """Pass a complete sequence to the wrapped session if the wrapped session is adaptive.
+
+        Args:
+            index: batch index of the sequence.
+            token_ids: prompt and emitted tokens.
+        """
+        if isinstance(self.session, AdaptiveSession):
+            self.session.on_finished(index, token_ids)
+
+    def rollback(self, length: int) -> None:
+        """Discard everything from position `length` on in the wrapped session."""
+        self.session.rollback(length)
+
+    def select_sequences(self, indices: Sequence[int]) -> None:
+        """Keep only the sequences at these batch indices in the wrapped session."""
+        self.session.select_sequences(indices)
+
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session to the wrapped session."""
+        assert isinstance(other, DelegatingSession)
+        self.session.append_sequences(other.session)
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Prepare the wrapped session for a new request."""
+        self.session.set_sampling(sampling)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of up to `capacity` tokens in the wrapped session."""
+        self.session.reserve(capacity)
+
+    def close(self) -> None:
+        """Close the wrapped session."""
+        self.session.close()

@@ -1,0 +1,61 @@
+"""Slots are kept by the bigrams that were learned last."""
+
+import numpy as np
+import pytest
+
+from inference.drafters.aded.slots import WAYS, BigramSlots
+
+
+def _claim(slots: BigramSlots, *bigrams: int) -> list[int]:
+    """Learn bigrams, and return their slots."""
+    asked = np.array(bigrams, np.int64)
+    return slots.claim(asked, slots.find(asked)).tolist()
+
+
+def _found(slots: BigramSlots, *bigrams: int) -> list[int]:
+    return slots.find(np.array(bigrams, np.int64)).tolist()
+
+
+@pytest.mark.parametrize(("wanted", "size"), [(1, 1), (3, 3), (8, 8), (20, 16)])
+def test_there_are_as_many_slots_as_fit_into_whole_sets(wanted: int, size: int) -> None:
+    assert BigramSlots(wanted).size == size
+
+
+def test_a_bigram_keeps_its_slot() -> None:
+    slots = BigramSlots(64)
+    given = _claim(slots, 3, 5, 2**40)
+    assert len(set(given)) == slots.num_taken == 3
+    assert _claim(slots, 5, 7)[0] == given[1]
+    assert _found(slots, 3, 5, 2**40) == given
+    assert [slots.find_one(bigram) for bigram in (3, 5, 2**40)] == given
+    assert _found(slots, 4) == [-1]
+    assert slots.find_one(4) is None
+
+
+def test_in_a_full_set_the_bigram_that_was_learned_first_is_evicted() -> None:
+    slots = BigramSlots(WAYS)  # a single set
+    for bigram in range(WAYS):
+        _claim(slots, bigram)
+    _claim(slots, 0)  # now, bigram 1 was learned the longest time ago
+    freed = slots.find_one(1)
+    assert _claim(slots, 100) == [freed]
+    assert _found(slots, 1) == [-1]
+    assert slots.num_taken == WAYS
+
+
+def test_more_new_bigrams_than_slots_leave_some_without_a_slot() -> None:
+    slots = BigramSlots(WAYS)
+    given = _claim(slots, *range(WAYS + 2))
+    assert given.count(-1) == 2
+    assert sorted(slot for slot in given if slot >= 0) == list(range(WAYS))
+
+
+def test_the_time_of_learning_is_known_until_all_slots_are_freed() -> None:
+    slots = BigramSlots(64)
+    for bigram in (9, 4, 9):
+        _claim(slots, bigram)
+    bigrams, learned_at = slots.taken()
+    assert dict(zip(bigrams.tolist(), learned_at.tolist(), strict=True)) == {4: 2, 9: 3}
+    slots.clear()
+    assert slots.num_taken == 0
+    assert _found(slots, 4, 9) == [-1, -1]
