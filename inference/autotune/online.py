@@ -10,30 +10,24 @@ after a pause, and each further pause is twice as long.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from math import prod
 from threading import Lock
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.autotune.arms import NodePosition, TreeArm, tree_arms
 from inference.autotune.costs import Costs
+from inference.autotune.slowness import Slowness
 from inference.draft_tree import SequenceTree
 from inference.engine.policy import AlwaysDraft
 from inference.protocol import Budget, RequestCounter
 from inference.rates import FadingRates
 from inference.sampling import Sampling
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreePlan
 
-NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 FIRST_TREE = 8  # largest number of nodes of the trees before any observation
 DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
-MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
-MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
-CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
-OUTLIER = 2.0  # a step that takes more than this many times as long as expected counts as this
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
 FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
@@ -42,56 +36,6 @@ EXPLORE_EVERY = 32
 # If this many drafted steps in a row take this many times as long as expected, the load of the
 # machine has changed, and steps without drafts are timed again.
 SURPRISES, SURPRISING = 3, 1.5
-ASSUMED_RATE = 0.6  # acceptance rate of the first candidate before any observation
-
-NodePosition = tuple[int, int, int]
-
-
-class TreeArm(NamedTuple):
-    """A tree size that can be selected.
-
-    Attributes:
-        budget: limits of the trees.
-        block: exclusive upper bounds of the node positions in such a tree.
-        seconds: seconds to draft and verify a tree, according to the cost model.
-        shape: shape of a trained drafter's trees; None for other drafters.
-    """
-
-    budget: Budget
-    block: NodePosition
-    seconds: float
-    shape: TreeShape | None = None
-
-    def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
-        """Return the positions of the nodes of a path.
-
-        The position of a sampled candidate is its depth, the index of its parent among the expanded
-        nodes, and its index among its siblings; that of a deterministic candidate is its depth and
-        its rank by score in the whole tree.
-
-        Args:
-            tree: verified tree.
-            path: accepted nodes.
-        """
-        if self.shape is None or not self.shape.sampled:
-            ranked = [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
-            # Nodes that exceed the budget, if a drafter proposes any, are not counted.
-            return [position for position in ranked if position[1] < self.block[1]]
-        children = self.shape.children
-        first = [0, *accumulate(self.shape.level_sizes)]
-        return [
-            (depth, (node - first[depth]) // children, (node - first[depth]) % children)
-            for depth, node in enumerate(path)
-        ]
-
-    @property
-    def assumed_tau(self) -> float:
-        """The mean acceptance length that is assumed for trees whose size must not be learned."""
-        depth, width, children = self.block
-        if self.shape is None or not self.shape.sampled:
-            return sum(ASSUMED_RATE**rank for rank in range(width + 1))
-        rejected = prod(1 - ASSUMED_RATE / 2**sibling for sibling in range(children))
-        return sum((1 - rejected) ** level for level in range(depth + 1))
 
 
 class AutoTree:
@@ -127,7 +71,7 @@ class AutoTree:
         key = (sampling.description, batch)
         with self._lock:
             if key not in self._learners:
-                arms = _arms(self.trees, sampling, self.costs)
+                arms = tree_arms(self.trees, sampling, self.costs)
                 self._learners[key] = _Learner(arms, self.costs.verify_seconds(0))
             learner = self._learners[key]
         return AutoRun(learner, self._lock)
@@ -168,7 +112,7 @@ class ReproducibleTree:
             batch: number of sequences, which makes no difference.
         """
         costs = self._auto.costs
-        arms = _arms(self._auto.trees, sampling, costs)
+        arms = tree_arms(self._auto.trees, sampling, costs)
         best = max(arms, key=lambda arm: arm.assumed_tau / arm.seconds)
         pays = best.assumed_tau / best.seconds > 1 / costs.verify_seconds(0)
         return AlwaysDraft(best.budget if pays else None)
@@ -243,7 +187,7 @@ class _Learner:
         self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
         depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
         self.acceptance = FadingRates((depth, width, children), MEMORY)
-        self.slowness = _Slowness(len(arms))
+        self.slowness = Slowness(len(arms))
         self.num_drafted = self.num_surprises = 0
         self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
         self.left_of_trial = FIRST_TRIAL
@@ -331,94 +275,3 @@ class _Learner:
 
     def _autoregressive_value(self) -> float:
         return 1 / self.autoregressive_seconds
-
-
-class _Slowness:
-    """Ratios of measured to modeled seconds, for each size of trees and for no drafts.
-
-    The cost model ignores the batch size, the context length and the load of the machine. The load
-    changes quickly, and slows down all kinds of steps alike; it is estimated from the most recent
-    steps. Each kind of step has a factor of its own, which is close to 1 until this kind has been
-    timed several times.
-
-    Args:
-        num_arms: number of sizes of trees.
-    """
-
-    def __init__(self, num_arms: int) -> None:
-        # Steps without drafts are the last kind.
-        self._means = np.ones(num_arms + 1)  # of the ratios, divided by the load
-        self._counts = np.zeros(num_arms + 1)
-        self._load: float | None = None
-
-    @property
-    def of_arms(self) -> NDArray[np.float64]:
-        """The ratio of every size of trees."""
-        return self._ratios[:-1]
-
-    @property
-    def of_autoregressive(self) -> float:
-        """The ratio of a step without drafts."""
-        return float(self._ratios[-1])
-
-    @property
-    def _factors(self) -> NDArray[np.float64]:
-        return (self._counts * self._means + CLOSE_TO_1) / (self._counts + CLOSE_TO_1)
-
-    @property
-    def _ratios(self) -> NDArray[np.float64]:
-        return self._factors * (1.0 if self._load is None else self._load)
-
-    def expect_change(self) -> None:
-        """Let the next ratios outweigh the earlier ones."""
-        self._counts = np.minimum(self._counts, 1)
-
-    def take(self, arm: int, ratio: float) -> None:
-        """Learn from a drafted step.
-
-        Args:
-            arm: index of the tree size.
-            ratio: measured seconds divided by modeled seconds.
-        """
-        self._take(arm, ratio)
-
-    def take_autoregressive(self, ratio: float) -> None:
-        """Learn from the ratio of measured to modeled seconds of a step without drafts."""
-        self._take(len(self._means) - 1, ratio)
-
-    def _take(self, kind: int, ratio: float) -> None:
-        if self._load is None:
-            self._load = ratio
-        ratio = min(ratio, OUTLIER * float(self._ratios[kind]))
-        self._load += (ratio / float(self._factors[kind]) - self._load) / MEMORY_OF_LOAD
-        self._counts[kind] = min(self._counts[kind] + 1, MEMORY_OF_TIMES)
-        self._means[kind] += (ratio / self._load - self._means[kind]) / self._counts[kind]
-
-
-def _arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:
-    """Return the distinct tree sizes, the largest last."""
-    if isinstance(trees, TreePlan):
-        return _shaped_arms(trees.shape(sampling), costs)
-    counts = [count for count in NODE_COUNTS if count < trees.num_nodes]
-    depth = trees.num_nodes if trees.depth is None else trees.depth
-    return [
-        TreeArm(Budget(count, depth), (depth, count, 1), costs.verify_seconds(count))
-        for count in (*counts, trees.num_nodes)
-    ]
-
-
-def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
-    arms: dict[NodePosition, tuple[tuple[int, int], TreeArm]] = {}
-    for depth in range(1, shape.depth + 1):
-        for num_nodes in NODE_COUNTS:
-            budget = Budget(num_nodes, depth)
-            cut = shape.within(budget)
-            if cut is None or cut.autoregressive_levels not in costs.draft:
-                continue
-            seconds = costs.verify_seconds(cut.max_nodes) + costs.draft[cut.autoregressive_levels]
-            block = (cut.depth, cut.max_nodes, 1)
-            if cut.sampled:
-                block = (cut.depth, cut.breadth if cut.depth > 1 else 1, cut.children)
-            size = (cut.max_nodes, cut.depth)
-            arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
-    return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]

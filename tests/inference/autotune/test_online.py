@@ -8,15 +8,13 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
+from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
 from inference.autotune.online import (
     SHORTEST_PAUSE,
     AutoRun,
     AutoTree,
-    TreeArm,
-    _arms,
     _Learner,
-    _Slowness,
 )
 from inference.draft_tree import SequenceTree
 from inference.drafters.lookup import LookupDrafter
@@ -178,7 +176,7 @@ def test_automatic_trees_of_a_drafter_without_a_model_change_no_token() -> None:
 
 
 def test_three_slow_steps_in_a_row_cause_steps_without_drafts() -> None:
-    learner = _Learner(_arms(PLAN, GREEDY, COSTS), COSTS.verify_seconds(0))
+    learner = _Learner(tree_arms(PLAN, GREEDY, COSTS), COSTS.verify_seconds(0))
     for slower in [1.0] * 12 + [3.0] * 3:
         while (arm := learner.choose()) is None:
             learner.learn(None, [], 1, COSTS.verify_seconds(0))
@@ -205,22 +203,6 @@ def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
     assert torch.tensor(PLAN.sampling.level_sizes).sum() == PLAN.sampling.max_nodes
 
 
-def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates() -> None:
-    wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
-    deterministic, sampled = (
-        TreeArm(Budget(12), (3, 12, 1), 1.0, shape.model_copy(update=wanted))
-        for shape in PLAN.shapes
-    )
-    # Two levels of candidates; nodes 2 and 5, with ranks 1 and 3, are accepted.
-    tree = SequenceTree(
-        [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
-    )
-    assert deterministic.positions(tree, [2, 5]) == [(0, 1, 0), (1, 3, 0)]
-    # Sampled levels of 2, 4 and 4: node 1; the first child of the second parent; the second child
-    # of the first.
-    assert sampled.positions(tree, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
-
-
 def test_drafted_steps_are_timed_even_if_the_drafter_finds_no_tree_in_between() -> None:
     run = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1)
     tree = SequenceTree([0], [-1], [1], [0], [], {}, {}, {})
@@ -234,7 +216,7 @@ def test_drafted_steps_are_timed_even_if_the_drafter_finds_no_tree_in_between() 
 
 
 def test_every_sequence_of_a_batch_counts_as_experience() -> None:
-    arms = _arms(PLAN, GREEDY, COSTS)
+    arms = tree_arms(PLAN, GREEDY, COSTS)
     learner = _Learner(arms, COSTS.verify_seconds(0))
     learner.learn(arms[0], [], batch=3, seconds=None)
     _, offered = learner.acceptance.counts()
@@ -249,7 +231,7 @@ def test_pauses_grow_while_drafting_does_not_pay() -> None:
 
 
 def test_trees_that_are_slower_than_modelled_are_given_up() -> None:
-    arms = _arms(PLAN, GREEDY, COSTS)
+    arms = tree_arms(PLAN, GREEDY, COSTS)
     learner = _Learner(arms, COSTS.verify_seconds(0))
     learner.learn(None, [], 1, COSTS.verify_seconds(0))
     for _ in range(20):
@@ -267,33 +249,3 @@ def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
     assert trees.new_run(GREEDY, 1)._learner is first._learner
     assert trees.new_run(GREEDY, 2)._learner is not first._learner
     assert trees.new_run(SAMPLING, 1)._learner is not first._learner
-
-
-def test_a_size_that_was_timed_on_a_quiet_machine_does_not_look_fast_on_a_busy_one() -> None:
-    slowness = _Slowness(num_arms=3)
-    for load in (1.0, 3.0):
-        for _ in range(30):
-            slowness.take(0 if load == 1.0 else 1, load)
-    quiet, busy, untimed = slowness.of_arms
-    assert busy == pytest.approx(3, rel=0.1)
-    # If the load were ignored, these would still be 1.
-    assert min(quiet, untimed, slowness.of_autoregressive) > 0.75 * busy
-
-
-def test_a_size_that_always_takes_longer_than_modelled_is_known_to_do_so() -> None:
-    slowness = _Slowness(num_arms=2)
-    for _ in range(60):
-        slowness.take(0, 1.0)
-        slowness.take(1, 1.6)
-        slowness.take_autoregressive(1.0)
-    fast, slow = slowness.of_arms
-    assert slow / fast == pytest.approx(1.6, rel=0.15)
-    assert fast / slowness.of_autoregressive == pytest.approx(1, rel=0.05)
-
-
-def test_a_single_interruption_hardly_counts() -> None:
-    slowness = _Slowness(num_arms=2)
-    for _ in range(10):
-        slowness.take(0, 1.0)
-    slowness.take(1, 30.0)
-    assert slowness.of_arms[1] < 1.5

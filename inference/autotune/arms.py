@@ -1,0 +1,100 @@
+"""The sizes of trees that can be selected, with the seconds that each is expected to take."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+from inference.autotune.costs import Costs
+from inference.draft_tree import SequenceTree
+from inference.protocol import Budget
+from inference.sampling import Sampling
+from inference.trees.shape import TreePlan, TreeShape
+
+NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
+ASSUMED_RATE = 0.6  # acceptance rate of the first candidate before any observation
+
+NodePosition = tuple[int, int, int]  # see `TreeArm.positions`
+
+
+class TreeArm(NamedTuple):
+    """A tree size that can be selected.
+
+    Attributes:
+        budget: limits of the trees.
+        block: exclusive upper bounds of the node positions in such a tree.
+        seconds: seconds to draft and verify a tree, according to the cost model.
+        shape: shape of a trained drafter's trees; None for other drafters.
+    """
+
+    budget: Budget
+    block: NodePosition
+    seconds: float
+    shape: TreeShape | None = None
+
+    def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
+        """Return the positions of the nodes of a path.
+
+        The position of a sampled candidate is its depth, the index of its parent among the expanded
+        nodes, and its index among its siblings; that of a deterministic candidate is its depth and
+        its rank by score in the whole tree.
+
+        Args:
+            tree: verified tree.
+            path: accepted nodes.
+        """
+        if self.shape is None or not self.shape.sampled:
+            ranked = [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
+            # Nodes that exceed the budget, if a drafter proposes any, are not counted.
+            return [position for position in ranked if position[1] < self.block[1]]
+        children = self.shape.children
+        first = [0, *accumulate(self.shape.level_sizes)]
+        return [
+            (depth, (node - first[depth]) // children, (node - first[depth]) % children)
+            for depth, node in enumerate(path)
+        ]
+
+    @property
+    def assumed_tau(self) -> float:
+        """The mean acceptance length that is assumed for trees whose size must not be learned."""
+        depth, width, children = self.block
+        if self.shape is None or not self.shape.sampled:
+            return sum(ASSUMED_RATE**rank for rank in range(width + 1))
+        rejected = prod(1 - ASSUMED_RATE / 2**sibling for sibling in range(children))
+        return sum((1 - rejected) ** level for level in range(depth + 1))
+
+
+def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:
+    """Return the distinct tree sizes, the largest last.
+
+    Args:
+        trees: the largest trees: their shapes for a trained drafter, or their limits for a drafter
+            of any other kind.
+        sampling: options by which tokens are selected.
+        costs: costs of target and drafter on this machine.
+    """
+    if isinstance(trees, TreePlan):
+        return _shaped_arms(trees.shape(sampling), costs)
+    counts = [count for count in NODE_COUNTS if count < trees.num_nodes]
+    depth = trees.num_nodes if trees.depth is None else trees.depth
+    return [
+        TreeArm(Budget(count, depth), (depth, count, 1), costs.verify_seconds(count))
+        for count in (*counts, trees.num_nodes)
+    ]
+
+
+def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
+    arms: dict[NodePosition, tuple[tuple[int, int], TreeArm]] = {}
+    for depth in range(1, shape.depth + 1):
+        for num_nodes in NODE_COUNTS:
+            budget = Budget(num_nodes, depth)
+            cut = shape.within(budget)
+            if cut is None or cut.autoregressive_levels not in costs.draft:
+                continue
+            seconds = costs.verify_seconds(cut.max_nodes) + costs.draft[cut.autoregressive_levels]
+            block = (cut.depth, cut.max_nodes, 1)
+            if cut.sampled:
+                block = (cut.depth, cut.breadth if cut.depth > 1 else 1, cut.children)
+            size = (cut.max_nodes, cut.depth)
+            arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
+    return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]

@@ -1,0 +1,57 @@
+"""Sizes of trees are distinct, and count accepted nodes where larger trees count them."""
+
+from helpers.tables import no_processors
+
+from inference.autotune.arms import TreeArm, tree_arms
+from inference.autotune.costs import Costs
+from inference.draft_tree import SequenceTree
+from inference.protocol import Budget
+from inference.trees.shape import TreePlan, TreeShape
+
+COSTS = Costs(verify={0: 1.0, 4: 1.2, 8: 1.5, 24: 3.0}, draft={1: 0.2, 2: 0.4, 3: 0.6})
+LEVELS = {"autoregressive_levels": 3, "parallel_levels": 1}
+PLAN = TreePlan(
+    greedy=TreeShape(**LEVELS, children=4, breadth=2, num_nodes=24),
+    sampling=TreeShape(**LEVELS, children=3, breadth=2, num_nodes=24, sampled=True),
+)
+
+
+def test_limits_give_trees_of_growing_size_at_the_cost_of_their_verification() -> None:
+    arms = tree_arms(Budget(10, 5), no_processors(), COSTS)
+    assert [arm.budget.num_nodes for arm in arms] == [1, 2, 3, 4, 6, 8, 10]
+    assert all(arm.seconds == COSTS.verify_seconds(arm.budget.num_nodes) for arm in arms)
+
+
+def test_shapes_give_distinct_trees_whose_costs_include_drafting() -> None:
+    for do_sample, shape in ((False, PLAN.greedy), (True, PLAN.sampling)):
+        arms = tree_arms(PLAN, no_processors(do_sample=do_sample), COSTS)
+        sizes = [(arm.shape.max_nodes, arm.shape.depth) for arm in arms if arm.shape is not None]
+        assert len(arms) == len(sizes) == len({arm.block for arm in arms})
+        assert sizes == sorted(sizes)
+        assert sizes[-1] == (shape.max_nodes, shape.depth)
+        assert all(
+            arm.seconds > COSTS.verify_seconds(size)
+            for arm, (size, _) in zip(arms, sizes, strict=True)
+        )
+
+
+def test_larger_trees_are_assumed_to_have_more_tokens_accepted() -> None:
+    taus = [arm.assumed_tau for arm in tree_arms(Budget(24), no_processors(), COSTS)]
+    assert taus == sorted(taus)
+    assert 1 < taus[0] < taus[-1] < 25
+
+
+def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates() -> None:
+    wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
+    deterministic, sampled = (
+        TreeArm(Budget(12), (3, 12, 1), 1.0, shape.model_copy(update=wanted))
+        for shape in PLAN.shapes
+    )
+    # Two levels of candidates; nodes 2 and 5, with ranks 1 and 3, are accepted.
+    tree = SequenceTree(
+        [0] * 6, [-1] * 3 + [2] * 3, [1] * 3 + [2] * 3, [0, 4, 1, 5, 2, 3], [], {}, {}, {}
+    )
+    assert deterministic.positions(tree, [2, 5]) == [(0, 1, 0), (1, 3, 0)]
+    # Sampled levels of 2, 4 and 4: node 1; the first child of the second parent; the second child
+    # of the first.
+    assert sampled.positions(tree, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
