@@ -14,12 +14,11 @@ from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.target.cache import StateSource, TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
+from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.pretrained import (
     LOADING_ERRORS,
-    hub_options,
     refuse_files_elsewhere,
-    refuse_missing_folder,
     summary_of,
 )
 from moa.attention import KVStore, no_history

@@ -7,13 +7,10 @@ devices have the same meaning everywhere and loading errors are always worded in
 import json
 import os
 import re
-import socket
 from collections.abc import Collection, Mapping
-from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -33,6 +30,7 @@ from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceErr
 from jakiro.utils.fetch import fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
+from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -227,66 +225,6 @@ def load_config(
         return AutoConfig.from_pretrained(path, **_NO_CODE, **hub_options(path))
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
-
-
-def is_written_as_path(name: str) -> bool:
-    """Return whether a name can only be a path, even if nothing exists there, and no id on the hub.
-
-    A name is a path if it starts with `/`, `.` or `~`, if it has more than one slash, or if a
-    folder with the name of its first part exists.
-    """
-    first, *others = name.split("/")
-    is_path = not first or first.startswith((".", "~")) or len(others) > 1
-    return is_path or (bool(others) and Path(first).is_dir())
-
-
-def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> None:
-    """Raise an error if a name is the path of a missing folder, instead of asking the hub for it.
-
-    Args:
-        name_or_path: folder or hub id.
-        what: description of the model, tokenizer or config in the error message.
-        remedy: advice at the end of the error message.
-
-    Raises:
-        CheckpointError: the name is a path, and nothing exists there.
-    """
-    name = str(name_or_path)
-    if is_written_as_path(name) and not Path(name).exists():
-        unexpanded = "; the shell did not expand ~" if name.startswith("~") else ""
-        raise CheckpointError(
-            f"cannot load {what} {name}",
-            expected="an existing folder, or a hub id such as owner/name",
-            got=f"a path at which nothing exists{unexpanded}",
-            remedy=remedy,
-        )
-
-
-def hub_options(name_or_path: str | Path) -> dict[str, bool]:
-    """Return arguments of `from_pretrained` that prevent requests to a hub out of reach.
-
-    Without them, the libraries try again for half a minute before they report an error.
-
-    Args:
-        name_or_path: folder or hub id.
-    """
-    may_ask = Path(name_or_path).exists() or is_hub_reachable()
-    return {} if may_ask else {"local_files_only": True}
-
-
-def is_hub_reachable() -> bool:
-    """Return False if the hub's address is unknown to this machine and no proxy is set."""
-    if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
-        return True
-    return _is_known(urlsplit(HF_ENDPOINT).hostname)
-
-
-@cache  # a loader asks several times, and a failed answer may take seconds
-def _is_known(host: str | None) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 def describe_model(model: PreTrainedModel) -> str:

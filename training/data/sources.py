@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
+from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.logs import get_logger
-from jakiro.utils.pretrained import hub_options, is_written_as_path
 from jakiro.utils.strict_json import parse_json
 
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted

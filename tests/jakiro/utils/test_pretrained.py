@@ -1,8 +1,6 @@
 """Missing, damaged and foreign models are refused in one line, and models are described."""
 
 import json
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from jakiro.errors import CheckpointError, ResourceError
-from jakiro.utils import pretrained
 from jakiro.utils.pretrained import (
     describe_model,
-    is_hub_reachable,
     load_causal_lm,
     load_config,
     load_tokenizer,
     local_tokenizer,
-    refuse_missing_folder,
     summary_of,
 )
-
-
-@pytest.mark.parametrize("name", ["/nope", "./nope", "../nope/a", "~/nope", "a/b/c", "runs/nope"])
-def test_a_path_of_a_missing_folder_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"a path at which nothing exists.*try again"):
-        refuse_missing_folder(name, "the target", "try again")
-
-
-@pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B", "runs", "runs/there"])
-def test_hub_ids_and_folders_are_not_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "runs" / "there").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    refuse_missing_folder(name, "the target", "try again")
 
 
 @pytest.mark.parametrize("load", [load_causal_lm, load_tokenizer, load_config])
@@ -192,28 +168,3 @@ def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
     (saved / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot load a tokenizer"):
         load_tokenizer(saved)
-
-
-def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[object] = []
-
-    def unknown(host: object, *_: object) -> None:
-        asked.append(host)
-        raise socket.gaierror(-2, "Name or service not known")
-
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    pretrained._is_known.cache_clear()
-    started = time.monotonic()
-    for load in (load_causal_lm, load_config, load_tokenizer):
-        with pytest.raises(CheckpointError, match=r"no such folder.*no connection to https"):
-            load("nobody/nothing")
-    assert time.monotonic() - started < 10
-    assert len(asked) == 1
-    pretrained._is_known.cache_clear()
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:80")
-    assert is_hub_reachable()  # a proxy finds the address

@@ -122,7 +122,7 @@ def test_a_data_set_of_a_hub_that_cannot_be_reached_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("jakiro.utils.pretrained.is_hub_reachable", lambda: False)
+    monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
     with pytest.raises(DataError, match="cannot load the dataset 'owner/chats'"):
         HubSource("owner/chats", "train").num_records()
     assert datasets.config.HF_HUB_OFFLINE  # the library asks no hub in this mode

@@ -1,0 +1,71 @@
+"""Names of folders and of repositories on the hub, and whether the hub can be reached."""
+
+import os
+import socket
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
+
+from jakiro.errors import CheckpointError
+
+
+def is_written_as_path(name: str) -> bool:
+    """Return whether a name can only be a path, even if nothing exists there, and no id on the hub.
+
+    A name is a path if it starts with `/`, `.` or `~`, if it has more than one slash, or if a
+    folder with the name of its first part exists.
+    """
+    first, *others = name.split("/")
+    is_path = not first or first.startswith((".", "~")) or len(others) > 1
+    return is_path or (bool(others) and Path(first).is_dir())
+
+
+def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> None:
+    """Raise an error if a name is the path of a missing folder, instead of asking the hub for it.
+
+    Args:
+        name_or_path: folder or hub id.
+        what: description of the model, tokenizer or config in the error message.
+        remedy: advice at the end of the error message.
+
+    Raises:
+        CheckpointError: the name is a path, and nothing exists there.
+    """
+    name = str(name_or_path)
+    if is_written_as_path(name) and not Path(name).exists():
+        unexpanded = "; the shell did not expand ~" if name.startswith("~") else ""
+        raise CheckpointError(
+            f"cannot load {what} {name}",
+            expected="an existing folder, or a hub id such as owner/name",
+            got=f"a path at which nothing exists{unexpanded}",
+            remedy=remedy,
+        )
+
+
+def hub_options(name_or_path: str | Path) -> dict[str, bool]:
+    """Return arguments of `from_pretrained` that prevent requests to a hub out of reach.
+
+    Without them, the libraries try again for half a minute before they report an error.
+
+    Args:
+        name_or_path: folder or hub id.
+    """
+    may_ask = Path(name_or_path).exists() or is_hub_reachable()
+    return {} if may_ask else {"local_files_only": True}
+
+
+def is_hub_reachable() -> bool:
+    """Return False if the hub's address is unknown to this machine and no proxy is set."""
+    if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
+        return True
+    return _is_known(urlsplit(HF_ENDPOINT).hostname)
+
+
+@cache  # a loader asks several times, and a failed answer may take seconds
+def _is_known(host: str | None) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
