@@ -8,7 +8,8 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import model_files
 from training.config import TrainSettings
 from training.data.sources import FileSource, find_sources
-from training.loop.run_folder import RunFolder, run_fingerprint
+from training.loop.run_fingerprint import run_fingerprint
+from training.loop.run_folder import RunFolder
 
 _RECORD = "inputs.txt"  # in the run folder
 

@@ -14,7 +14,7 @@ from jakiro.errors import ConfigError, ResourceError
 from training.config import TrainSettings
 from training.evaluation.evaluate import Score
 from training.evaluation.metrics import read_metrics
-from training.loop.run_folder import RunFolder, is_longer
+from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
 from training.train import train
 
@@ -229,26 +229,6 @@ def test_a_finished_run_without_a_checkpoint_is_not_continued(workshop: Path) ->
     train(settings)
     with pytest.raises(ConfigError, match=r"steps differs"):
         train(tiny_run(workshop, steps=4, checkpoint={"every": None}))
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        ({"steps": 2}, {"steps": 3}, True),
-        ({"steps": 3}, {"steps": 2}, False),
-        ({"steps": 2}, {"steps": 2}, False),
-        ({"epochs": 1.0}, {"epochs": 2.5}, True),
-        ({"epochs": 1.0}, {"steps": 900}, False),
-        ({"steps": 9, "minutes": 2.0}, {"steps": 9}, True),
-        ({"steps": 9}, {"steps": 9, "minutes": 2.0}, False),
-        ({"steps": 9, "minutes": 2.0}, {"steps": 8, "minutes": 3.0}, False),
-        ({"steps": 2}, {"steps": 3, "seed": 1}, False),
-    ],
-)
-def test_a_longer_run_has_only_higher_limits(
-    before: dict[str, Any], now: dict[str, Any], expected: bool
-) -> None:
-    assert is_longer({"settings": before}, {"settings": now}) == expected
 
 
 @pytest.mark.parametrize("left", ["best", "drafter", "checkpoints"])

@@ -1,0 +1,102 @@
+"""The fingerprint of a run: what determines its result, and comparisons of two runs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jakiro.utils.settings import flattened
+from training.config import TrainSettings
+
+# Settings that do not change a run's result: paths, intervals of records and checkpoints,
+# evaluation, the device, and the use of memory. The target, the data and the drafter of a warm
+# start are compared by their fingerprints instead, and `data.split` by `sequences_filled_with`.
+_FREE: Any = {
+    "run_folder": True,
+    "checkpoint": True,
+    "log_every": True,
+    "evaluation": True,
+    "target": {"name_or_path"},
+    "initialize": {"drafter"},
+    "data": {"paths", "cache_folder", "split"},
+    "target_states": {"folder"},
+    "batch": {"micro_batch_size"},
+    "objective": {"chunk_size"},
+    "engine": {
+        *("device", "zero_stage", "activation_checkpointing"),
+        *("offload_optimizer", "offload_parameters"),
+    },
+}
+
+LENGTH = ("steps", "epochs", "minutes")  # settings that may be raised to continue a run
+_OPTIONAL = {"start_fingerprint"}  # recorded only if a run starts from another drafter
+
+
+def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings and fingerprints that determine a run's result.
+
+    Args:
+        settings: settings of the run.
+        facts: fingerprints of the target and the data.
+    """
+    return {"settings": settings.model_dump(mode="json", exclude=_FREE), **facts}
+
+
+def difference(
+    recorded: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
+    """Return the name and both values of the first difference; None if there is no difference.
+
+    Args:
+        recorded: fingerprint of the recorded run.
+        wanted: fingerprint of the run to compare with the recorded run.
+    """
+    then, now = _named(recorded), _named(wanted)
+    names = sorted(then.keys() | now.keys())
+    triples = ((name, then.get(name), now.get(name)) for name in names)
+    return next((triple for triple in triples if triple[1] != triple[2]), None)
+
+
+def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Return the first name that only one of two fingerprints has; None if their formats agree.
+
+    A group such as `lora` that is None in one of them is a difference in value, not in format.
+
+    Args:
+        recorded: fingerprint of the recorded run.
+        wanted: fingerprint of the run to compare with the recorded run.
+    """
+    for name in sorted((recorded.keys() | wanted.keys()) - _OPTIONAL):
+        if name not in recorded or name not in wanted:
+            return name
+        then, now = recorded[name], wanted[name]
+        if isinstance(then, Mapping) and isinstance(now, Mapping):
+            inner = unmatched(then, now)
+            if inner is not None:
+                return f"{name}.{inner}".removeprefix("settings.")
+    return None
+
+
+def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether the wanted run continues the recorded run with more steps.
+
+    Args:
+        recorded: fingerprint of the recorded run.
+        wanted: fingerprint of the run to compare with the recorded run.
+    """
+    before, now = (
+        {name: run["settings"].get(name) for name in LENGTH} for run in (recorded, wanted)
+    )
+    if before == now or difference(_without_length(recorded), _without_length(wanted)):
+        return False
+    if any((before[name] is None) != (now[name] is None) for name in ("steps", "epochs")):
+        return False  # which of the two is longer depends on the data
+    return all((now[name] or math.inf) >= (before[name] or math.inf) for name in LENGTH)
+
+
+def _without_length(run: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in run["settings"].items() if name not in LENGTH}
+    return {**run, "settings": settings}
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix("settings."): value for key, value in flattened(values)}
