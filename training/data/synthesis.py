@@ -13,11 +13,8 @@ from itertools import count
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-import torch
-from jaxtyping import Int
 from pydantic import Field
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase
 
 from inference.decoder import SpeculativeDecoder
 from inference.outputs import GenerateOutput
@@ -25,6 +22,7 @@ from jakiro.errors import ConfigError, DataError
 from jakiro.utils.settings import Settings
 from training.data.chat import CUT, Chat, Message
 from training.data.dialogues import Dialogue, Turn, run_dialogues
+from training.data.loops import STOP_LOOPS, ends_in_loop, repeats
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import (
     ends_of,
@@ -37,7 +35,6 @@ from training.data.rendering import render_question, render_user_opening
 
 KEY_TOKENS = 8  # number of leading tokens in which a record must differ from every other record
 FILTERS = 2  # version of the rules for dropping texts; a file is continued only with the same rules
-NGRAM, MOST_REPEATS = 8, 3  # length of an n-gram, and how often it may occur in a usable text
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 
 
@@ -284,7 +281,7 @@ class Synthesizer:
             return None
         options = {
             "max_new_tokens": limit,
-            "stopping_criteria": _STOP_LOOPS,
+            "stopping_criteria": STOP_LOOPS,
             **({} if is_greedy else {"top_p": self._settings.top_p}),
         }
         seed = random_seed(self._settings.seed, candidate.number, part)
@@ -360,42 +357,6 @@ class Synthesizer:
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
         return target_fingerprint(self._decoder) | chosen | drafter | {"filters": FILTERS}
-
-
-class InLoop(StoppingCriteria):
-    """Ends a text as soon as its last n-gram has occurred too often; such a text is dropped."""
-
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """Return, for each text, whether its last n-gram occurs so often that the text is a loop.
-
-        Args:
-            input_ids: token ids of the prompts and texts, [batch, tokens].
-            scores: ignored.
-            **kwargs: ignored.
-        """
-        is_loop = [ends_in_loop(ids) for ids in input_ids]
-        return torch.tensor(is_loop, device=input_ids.device)
-
-
-_STOP_LOOPS = StoppingCriteriaList([InLoop()])
-
-
-def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:
-    """Return whether the last n-gram of a text occurs so often that the text is a loop.
-
-    Args:
-        token_ids: token ids of the prompt and the text.
-    """
-    if len(token_ids) < NGRAM:
-        return False
-    is_equal = (token_ids.unfold(0, NGRAM, 1) == token_ids[-NGRAM:]).all(dim=1)
-    return int(is_equal.sum()) > MOST_REPEATS
-
-
-def repeats(token_ids: Sequence[int]) -> bool:
-    """Return whether an n-gram of tokens occurs so often that the text is a loop."""
-    grams = zip(*(token_ids[start:] for start in range(NGRAM)), strict=False)
-    return max(Counter(grams).values(), default=0) > MOST_REPEATS
 
 
 def _beginning_of(record: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.models import tiny_llama
 from helpers.templates import CHATML, family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
@@ -20,12 +19,9 @@ from training.data.regeneration.output_file import OutputFile
 from training.data.rendering import render_user_opening
 from training.data.sources import find_sources
 from training.data.synthesis import (
-    InLoop,
     SynthesisCounts,
     SynthesisSettings,
     Synthesizer,
-    ends_in_loop,
-    repeats,
 )
 
 TOKENIZER = tiny_tokenizer(CHATML)
@@ -155,28 +151,6 @@ def test_other_settings_do_not_continue_a_file(target: LlamaForCausalLM, tmp_pat
     _write(target, tmp_path / "own.jsonl", conversations=2)
     with pytest.raises(ConfigError, match=r"made with other settings \(seed differs\)"):
         _write(target, tmp_path / "own.jsonl", seed=4)
-
-
-def test_loops_are_recognised() -> None:
-    assert not repeats(list(range(100)))
-    assert not repeats([1, 2, 3] * 3)
-    assert repeats([1, 2, 3, 4, 5, 6, 7, 8] * 4)
-
-
-def test_a_text_ends_as_soon_as_it_loops() -> None:
-    loop = torch.tensor([9, 9, 1, *[2, 3, 4, 5, 6, 7, 8, 1] * 4])
-    lengths = range(1, len(loop) + 1)
-    assert [length for length in lengths if ends_in_loop(loop[:length])] == [34, 35]
-
-
-def test_loops_are_not_written_to_their_full_length() -> None:
-    looping = tiny_llama(vocab=300)
-    looping.generation_config.eos_token_id = None
-    torch.nn.init.zeros_(looping.lm_head.weight)  # greedy decoding repeats token 0
-    output = SpeculativeDecoder(looping).generate(
-        [5, 6], temperature=0, max_new_tokens=100, stopping_criteria=[InLoop()]
-    )
-    assert output.new_token_ids == [0] * 11  # these contain the same 8-gram four times
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "qwen3"])
