@@ -1,7 +1,7 @@
 """The public decoder, which combines an unmodified Hugging Face causal LM with a drafter."""
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,16 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.compute import Packed, Threads, choose_compute
-from inference.autotune.draft_forms import with_forms
+from inference.autotune.compute import Packed, Threads
 from inference.autotune.online import AutoTree
-from inference.autotune.policy import RequestGroup, numbered, policy_for, refuse_shape, shapes_of
+from inference.autotune.policy import RequestGroup, numbered, policy_for
+from inference.autotune.setup import set_up_drafter, set_up_target
 from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.engine.details import OutputOptions, options_for
 from inference.engine.loop import DecodeRun, DecodeStep
-from inference.engine.policy import DraftPolicy
-from inference.engine.threads import num_threads
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, unpadded
@@ -38,9 +36,7 @@ from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import AdaptiveDrafter, Drafter
 from inference.trees.shape import TreePlan, Trees
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError, PromptError
-from jakiro.target.adapter import TargetAdapter
-from jakiro.target.batch_invariance import check_batch_invariance
+from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import local_tokenizer
 
@@ -118,34 +114,33 @@ class SpeculativeDecoder:
         other_weights: bool = False,
         batch_invariant: bool = False,
     ) -> None:
-        self.target = TargetAdapter(target.eval())
-        if compiled:
-            packed = _without_packing(packed)
-            _refuse_invariance(batch_invariant)
-        if batch_invariant:
-            self.target.make_batch_invariant()
-        # If the target is batch-invariant, the choice must not depend on the drafter either.
-        drafts = drafter is not None or batch_invariant
-        self.compute = choose_compute(self.target, threads, packed, drafts=drafts)
-        self.compute.prepare(self.target)
-        if batch_invariant:
-            with num_threads(self.compute.threads):
-                check_batch_invariance(self.target)
-        if compiled:
-            self.target.compile()
-        self.tokenizer = tokenizer
-        self.drafter: Drafter | None = None
+        self.target, self.compute = set_up_target(
+            target,
+            threads,
+            packed,
+            compiled=compiled,
+            batch_invariant=batch_invariant,
+            drafts=drafter is not None,
+        )
         record = None
         if isinstance(drafter, JakiroDrafter):
-            with num_threads(self.compute.threads):
-                self.drafter = with_forms(
-                    self._trained(drafter, tree, compiled, other_weights), draft_forms
-                )
+            if tokenizer is None:
+                tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
             # The recorded tau was measured with these trees, so it applies only to them.
             record = drafter.config.record if tree == "fixed" else None
-        elif drafter is not None:
-            refuse_shape(tree)
-            self.drafter = drafter
+        self.tokenizer = tokenizer
+        self.drafter: Drafter | None = None
+        if drafter is not None:
+            self.drafter = set_up_drafter(
+                drafter,
+                self.target,
+                tokenizer,
+                tree,
+                compiled=compiled,
+                draft_forms=draft_forms,
+                other_weights=other_weights,
+                threads=self.compute.threads,
+            )
         self.policy = policy_for(self.target, self.drafter, tree, self.compute.threads)
         self._watch = TauWatch(record)
 
@@ -189,26 +184,14 @@ class SpeculativeDecoder:
             TargetMismatch: the drafter was made for another target or tokenizer.
             TargetNotSupported: as for the class, or a smaller model cannot draft trees.
         """
-        parts = load_parts(
-            drafter,
-            target,
-            tree,
-            compiled=compiled,
-            draft_forms=draft_forms,
-            other_weights=other_weights,
-            **load,
-        )
+        shared: dict[str, Any] = {
+            "compiled": compiled,
+            "draft_forms": draft_forms,
+            "other_weights": other_weights,
+        }
+        parts = load_parts(drafter, target, tree, **shared, **load)
         return cls(
-            parts.target,
-            parts.drafter,
-            parts.tokenizer,
-            parts.tree,
-            compiled=compiled,
-            packed=packed,
-            threads=threads,
-            draft_forms=draft_forms,
-            other_weights=other_weights,
-            batch_invariant=batch_invariant,
+            *parts, packed=packed, threads=threads, batch_invariant=batch_invariant, **shared
         )
 
     def __repr__(self) -> str:
@@ -277,12 +260,8 @@ class SpeculativeDecoder:
             NumericalError: the target's logits are not finite, or processors leave no token.
             DraftError: the drafter proposed a candidate that cannot be verified.
         """
-        prepared = self._prepared([prompt], temperature, seed, generation)
-        options = options_for(prepared.config, log_probs)
-        if conversation is None:
-            return self._finished(self._run(prepared, options), streamer)[0]
-        arguments = {**self._parts(prepared.policy), "record": options}
-        with conversation.turn(prepared.requests[0], **arguments) as run:
+        group = self._group([prompt], temperature, seed, generation)
+        with self._opened(group, options_for(group.config, log_probs), conversation) as run:
             return self._finished(run, streamer)[0]
 
     def generate_batch(
@@ -325,8 +304,8 @@ class SpeculativeDecoder:
             several = prompts
         if not several:
             return []
-        prepared = self._prepared(several, temperature, seed, generation)
-        return self._finished(self._run(prepared, options_for(prepared.config, log_probs)))
+        group = self._group(several, temperature, seed, generation)
+        return self._finished(self._run(group, options_for(group.config, log_probs)))
 
     def stream(
         self,
@@ -350,8 +329,8 @@ class SpeculativeDecoder:
             DraftError: as for `generate`.
         """
         tokenizer = needed(self.tokenizer)
-        prepared = self._prepared([prompt], temperature, seed, generation)
-        return pieces(self._watched(self._run(prepared)), TextStream(tokenizer))
+        group = self._group([prompt], temperature, seed, generation)
+        return pieces(self._steps(self._opened(group)), TextStream(tokenizer))
 
     def steps(
         self,
@@ -379,10 +358,8 @@ class SpeculativeDecoder:
             NumericalError: as for `generate`.
             DraftError: as for `generate`.
         """
-        prepared = self._prepared([prompt], temperature, seed, generation)
-        if conversation is None:
-            return self._watched(self._run(prepared, options_for(prepared.config, False)))
-        return self._watched_turn(conversation, prepared)
+        group = self._group([prompt], temperature, seed, generation)
+        return self._steps(self._opened(group, options_for(group.config, False), conversation))
 
     def __call__(
         self,
@@ -412,10 +389,10 @@ class SpeculativeDecoder:
             model, input_ids, mask, logits_processor, stopping_criteria, generation_config
         )
         requests = handover.requests(self.target, seed, inputs)
-        prepared = numbered(
+        group = numbered(
             requests, generation_config, self.drafter, self.policy, is_seeded=seed is not None
         )
-        run = self._run(prepared, options_for(generation_config, log_probs=False))
+        run = self._run(group, options_for(generation_config, log_probs=False))
         return in_transformers_form(
             self._finished(run, streamer),
             input_ids,
@@ -448,8 +425,8 @@ class SpeculativeDecoder:
             PromptError: there are no prompts, or a prompt or an argument cannot be used.
         """
         refuse_single(prompts)
-        prepared = self._prepared(prompts, temperature, seed, generation)
-        return self._run(prepared, options_for(prepared.config, False))
+        group = self._group(prompts, temperature, seed, generation)
+        return self._run(group, options_for(group.config, False))
 
     def admit(
         self,
@@ -489,8 +466,7 @@ class SpeculativeDecoder:
         refuse_single(prompts)
         if not prompts:
             return []
-        prepared = self._prepared(prompts, temperature, seed, generation, run.draft_policy)
-        requests = prepared.requests
+        requests = self._group(prompts, temperature, seed, generation, run).requests
         if isinstance(seed, int):  # for random numbers that no sequence of the run uses
             requests = shifted(requests, len(run.sequences))
         return run.admit(requests)
@@ -512,64 +488,51 @@ class SpeculativeDecoder:
         if isinstance(self.drafter, AdaptiveDrafter):
             self.drafter.reset()
 
-    def _trained(
-        self, drafter: JakiroDrafter, tree: Trees, compiled: bool, other_weights: bool
-    ) -> TrainedDrafter:
-        if self.tokenizer is None:
-            self.tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
-        plan = shapes_of(drafter, tree)
-        return TrainedDrafter.for_target(
-            drafter,
-            self.target,
-            self.tokenizer,
-            plan,
-            compiled=compiled,
-            other_weights=other_weights,
-        )
-
-    def _prepared(
+    def _group(
         self,
         prompts: Sequence[Prompt],
         temperature: float | int | None,
         seed: int | Sequence[int] | None,
         generation: dict[str, Any],
-        policy: DraftPolicy | None = None,
+        run: DecodeRun | None = None,
     ) -> RequestGroup:
-        """Return the requests for prompts.
-
-        Args:
-            prompts: prompts of the requests.
-            temperature: as for `generate`.
-            seed: as for `generate_batch`.
-            generation: as for `generate`.
-            policy: policy of the run that the requests will join; None for a new run.
-        """
-        temperature = float(temperature) if type(temperature) is int else temperature
-        vocab_size = self.target.spec.vocab_size
+        """Return the requests for prompts that will join a run; None for a new run."""
+        spec = self.target.spec
         requests, config = prepare_requests(
             self.target.model,
-            [encode_prompt(prompt, self.tokenizer, vocab_size) for prompt in prompts],
+            [encode_prompt(prompt, self.tokenizer, spec.vocab_size) for prompt in prompts],
             generation,
             temperature=temperature,
             seed=seed,
-            max_position=self.target.spec.max_position,
+            max_position=spec.max_position,
             tokenizer=self.tokenizer,
         )
-        if policy is not None:  # the trees of the run do not depend on the seeds of later requests
-            return numbered(requests, config, self.drafter, policy, is_seeded=False)
+        if run is not None:  # its trees do not depend on the seeds of later requests
+            return numbered(requests, config, self.drafter, run.draft_policy, is_seeded=False)
         return numbered(requests, config, self.drafter, self.policy, is_seeded=seed is not None)
 
-    def _run(self, prepared: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
-        parts = self._parts(prepared.policy)
-        return DecodeRun(requests=prepared.requests, record=options, **parts)
-
-    def _parts(self, policy: DraftPolicy) -> dict[str, Any]:
+    def _parts(self, group: RequestGroup, options: OutputOptions | None) -> dict[str, Any]:
         return {
             "target": self.target,
             "drafter": self.drafter,
-            "policy": policy,
+            "policy": group.policy,
+            "record": options,
             "threads": self.compute.threads,
         }
+
+    def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
+        return DecodeRun(requests=group.requests, **self._parts(group, options))
+
+    def _opened(
+        self,
+        group: RequestGroup,
+        options: OutputOptions | None = None,
+        conversation: Conversation | None = None,
+    ) -> AbstractContextManager[DecodeRun]:
+        """Return the run of a single request, which is a turn of a conversation if there is one."""
+        if conversation is None:
+            return nullcontext(self._run(group, options))
+        return conversation.turn(group.requests[0], **self._parts(group, options))
 
     def _finished(
         self, run: DecodeRun, streamer: BaseStreamer | None = None
@@ -578,44 +541,15 @@ class SpeculativeDecoder:
         self._watch.add(run)
         return outputs_of(run, steps, self.tokenizer)
 
-    def _watched_turn(
-        self, conversation: Conversation, prepared: RequestGroup
+    def _steps(
+        self, opened: AbstractContextManager[DecodeRun]
     ) -> Generator[DecodeStep, None, None]:
-        """Yield the steps of a chat turn; closing the generator leaves the conversation usable."""
-        options = options_for(prepared.config, False)
-        arguments = {**self._parts(prepared.policy), "record": options}
-        with conversation.turn(prepared.requests[0], **arguments) as run:
-            yield from self._watched(run)
+        """Yield the steps of a single request.
 
-    def _watched(self, run: DecodeRun) -> Generator[DecodeStep, None, None]:
-        """Yield the steps of a single request; closing the iterator frees the caches at once."""
-        with closing(iter(run)) as steps:
-            for (step,) in steps:
-                yield step
-        self._watch.add(run)
-
-
-def _without_packing(packed: Packed) -> Packed:
-    """Return False, because torch cannot compile layers with reordered weights.
-
-    Raises:
-        ConfigError: `packed` is True.
-    """
-    if packed is True:
-        raise ConfigError(
-            "packed=True and compiled=True cannot be combined",
-            expected='one of the two, or packed="auto"',
-            got="both",
-            remedy="leave out packed=, or compiled=",
-        )
-    return False
-
-
-def _refuse_invariance(batch_invariant: bool) -> None:
-    if batch_invariant:
-        raise ConfigError(
-            "batch_invariant=True and compiled=True cannot be combined",
-            expected="one of the two",
-            got="both",
-            remedy="leave out compiled=",
-        )
+        Closing the generator frees the caches at once, and leaves a conversation usable.
+        """
+        with opened as run:
+            with closing(iter(run)) as steps:
+                for (step,) in steps:
+                    yield step
+            self._watch.add(run)

@@ -72,7 +72,7 @@ def prepare_requests(
     prompts: Sequence[Sequence[int]],
     generation: Mapping[str, Any] | None = None,
     *,
-    temperature: float | None = None,
+    temperature: float | int | None = None,
     seed: int | Sequence[int] | None,
     max_position: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -99,6 +99,7 @@ def prepare_requests(
     """
     if not prompts:
         raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
+    temperature = float(temperature) if type(temperature) is int else temperature
     generation = generation or {}
     refuse_arguments(temperature, generation)
     arguments = {**_decision(temperature), **generation}

@@ -1,0 +1,121 @@
+"""A target and a drafter, set up for decoding on this machine."""
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.autotune.compute import Compute, Packed, Threads, choose_compute
+from inference.autotune.draft_forms import with_forms
+from inference.autotune.policy import refuse_shape, shapes_of
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import OWN_FORMS, FormChoice
+from inference.engine.threads import num_threads
+from inference.protocol import Drafter
+from inference.trees.shape import Trees
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.batch_invariance import check_batch_invariance
+from jakiro.target.checks import CausalLM
+
+
+def set_up_target(
+    model: CausalLM,
+    threads: Threads = None,
+    packed: Packed = False,
+    *,
+    compiled: bool = False,
+    batch_invariant: bool = False,
+    drafts: bool = True,
+) -> tuple[TargetAdapter, Compute]:
+    """Return the adapter of a target in evaluation mode, and the way in which it computes.
+
+    Args:
+        model: the target.
+        threads: number of threads, as for `SpeculativeDecoder`.
+        packed: whether weights are reordered, as for `SpeculativeDecoder`.
+        compiled: whether decoding steps are compiled.
+        batch_invariant: whether logits must not depend on what is computed together.
+        drafts: whether there is a drafter.
+
+    Raises:
+        TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered, or it
+            cannot be batch-invariant.
+        ConfigError: compilation cannot be combined with another argument.
+    """
+    if compiled:
+        _check_compilation(packed, batch_invariant)
+        packed = False
+    target = TargetAdapter(model.eval())
+    if batch_invariant:
+        target.make_batch_invariant()
+    # If the target is batch-invariant, the choice must not depend on the drafter either.
+    compute = choose_compute(target, threads, packed, drafts=drafts or batch_invariant)
+    compute.prepare(target)
+    if batch_invariant:
+        with num_threads(compute.threads):
+            check_batch_invariance(target)
+    if compiled:
+        target.compile()
+    return target, compute
+
+
+def set_up_drafter(
+    drafter: JakiroDrafter | Drafter,
+    target: TargetAdapter,
+    tokenizer: PreTrainedTokenizerBase | None,
+    tree: Trees,
+    *,
+    compiled: bool = False,
+    draft_forms: FormChoice = OWN_FORMS,
+    other_weights: bool = False,
+    threads: int | None = None,
+) -> Drafter:
+    """Return a drafter that is ready to draft for a target; only trained drafters are changed.
+
+    Args:
+        drafter: trained drafter, or any other drafter.
+        target: the target, set up.
+        tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
+        tree: trees, as for `SpeculativeDecoder`.
+        compiled: whether a trained drafter is compiled.
+        draft_forms: formats of the weights that a trained drafter computes with.
+        other_weights: whether a trained drafter may have been trained for other weights of the
+            target.
+        threads: number of threads of decoding steps; None for the process's number.
+
+    Raises:
+        TargetMismatch: the drafter or the tokenizer belongs to another target.
+        TargetNotSupported: the drafter needs layers of the target that cannot run separately.
+        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute with the
+            given formats of weights.
+    """
+    if not isinstance(drafter, JakiroDrafter):
+        refuse_shape(tree)
+        return drafter
+    with num_threads(threads):
+        trained = TrainedDrafter.for_target(
+            drafter,
+            target,
+            tokenizer,
+            shapes_of(drafter, tree),
+            compiled=compiled,
+            other_weights=other_weights,
+        )
+        return with_forms(trained, draft_forms)
+
+
+def _check_compilation(packed: Packed, batch_invariant: bool) -> None:
+    """Raise an error if an argument requires what compiled layers cannot do."""
+    if packed is True:  # torch cannot compile layers with reordered weights
+        raise ConfigError(
+            "packed=True and compiled=True cannot be combined",
+            expected='one of the two, or packed="auto"',
+            got="both",
+            remedy="leave out packed=, or compiled=",
+        )
+    if batch_invariant:
+        raise ConfigError(
+            "batch_invariant=True and compiled=True cannot be combined",
+            expected="one of the two",
+            got="both",
+            remedy="leave out compiled=",
+        )

@@ -1,0 +1,52 @@
+"""Targets and drafters are set up as requested, and requests that contradict are refused."""
+
+from typing import Any
+
+import pytest
+from helpers.models import tiny_drafter, tiny_llama
+
+from inference.autotune.setup import set_up_drafter, set_up_target
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.forms import DraftForms, head_forms
+from inference.trees.shape import TreePlan, TreeShape
+from jakiro.errors import ConfigError
+
+
+def test_a_target_computes_as_requested_in_evaluation_mode() -> None:
+    model = tiny_llama().train()
+    target, compute = set_up_target(model, threads=1, packed=True)
+    assert not model.training
+    assert (compute.threads, compute.packed) == (1, True)
+    assert not target.is_compiled
+
+
+def test_compilation_leaves_weights_as_they_are_unless_the_caller_decides() -> None:
+    target, compute = set_up_target(tiny_llama(), packed="auto", compiled=True)
+    assert target.is_compiled
+    assert not compute.packed
+
+
+@pytest.mark.parametrize("other", ["packed", "batch_invariant"])
+def test_compilation_cannot_be_combined_with_what_it_cannot_do(other: str) -> None:
+    wanted: dict[str, Any] = {other: True}
+    with pytest.raises(ConfigError, match=f"{other}=True and compiled=True cannot be combined"):
+        set_up_target(tiny_llama(), compiled=True, **wanted)
+
+
+def test_a_trained_drafter_gets_its_target_trees_and_formats() -> None:
+    target, _ = set_up_target(tiny_llama())
+    shape, forms = TreeShape(num_nodes=3), DraftForms(head=head_forms(target)[-1])
+    drafter = set_up_drafter(tiny_drafter(target), target, None, shape, draft_forms=forms)
+    assert isinstance(drafter, TrainedDrafter)
+    assert drafter.target is target
+    assert drafter.forms == forms
+    assert drafter.plan == TreePlan.of(shape)
+
+
+def test_another_drafter_is_used_as_it_is_and_has_no_shape() -> None:
+    target, _ = set_up_target(tiny_llama())
+    drafter = LookupDrafter()
+    assert set_up_drafter(drafter, target, None, "auto") is drafter
+    with pytest.raises(ConfigError, match="have a shape"):
+        set_up_drafter(drafter, target, None, TreeShape())
