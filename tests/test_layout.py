@@ -1,4 +1,4 @@
-"""The layout of the packages: few modules at the top, and tests for modules of one importer."""
+"""The layout of the packages: few modules at the top, none of them long, tests beside each part."""
 
 import ast
 from collections import Counter
@@ -10,12 +10,30 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("inference", "jakiro", "moa", "training")
 MOST_AT_THE_TOP = 8
+MOST_LINES = 350  # of a module without its docstrings
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_few_modules_lie_at_the_top_of_a_package(package: str) -> None:
     modules = [path for path in (ROOT / package).glob("*.py") if not path.stem.startswith("__")]
     assert len(modules) <= MOST_AT_THE_TOP
+
+
+def test_no_module_is_long() -> None:
+    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): _num_lines(path.read_text()) for path in modules}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def _num_lines(source: str) -> int:
+    """Return the number of lines of a module without its docstrings, those of fields included."""
+    texts = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    lengths = [len(ast.get_source_segment(source, text).splitlines()) for text in texts]
+    return len(source.splitlines()) - sum(lengths)
 
 
 def _parts() -> set[str]:
