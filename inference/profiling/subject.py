@@ -31,16 +31,13 @@ from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer
 from jakiro.utils.settings import Settings
 
 PROMPT_TOKENS = 64  # number of tokens of a random prompt
-# Folder next to the checkout with a target that several programs share; it need not exist.
-SHARED_TARGET = Path(__file__).resolve().parents[3] / "shared" / "reference-target"
 
 
 class SubjectSettings(Settings):
     """Target and drafter to measure.
 
     Attributes:
-        target: folder or Hub id of the target; None for the shared target next to the checkout, or
-            for a random model if there is no shared target.
+        target: folder or hub id of the target; None for a small model with random weights.
         drafter: folder of the drafter; None for a random drafter.
         dtype: dtype of the target and the drafter.
         device: device of the target and the drafter.
@@ -132,16 +129,14 @@ def start(
 
 
 def load_target(settings: SubjectSettings) -> PreTrainedModel:
-    """Return the target named in the settings; by default, the shared target or a random Llama."""
-    shared = str(SHARED_TARGET) if SHARED_TARGET.is_dir() else None
-    name_or_path = settings.target or shared
+    """Return the target named in the settings; by default, a small Llama with random weights."""
     dtype = TORCH_DTYPES[settings.dtype]
     model: Any
-    if name_or_path is None:
+    if settings.target is None:
         model = _random_llama()
         model = model.to(device=settings.device, dtype=dtype).eval()
     else:
-        model = load_causal_lm(name_or_path, dtype=dtype, device=settings.device)
+        model = load_causal_lm(settings.target, dtype=dtype, device=settings.device)
     model.generation_config.eos_token_id = None  # so that all runs have the same length
     return model
 
@@ -226,15 +221,13 @@ def _alike(spec: TargetSpec) -> tuple[int, ...]:
 
 
 MARGIN = 16  # number of positions that stay free after the new tokens
-SHARED_PROMPTS = SHARED_TARGET / "prompts-test.jsonl"
 
 
 class PromptSettings(SubjectSettings):
     """Prompts to continue, and the number of new tokens.
 
     Attributes:
-        prompts: file of prompts; None for the test prompts of the shared target, or for built-in
-            prompts if there are no test prompts.
+        prompts: file of prompts; None for built-in prompts.
         count: largest number of prompts.
         prompt_tokens: largest number of tokens per prompt, unless the target is a random model;
             only the end of a longer prompt is used.
@@ -258,10 +251,9 @@ def load_prompts(settings: PromptSettings, target: TargetAdapter) -> list[list[i
     if not name_or_path:
         return random_prompts(target, settings.count, PROMPT_TOKENS)
     tokenizer = load_tokenizer(name_or_path, "the tokenizer of the target")
-    file = settings.prompts or (SHARED_PROMPTS if SHARED_PROMPTS.is_file() else None)
     prompts: Sequence[Prompt] = BUILT_IN
-    if file is not None:
-        prompts = [prompt.first for prompt in read_prompts(file)]
+    if settings.prompts is not None:
+        prompts = [prompt.first for prompt in read_prompts(settings.prompts)]
     vocab_size = target.spec.vocab_size
     encoded = [encode_prompt(prompt, tokenizer, vocab_size) for prompt in prompts[: settings.count]]
     room = target.spec.max_position - settings.new_tokens - MARGIN

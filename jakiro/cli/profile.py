@@ -16,8 +16,7 @@ _Target = Annotated[
     str | None,
     typer.Option(
         metavar="PATH_OR_HUB_ID",
-        help="The target; by default shared/reference-target in the checkout's parent folder if "
-        "that exists, and otherwise a model with random weights.",
+        help="The target; by default a small model with random weights.",
     ),
 ]
 _Dtype = Annotated[
@@ -36,8 +35,8 @@ _Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Prompt file, as for `jakiro bench`; by default the test prompts next to the "
-        "reference target, or built-in prompts.",
+        help="Prompt file, as for `jakiro bench`; by default built-in prompts. A model with "
+        "random weights gets random prompts.",
     ),
 ]
 _Count = Annotated[int, typer.Option(help="Number of prompts.")]
