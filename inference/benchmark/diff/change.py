@@ -11,6 +11,7 @@ from jakiro.errors import DataError
 
 Finding = Literal["higher", "lower", "faster", "slower", "not distinguishable"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
+Difference = tuple[str, object, object]  # a setting or fact, with its values before and after
 _ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
 _SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
 
@@ -43,21 +44,13 @@ class MethodChange(NamedTuple):
     figures: tuple[FigureChange, ...]
 
 
-class Difference(NamedTuple):
-    """A setting, a property of the machine or a tree that differs between two documents."""
-
-    name: str
-    before: object
-    after: object
-
-
 class Changes(NamedTuple):
     """The changes of all methods, and other differences between two documents."""
 
     no_longer_identical: tuple[MethodKey, ...]  # greedy tokens equal the target's only before
     methods: tuple[MethodChange, ...]
     only_in: list[tuple[str, MethodKey]]  # "before" or "after", and a method of only that document
-    differences: list[Difference]
+    differences: list[Difference]  # in the machine, versions, settings and trees
 
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:
@@ -148,7 +141,7 @@ def _differences(before: ComparisonDocument, after: ComparisonDocument) -> list[
     """Return the differences in the machine, versions, settings and trees."""
     old, new = _facts(before), _facts(after)
     both = [name for name in new if name in old]  # leaves out trees of only one document
-    return [Difference(name, old[name], new[name]) for name in both if old[name] != new[name]]
+    return [(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 
 def _facts(document: ComparisonDocument) -> dict[str, Any]:
