@@ -1,33 +1,45 @@
 """Program that draws the figures of the README and the documentation as SVG: `make figures`.
 
 The figures show two files of measured data: `docs/figures/decode-step.json`, which contains one
-decoding step of the demo, and `docs/benchmarks/results/demo-small.json`. With `--record DRAFTER`,
-the program decodes a held-out prompt of the demo again and replaces the first of these files.
+decoding step of the demo with a toy target, and the results of the demo with a chat model, which
+are in `docs/benchmarks/results/`. With `--record DRAFTER`, the program decodes a held-out prompt of
+the toy demo again and replaces the first of these files.
 DRAFTER is the folder of a drafter of the demo with a toy target: `drafter.path` in the last line
 that `make demo ARGS="--preset smoke"` prints.
 """
 
 import argparse
-import json
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
-from typing import TypedDict
 
 from markupsafe import Markup, escape
 
-from inference.benchmark.document import ExampleTree
+from inference.benchmark.document import (
+    ComparisonDocument,
+    ExampleTree,
+    MethodFigures,
+    read_document,
+)
 from inference.benchmark.report.style import expert_color, visible
 from inference.benchmark.report.tree_picture import draw_tree, lay_out
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
 STEP = FIGURES / "decode-step.json"
-SPEEDS = ROOT / "docs" / "benchmarks" / "results" / "demo-small.json"
+SPEEDS = ROOT / "docs" / "benchmarks" / "results" / "smollm2-demo-fp32.json"
 
 RECORDED_PROMPT = 2  # index among the demo's held-out prompts
 NEW_TOKENS = 32
 
+# Pixels of the speed-ups: left end and top of the bars, width of a panel, a speed-up of 1, a row.
+BARS, TOP, PANEL, UNIT, ROW = 150, 84, 310, 150, 32
+COLORS = {
+    "transformers": "#c9ced6",
+    "without drafts": "#8a8f98",
+    "training-free drafter": "#7fb8dc",
+    "trained drafter": "#0072b2",
+}
 INK, MUTED, LINE, PAPER, SOFT = "#1c1f24", "#5d646e", "#d5d9de", "#ffffff", "#f5f6f8"
 VERIFIED = "#b4bac2"
 MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, monospace"
@@ -53,25 +65,6 @@ text {{ font-family: {SANS}; font-size: 12px; fill: {INK}; }}
 .tree .root text {{ fill: {PAPER}; }}
 .tree .target rect {{ fill: {PAPER}; stroke: {INK}; stroke-width: 1.6; stroke-dasharray: 4 3; }}
 """
-
-
-class Speed(TypedDict):
-    """Measurements of one method at one temperature."""
-
-    method: str
-    temperature: float
-    tau: float
-    tokens_per_second: float
-    speedup: float
-    interval: tuple[float, float]  # of the speed-up, 95%
-
-
-class Speeds(TypedDict):
-    """A comparison of methods."""
-
-    caption: str
-    baseline: str
-    results: list[Speed]
 
 
 def draw_step(tree: ExampleTree) -> str:
@@ -217,46 +210,82 @@ class _Mask:
         return expert_color(self._tree.nodes[key - 1].expert) if key else INK
 
 
-def draw_speedups(results: Speeds) -> str:
-    """Return measured speed-ups as SVG: one bar for each method and temperature."""
-    rows = [row for row in results["results"] if row["method"] != results["baseline"]]
-    temperatures = sorted({row["temperature"] for row in rows})
-    left, scale, bar = 170, 240, 22
+def draw_speedups(document: ComparisonDocument) -> str:
+    """Return measured speed-ups as SVG: a panel for each temperature, a bar for each method."""
+    methods = [method for method in document.methods if method.name != document.baseline]
+    names = list(dict.fromkeys(method.name for method in methods))
+    temperatures = sorted({method.temperature for method in methods})
+    bottom = TOP + ROW * len(names)
     parts = [
-        _text(16, 28, "Speed-up over transformers' generate(), toy target of the demo", "title"),
-        _text(16, 46, results["caption"], "note"),
+        _text(16, 28, "Speed-up over transformers' generate()", "title"),
+        _text(16, 46, _measurement(document), "note"),
+        *_names(names),
+        *_colors(16, bottom + 44),
     ]
-    y = 62.0
-    for temperature in temperatures:
-        label = "T = 0 (greedy)" if temperature == 0 else f"T = {temperature:g} (sampled)"
-        parts.append(_text(16, y + 16, label, "title"))
-        y += 26
-        for row in rows:
-            if row["temperature"] == temperature:
-                parts.extend(_bar(row, left, y, scale, bar))
-                y += bar + 8
-        y += 8
-    line = f'<path d="M{left + scale} 66V{y - 8:.0f}" stroke="{MUTED}" stroke-dasharray="3 3"/>'
-    parts += [Markup(line), _text(left + scale, y + 6, "1.0", "note middle")]
-    summary = "; ".join(
-        f"{row['method']} at T = {row['temperature']:g}: {row['speedup']:.2f}" for row in rows
+    for number, temperature in enumerate(temperatures):
+        rows = [method for method in methods if method.temperature == temperature]
+        parts += _panel(rows, BARS + PANEL * number)
+    speeds = "; ".join(
+        f"{method.name} at T = {method.temperature:g}: {method.speedup:.2f}" for method in methods
     )
-    return _document(660, y + 20, parts, f"Speed-up over transformers' generate(): {summary}")
+    summary = f"Speed-up over transformers' generate(): {speeds}"
+    return _document(BARS + PANEL * len(temperatures), bottom + 62, parts, summary)
 
 
-def _bar(row: Speed, x: float, y: float, scale: float, height: float) -> list[Markup]:
-    drafts = row["tau"] > 1
-    color = "#0072b2" if row["method"] == "jakiro" else "#8a8f98" if drafts else "#c9ced6"
-    low, high = (x + scale * value for value in row["interval"])
-    middle = y + height / 2
-    whisker = f"M{low:.1f} {middle}H{high:.1f}M{low:.1f} {middle - 4}v8M{high:.1f} {middle - 4}v8"
-    said = f"{row['speedup']:.2f}   tau {row['tau']:.2f}"
-    return [
-        _text(x - 10, middle + 4, row["method"], "mono end"),
-        _rect(x, y, scale * row["speedup"], height, fill=color),
-        Markup(f'<path d="{whisker}" fill="none" stroke="{INK}" stroke-width="1.4"/>'),
-        _text(high + 10, middle + 4, said),
-    ]
+def _measurement(document: ComparisonDocument) -> str:
+    target = document.environment.target
+    return (
+        f"{target.name_or_path}, {target.dtype}, {document.environment.num_cpus} CPU cores, "
+        f"{document.prompts} questions; lines: 95% intervals; tau: tokens per decoding step"
+    )
+
+
+def _names(names: Sequence[str]) -> Iterator[Markup]:
+    """Yield the names of the methods, from top to bottom."""
+    for number, name in enumerate(names):
+        kind = "end bold" if name == names[-1] else "end"
+        yield _text(BARS - 12, TOP + ROW * number + 16, name, kind)
+
+
+def _panel(rows: Sequence[MethodFigures], x: float) -> Iterator[Markup]:
+    """Yield the bars of all methods at one temperature, and the line of transformers."""
+    temperature = rows[0].temperature
+    title = "greedy (T = 0)" if temperature == 0 else f"sampled (T = {temperature:g})"
+    yield _text(x, TOP - 12, title)
+    for number, method in enumerate(rows):
+        yield from _bar(method, x, TOP + ROW * number)
+    one, bottom = x + UNIT, TOP + ROW * len(rows)
+    yield Markup(f'<path class="dashed" d="M{one} {TOP - 6}V{bottom + 6}" stroke="{INK}"/>')
+    yield _text(one, bottom + 20, "transformers = 1", "note middle")
+
+
+def _bar(method: MethodFigures, x: float, y: float) -> Iterator[Markup]:
+    low, high = (x + UNIT * value for value in (method.speedup_low, method.speedup_high))
+    middle = y + 12
+    whisker = f"M{low:.1f} {middle}H{high:.1f}" + "".join(
+        f"M{end:.1f} {middle - 4}v8" for end in (low, high)
+    )
+    yield _rect(x, y, UNIT * method.speedup, 24, fill=COLORS[_kind(method)])
+    yield Markup(f'<path d="{whisker}" fill="none" stroke="{INK}" stroke-width="1.4"/>')
+    label = max(high, x + UNIT) + 8  # clear of the line of transformers
+    yield _text(label, middle + 4, f"{method.speedup:.2f}", "bold")
+    yield _text(label + 34, middle + 4, f"tau {method.tau:.2f}", "note")
+
+
+def _kind(method: MethodFigures) -> str:
+    if method.kind.startswith("transformers"):
+        return "transformers"
+    if method.kind == "autoregressive":
+        return "without drafts"
+    return "trained drafter" if method.kind == "drafter" else "training-free drafter"
+
+
+def _colors(x: float, y: float) -> Iterator[Markup]:
+    """Yield a legend of the colors of the bars."""
+    for kind, color in COLORS.items():
+        yield _rect(x, y - 10, 20, 12, fill=color)
+        yield _text(x + 28, y, kind, "note")
+        x += 60 + 5.6 * len(kind)
 
 
 def _document(width: float, height: float, parts: Sequence[Markup], summary: str) -> str:
@@ -366,7 +395,7 @@ def drawings() -> dict[Path, str]:
     tree = ExampleTree.model_validate_json(STEP.read_bytes())
     return {
         FIGURES / "decode-step.svg": draw_step(tree),
-        FIGURES / "speedup.svg": draw_speedups(json.loads(SPEEDS.read_bytes())),
+        FIGURES / "speedup.svg": draw_speedups(read_document(SPEEDS)),
     }
 
 
