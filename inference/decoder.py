@@ -24,8 +24,10 @@ from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
+from inference.engine.captured_run import CapturedRun
 from inference.engine.details import OutputOptions, options_for
 from inference.engine.loop import DecodeRun, DecodeStep
+from inference.engine.pipeline import PipelinePool
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, unpadded
@@ -85,6 +87,10 @@ class SpeculativeDecoder:
         batch_invariant: whether the target computes the same logits for a token, bit for bit,
             whatever is computed with it (half precision on a CPU only). Greedy text then depends
             neither on drafts nor on other sequences of a batch. Decoding steps take longer.
+        captured: whether a decoding step starts before the host has read the previous step, and is
+            recorded as a CUDA graph if the target is on a GPU. Requests that need the host in each
+            step, such as those with a repetition penalty, and conversations are decoded as usual.
+            This is experimental.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
@@ -113,6 +119,7 @@ class SpeculativeDecoder:
         draft_forms: FormChoice = OWN_FORMS,
         other_weights: bool = False,
         batch_invariant: bool = False,
+        captured: bool = False,
     ) -> None:
         self.target, self.compute = set_up_target(
             target,
@@ -120,6 +127,7 @@ class SpeculativeDecoder:
             packed,
             compiled=compiled,
             batch_invariant=batch_invariant,
+            captured=captured,
             drafts=drafter is not None,
         )
         record = None
@@ -143,6 +151,7 @@ class SpeculativeDecoder:
             )
         self.policy = policy_for(self.target, self.drafter, tree, self.compute.threads)
         self._watch = TauWatch(record)
+        self._pipelines = PipelinePool() if captured else None
 
     @classmethod
     def from_pretrained(
@@ -157,6 +166,7 @@ class SpeculativeDecoder:
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
+        captured: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
@@ -174,6 +184,7 @@ class SpeculativeDecoder:
             draft_forms: as for the class; also applies to the trained drafter of a pair.
             other_weights: as for the class; also applies to the trained drafter of a pair.
             batch_invariant: as for the class.
+            captured: as for the class.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -191,7 +202,12 @@ class SpeculativeDecoder:
         }
         parts = load_parts(drafter, target, tree, **shared, **load)
         return cls(
-            *parts, packed=packed, threads=threads, batch_invariant=batch_invariant, **shared
+            *parts,
+            packed=packed,
+            threads=threads,
+            batch_invariant=batch_invariant,
+            captured=captured,
+            **shared,
         )
 
     def __repr__(self) -> str:
@@ -521,7 +537,10 @@ class SpeculativeDecoder:
         }
 
     def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
-        return DecodeRun(requests=group.requests, **self._parts(group, options))
+        parts = self._parts(group, options)
+        if self._pipelines is not None:
+            return CapturedRun(requests=group.requests, pipelines=self._pipelines, **parts)
+        return DecodeRun(requests=group.requests, **parts)
 
     def _opened(
         self,

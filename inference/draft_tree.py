@@ -144,9 +144,24 @@ class DraftTree:
         Args:
             extra: further integers of each sequence; None if there are none.
         """
+        return self.unpacked(self.packed(extra).tolist())
+
+    def packed(self, extra: Int[Tensor, "batch any"] | None = None) -> Int[Tensor, "batch fields"]:
+        """Return all integers that the host needs, so that they can be copied at once.
+
+        Args:
+            extra: further integers of each sequence; None if there are none.
+        """
         fields = [self.token_ids, self.parent, self.depth, self.kind, self.rank, self.proposer_id]
         fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
-        packed = torch.cat(fields, dim=1).tolist()
+        return torch.cat(fields, dim=1)
+
+    def unpacked(self, packed: Sequence[list[int]]) -> tuple[list["SequenceTree"], list[list[int]]]:
+        """Return each sequence's tree and further integers, given the integers of `packed()`.
+
+        Args:
+            packed: integers of each sequence, on the host.
+        """
         count = self.num_nodes
         columns = [
             [values[field * count : (field + 1) * count] for field in range(NUM_FIELDS)]

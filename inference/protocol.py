@@ -7,12 +7,12 @@ from threading import RLock
 from typing import NamedTuple
 from weakref import WeakSet
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from jakiro.target.step import StepOutput
 
 
@@ -42,6 +42,9 @@ class Committed(NamedTuple):
     token_ids: Int[Tensor, "batch verified"]
     root: Int[Tensor, "batch 1"]
     memory: EncodedMemory | None  # of the verified tokens; None if the drafter needs no memory
+    start: Int[Tensor, " batch"]  # position of the first verified token
+    end: Int[Tensor, " batch"]  # `base_length` on the device
+    is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,12 @@ class DraftSession(ABC):
         """
 
     @abstractmethod
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return draft trees below the roots.
 
         Args:
             budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
 
     @abstractmethod
@@ -205,6 +208,29 @@ class DraftSession(ABC):
 
     def close(self) -> None:
         """Free the memory of the session."""
+
+
+class DeviceSession(DraftSession):
+    """A session that never waits for the device, so that whole decoding steps can be recorded.
+
+    `advance` and `propose` may use numbers on the host only to choose the sizes of tensors, for
+    which upper bounds of the lengths are enough.
+    """
+
+    @abstractmethod
+    def follow(
+        self,
+        lengths: tuple[int, ...],
+        base_length: Int[Tensor, " batch"],
+        root: Int[Tensor, "batch 1"],
+    ) -> None:
+        """Set the lengths and roots; the verified tokens up to these lengths must be cached.
+
+        Args:
+            lengths: number of verified tokens of each sequence, or an upper bound of it.
+            base_length: number of verified tokens on the device.
+            root: last token of each sequence.
+        """
 
 
 class AdaptiveSession(DraftSession):

@@ -64,16 +64,11 @@ class DraftHead:
         logits = self.target.logits(features)
         return logits if self.token_ids is None else logits[..., self.token_ids]
 
-    def log_probs(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
-        """Return the float32 log-probabilities of all tokens, -inf outside the draft vocabulary."""
-        log_probs = self.logits(features).float().log_softmax(dim=-1)
-        if self.token_ids is None:
-            return log_probs
-        whole = log_probs.new_full(
-            (*log_probs.shape[:-1], self.target.spec.vocab_size), float("-inf")
-        )
-        whole[..., self.token_ids] = log_probs
-        return whole
+    def log_probs(
+        self, features: Float[Tensor, "*batch hidden"]
+    ) -> Float[Tensor, "*batch drafted"]:
+        """Return the float32 log-probabilities of the draft vocabulary."""
+        return self.logits(features).float().log_softmax(dim=-1)
 
     @property
     def _is_targets_own(self) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from inference.autotune.costs import Costs
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)

@@ -17,7 +17,8 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, DraftForms
 from inference.engine.context import Context
 from inference.protocol import Budget
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -159,7 +160,7 @@ def _draftings(
         def draft() -> object:
             if context.session is not None and context.session.lengths == (length,):
                 context.session.rollback(length - 2)
-            return context.propose([tokens], budget, []).token_ids.tolist()
+            return context.propose([tokens], budget, StepRandom()).token_ids.tolist()
 
         return draft
 

@@ -22,7 +22,7 @@ from inference.draft_tree import SequenceTree
 from inference.engine.policy import AlwaysDraft
 from inference.protocol import Budget, RequestCounter
 from inference.rates import FadingRates
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan
 
 FIRST_TREE = 8  # largest number of nodes of the trees before any observation

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
-import torch
-
 from inference.autotune.costs import NODE_COUNTS, Costs, measure_costs, timed_passes
 from inference.draft_tree import DraftTree
 from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
@@ -14,7 +12,8 @@ from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -66,14 +65,14 @@ class RecordingSession(DelegatingSession):
         self.records = records
         self.tree: DraftTree | None = None
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return the trees of the recorded session, and keep these trees for `on_verified`.
 
         Args:
             budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
-        self.tree = super().propose(budget, generators)
+        self.tree = super().propose(budget, random)
         return self.tree
 
     def on_verified(self, result: VerifyResult) -> None:

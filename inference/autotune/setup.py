@@ -24,6 +24,7 @@ def set_up_target(
     *,
     compiled: bool = False,
     batch_invariant: bool = False,
+    captured: bool = False,
     drafts: bool = True,
 ) -> tuple[TargetAdapter, Compute]:
     """Return the adapter of a target in evaluation mode, and the way in which it computes.
@@ -34,6 +35,7 @@ def set_up_target(
         packed: whether weights are reordered, as for `SpeculativeDecoder`.
         compiled: whether decoding steps are compiled.
         batch_invariant: whether logits must not depend on what is computed together.
+        captured: whether decoding steps are recorded as CUDA graphs on a GPU.
         drafts: whether there is a drafter.
 
     Raises:
@@ -42,11 +44,13 @@ def set_up_target(
         ConfigError: compilation cannot be combined with another argument.
     """
     if compiled:
-        _check_compilation(packed, batch_invariant)
+        _check_compilation(packed, batch_invariant=batch_invariant, captured=captured)
         packed = False
     target = TargetAdapter(model.eval())
     if batch_invariant:
         target.make_batch_invariant()
+    if captured:
+        target.modules.group_heads()
     # If the target is batch-invariant, the choice must not depend on the drafter either.
     compute = choose_compute(target, threads, packed, drafts=drafts or batch_invariant)
     compute.prepare(target)
@@ -103,7 +107,7 @@ def set_up_drafter(
         return with_forms(trained, draft_forms)
 
 
-def _check_compilation(packed: Packed, batch_invariant: bool) -> None:
+def _check_compilation(packed: Packed, *, batch_invariant: bool, captured: bool) -> None:
     """Raise an error if an argument requires what compiled layers cannot do."""
     if packed is True:  # torch cannot compile layers with reordered weights
         raise ConfigError(
@@ -112,9 +116,10 @@ def _check_compilation(packed: Packed, batch_invariant: bool) -> None:
             got="both",
             remedy="leave out packed=, or compiled=",
         )
-    if batch_invariant:
+    others = {"batch_invariant": batch_invariant, "captured": captured}
+    for name in (name for name, is_set in others.items() if is_set):
         raise ConfigError(
-            "batch_invariant=True and compiled=True cannot be combined",
+            f"{name}=True and compiled=True cannot be combined",
             expected="one of the two",
             got="both",
             remedy="leave out compiled=",

@@ -7,7 +7,7 @@ from transformers import TemperatureLogitsWarper
 
 from inference.engine.loop import DecodeRun
 from inference.engine.stats import DecodeStats
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from jakiro.utils.logs import get_logger
 
 ENOUGH = 256  # smallest number of decoding steps before a warning

@@ -19,7 +19,8 @@ from inference.protocol import (
     DraftSession,
     VerifyResult,
 )
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 
 Tokens = Int64[np.ndarray, " tokens"]
 
@@ -179,12 +180,12 @@ class TokenSession(AdaptiveSession):
                 proposer.read(self._known(index), self._num_read[index])
                 self._num_read[index] = self.lengths[index] + 1
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return deterministic trees below the roots, within the budget.
 
         Args:
             budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
         assert self._device is not None, "advance before propose"
         self._step_id += 1

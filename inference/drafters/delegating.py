@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -18,7 +17,8 @@ from inference.protocol import (
     VerifyResult,
     request_counter_of,
 )
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from jakiro.target.step import StepOutput
 
 
@@ -104,14 +104,14 @@ class DelegatingSession(AdaptiveSession):
         """Add the newly verified tokens and the roots to the wrapped session."""
         self.session.advance(committed)
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return the trees of the wrapped session.
 
         Args:
             budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
-        return self.session.propose(budget, generators)
+        return self.session.propose(budget, random)
 
     def on_verified(self, result: VerifyResult) -> None:
         """Pass the result of a verification to the wrapped session if that session is adaptive."""

@@ -9,7 +9,6 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
@@ -18,7 +17,8 @@ from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.drafters.candidates import Candidates, to_tree
 from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
 from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
@@ -222,15 +222,15 @@ class RepeatingSession(DelegatingSession):
         self.num_nodes = num_nodes
         self._pairs: list[_Pair] = []
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return trees with repetitions below the roots, within the budget.
 
         Args:
             budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
         asked = self.num_nodes if budget.num_nodes > 0 else 0
-        tree = self.session.propose(Budget(asked, budget.depth), generators)
+        tree = self.session.propose(Budget(asked, budget.depth), random)
         drafted, _ = tree.to_host()
         scores = tree.score.exp().double().tolist()
         depth = self.settings.depth if budget.depth is None else budget.depth

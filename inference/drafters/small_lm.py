@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from inference.draft_tree import DraftTree
 from inference.drafters.small_lm_cache import LMCache
 from inference.protocol import Budget, Committed, Drafter, DraftSession
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, MOST_CANDIDATES, TreeShape, check_size
 from jakiro.errors import TargetMismatch
@@ -168,12 +169,12 @@ class SmallLMSession(DraftSession):
         """
         self.cache.advance(committed)
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return trees below the roots, within the budget.
 
         Args:
             budget: limits of every tree, applied before anything is sampled.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
@@ -182,7 +183,7 @@ class SmallLMSession(DraftSession):
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
             return DraftTree.empty(base_length, self.step_id)
-        builder = TreeBuilder(shape, self.sampling, generators)
+        builder = TreeBuilder(shape, self.sampling, random)
         tree = builder.build(self.cache.start_tree(), base_length, self.step_id)
         return tree.limited(self.drafter.model.spec.max_position)
 

@@ -43,6 +43,8 @@ class LMPass:
         self.seen = torch.zeros(len(self.lengths), 1, 0, dtype=torch.bool, device=model.device)
         self._first = 0  # index of the first node of the last level read
 
+    draft_ids = None
+
     def joint(
         self, depth: int, frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components vocab"]:

@@ -1,18 +1,21 @@
 """Acceptance of a batch of verified trees, with few copies from the device to the host."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.engine.accept import accept_greedy_path, accept_path, sample_token
-from inference.engine.accept_batched import accept_paths
+from inference.engine.accept_batched import AcceptedPaths, accept_paths
+from inference.engine.accept_greedy import accept_greedy_paths
 from inference.engine.request import SequenceState
-from inference.sampling import ProcessedDistribution
+from inference.sampling.distribution import ProcessedDistribution
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import DraftError
 
 
@@ -30,19 +33,64 @@ class AcceptResult(NamedTuple):
         return [ROOT, *self.path]
 
 
+class AcceptedTokens(NamedTuple):
+    """The outcome of verifying the trees of a batch, on the host and on the device."""
+
+    results: list[AcceptResult]
+    nodes: Int[Tensor, "batch depth"]  # accepted path of each sequence, padded with ROOT
+    next_token: Int[Tensor, " batch"]
+
+    @classmethod
+    def of(cls, results: list[AcceptResult], device: torch.device) -> "AcceptedTokens":
+        """Copy the outcomes to the device.
+
+        Args:
+            results: outcome of each sequence.
+            device: device of the tensors.
+        """
+        width = max(len(result.path) for result in results)
+        rows = [
+            [*result.path, *[ROOT] * (width - len(result.path)), result.next_token]
+            for result in results
+        ]
+        copied = torch.tensor(rows, device=device)
+        return cls(results, copied[:, :-1], copied[:, -1])
+
+    def is_emitted(self, counts: Sequence[int]) -> bool:
+        """Return whether all accepted nodes of every sequence were emitted.
+
+        Args:
+            counts: number of emitted tokens of each sequence.
+        """
+        pairs = zip(self.results, counts, strict=True)
+        return all(len(result.path) < count for result, count in pairs)
+
+    def is_in_order(self, counts: Sequence[int]) -> bool:
+        """Return whether every path, as far as it stays, consists of the first nodes of the tree.
+
+        The tokens of these nodes are then in the right slots of the cache.
+
+        Args:
+            counts: number of emitted tokens of each sequence.
+        """
+        pairs = zip(self.results, counts, strict=True)
+        paths = (result.path[: count - 1] for result, count in pairs)
+        return all(path == list(range(len(path))) for path in paths)
+
+
 def accept_trees(
     tree: DraftTree,
     logits: Float[Tensor, "batch queries vocab"],
     sequences: Sequence[SequenceState],
-) -> list[AcceptResult]:
+    random: StepRandom,
+) -> AcceptedTokens:
     """Return the outcome of accepting and rejecting candidates in each sequence's tree.
-
-    The random numbers of a sequence depend on its number of decoding steps.
 
     Args:
         tree: trees of all sequences.
         logits: the target's logits after the root and after each node.
         sequences: sequences being decoded.
+        random: random numbers of this step.
 
     Raises:
         NumericalError: the target's logits at a visited node are not finite, or processors leave
@@ -54,73 +102,101 @@ def accept_trees(
     for index, state in enumerate(sequences):
         alike[state.request.sampling.description].append(index)
     if len(alike) == 1:
-        return _accept_alike(tree, logits, sequences)
+        return _accept_alike(tree, logits, sequences, random)
     results: dict[int, AcceptResult] = {}
     for indices in alike.values():
         group = [sequences[index] for index in indices]
-        accepted = _accept_alike(tree.of_sequences(indices), logits[indices], group)
-        results.update(zip(indices, accepted, strict=True))
-    return [results[index] for index in range(len(sequences))]
+        accepted = _accept_alike(
+            tree.of_sequences(indices), logits[indices], group, random.of_sequences(indices)
+        )
+        results.update(zip(indices, accepted.results, strict=True))
+    in_order = [results[index] for index in range(len(sequences))]
+    return AcceptedTokens.of(in_order, logits.device)
+
+
+def samples_on_device(device: torch.device, num_sequences: int) -> bool:
+    """Return whether tokens are sampled on the device, if the processors allow this.
+
+    For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
+    distributions of visited nodes.
+
+    Args:
+        device: device of the trees.
+        num_sequences: number of sequences that are decoded together.
+    """
+    return num_sequences > 1 or device.type != "cpu"
 
 
 def _accept_alike(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
-) -> list[AcceptResult]:
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], random: StepRandom
+) -> AcceptedTokens:
     """Return the outcomes of sequences whose tokens are selected in the same way."""
     sampling = sequences[0].request.sampling
-    if sampling.is_unprocessed_greedy:
-        return _greedily(tree, logits, sequences)
-    # For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
-    # distributions of visited nodes.
-    is_wide = len(sequences) > 1 or logits.device.type != "cpu"
-    if is_wide and sampling.do_sample and sampling.is_prefix_free:
-        return _together(tree, logits, sequences)
-    return _one_by_one(tree, logits, sequences)
+    is_on_device = samples_on_device(logits.device, len(sequences)) or not sampling.do_sample
+    if is_on_device and needs_no_host(sampling):
+        accepted = accept_on_device(tree, logits, sampling, random)
+        results = read_results(tree, outcome_of(tree, accepted).tolist(), logits, sequences)
+        return AcceptedTokens(results, accepted.path, accepted.next_token)
+    return AcceptedTokens.of(_one_by_one(tree, logits, sequences, random), logits.device)
 
 
-def _greedily(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
-) -> list[AcceptResult]:
-    highest, best = logits.max(dim=-1)
-    trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
-    distributions = _distributions(trees, logits, sequences)
-    each = zip(trees, distributions, extra, strict=True)
-    return [_greedy(own, distribution, integers) for own, distribution, integers in each]
+def needs_no_host(sampling: Sampling) -> bool:
+    """Return whether tokens can be selected without processors that read the preceding tokens."""
+    return sampling.is_unprocessed_greedy or (sampling.do_sample and sampling.is_prefix_free)
 
 
-def _greedy(
-    tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
-) -> AcceptResult:
-    """Return the outcome of greedy decoding for one sequence.
+def accept_on_device(
+    tree: DraftTree, logits: Tensor, sampling: Sampling, random: StepRandom
+) -> AcceptedPaths:
+    """Return the accepted paths, without waiting for the device.
 
     Args:
-        tree: tree of the sequence.
-        distribution: the target's distributions.
-        integers: best token of each query, followed by 1 or 0 for each query: whether its best
-            logit is finite.
+        tree: trees of all sequences.
+        logits: the target's logits after the root and after each node.
+        sampling: sampling options, which must satisfy `needs_no_host`.
+        random: random numbers of this step.
     """
-    best_tokens, is_finite = integers[: len(integers) // 2], integers[len(integers) // 2 :]
-    path, next_token = accept_greedy_path(tree, lambda node: best_tokens[node + 1])
-    result = AcceptResult(tree, path, next_token, distribution)
-    if not all(is_finite[node + 1] for node in result.visited):
-        _explain(result)
-    return result
+    if sampling.do_sample:
+        every = torch.arange(len(logits), device=logits.device)
+        return accept_paths(
+            tree,
+            lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
+            random.uniforms(tree.num_nodes + 1),
+        )
+    highest, best = logits.max(dim=-1)
+    path, next_token = accept_greedy_paths(tree, best)
+    is_finite = highest.isfinite()
+    is_sound = is_finite[:, 0] & is_finite.gather(1, path + 1).all(dim=1)
+    return AcceptedPaths(path, next_token, is_sound)
 
 
-def _together(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
-) -> list[AcceptResult]:
-    every = torch.arange(len(sequences), device=logits.device)
-    sampling = sequences[0].request.sampling
-    count = tree.num_nodes + 1
-    uniforms = [state.uniforms(count) for state in sequences]
-    accepted = accept_paths(
-        tree,
-        lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
-        torch.stack(uniforms).to(logits.device),
-    )
+def outcome_of(tree: DraftTree, accepted: AcceptedPaths) -> Int[Tensor, "batch fields"]:
+    """Return the trees and their acceptance as integers, to be copied to the host at once.
+
+    Args:
+        tree: the verified trees.
+        accepted: accepted paths and next tokens.
+    """
     ends = torch.stack((accepted.next_token, accepted.is_sound.long()), dim=1)
-    trees, extra = tree.to_host(torch.cat((accepted.path, ends), dim=1))
+    return tree.packed(torch.cat((accepted.path, ends), dim=1))
+
+
+def read_results(
+    tree: DraftTree, outcome: list[list[int]], logits: Tensor, sequences: Sequence[SequenceState]
+) -> list[AcceptResult]:
+    """Return the outcome of each sequence.
+
+    Args:
+        tree: the verified trees.
+        outcome: the integers of `outcome_of`.
+        logits: the target's logits.
+        sequences: sequences being decoded.
+
+    Raises:
+        NumericalError: as for `accept_trees`.
+        DraftError: as for `accept_trees`.
+    """
+    trees, extra = tree.unpacked(outcome)
     distributions = _distributions(trees, logits, sequences)
     results = []
     for own, distribution, integers in zip(trees, distributions, extra, strict=True):
@@ -134,24 +210,29 @@ def _together(
 
 
 def _one_by_one(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], random: StepRandom
 ) -> list[AcceptResult]:
-    """Return the outcome of each sequence, computed separately; works with any processors.
+    """Return the outcome of each sequence, computed on the host; works with any processors.
 
-    Unlike in `_together`, the processors may read the tokens on the path to a node.
+    Unlike on the device, the processors may read the tokens on the path to a node.
     """
     trees, _ = tree.to_host()
     distributions = _distributions(trees, logits, sequences)
-    each = zip(trees, distributions, sequences, strict=True)
-    return [_alone(own, distribution, state) for own, distribution, state in each]
+    if not sequences[0].request.sampling.do_sample:
+        pairs = zip(trees, distributions, strict=True)
+        return [
+            AcceptResult(own, *accept_greedy_path(own, distribution.best), distribution)
+            for own, distribution in pairs
+        ]
+    numbers = random.uniforms(tree.num_nodes + 1).tolist()
+    each = zip(trees, distributions, numbers, strict=True)
+    return [_alone(own, distribution, iter(uniforms)) for own, distribution, uniforms in each]
 
 
 def _alone(
-    tree: SequenceTree, distribution: ProcessedDistribution, state: SequenceState
+    tree: SequenceTree, distribution: ProcessedDistribution, uniforms: Iterator[float]
 ) -> AcceptResult:
-    if not distribution.sampling.do_sample:
-        return AcceptResult(tree, *accept_greedy_path(tree, distribution.best), distribution)
-    uniforms = iter(state.uniforms(len(tree.token_ids) + 1).tolist())
+    """Return the outcome of sampling for one sequence."""
     path, next_probs = accept_path(
         tree, distribution, lambda probability: next(uniforms) < probability
     )

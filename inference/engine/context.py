@@ -1,16 +1,32 @@
 """The target's cache and the drafter's session for sequences that are decoded together."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from inference.draft_tree import DraftTree
-from inference.protocol import Budget, Committed, Drafter, DraftSession
-from inference.sampling import Sampling
+from inference.draft_tree import ROOT, DraftTree
+from inference.engine.acceptance import AcceptedTokens
+from inference.protocol import Budget, Committed, DeviceSession, Drafter, DraftSession
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import StepInput, StepOutput
 
 PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
+
+
+class _Verified(NamedTuple):
+    """Consecutive cached tokens of each sequence, followed by padding."""
+
+    starts: tuple[int, ...]  # position of the first token
+    ends: tuple[int, ...]  # position after the last token
+    start: Int[Tensor, " batch"]  # `starts` on the device
+    end: Int[Tensor, " batch"]  # `ends` on the device
+    token_ids: Int[Tensor, "batch verified"]
+    is_padded: bool  # whether a sequence may have fewer tokens than `token_ids` has columns
 
 
 class Context:
@@ -20,6 +36,9 @@ class Context:
     root of the next tree. The session may lag behind the cache, because final tokens are passed to
     the session only when trees are about to be drafted. Steps without drafts therefore do not use
     the session.
+
+    Lengths and roots are kept on the device, too. A commit updates both there, so that the next
+    step need not copy anything to the device.
 
     Args:
         target: frozen target.
@@ -47,7 +66,36 @@ class Context:
         self.session: DraftSession | None = None
         if drafter is not None:
             self.session = drafter.new_session(sampling, self.cache.capacity, batch)
-        self.lengths = [0] * batch  # number of cached tokens of each sequence
+        self.lengths = [0] * batch
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of cached tokens of each sequence."""
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: Sequence[int]) -> None:
+        self._lengths = list(lengths)
+        self._base: Tensor | None = None
+        self._roots: Tensor | None = None
+        self._newest: _Verified | None = None  # tokens of the last commit
+
+    @property
+    def base_length(self) -> Int[Tensor, " batch"]:
+        """The lengths on the device, which are the positions of the roots."""
+        if self._base is None:
+            self._base = self._on_device(self.lengths)
+        return self._base
+
+    def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
+        """Return the last token of each sequence on the device.
+
+        Args:
+            token_ids: all tokens of each sequence.
+        """
+        if self._roots is None:
+            self._roots = self._on_device([ids[-1:] for ids in token_ids])
+        return self._roots
 
     def read(
         self, token_ids: Sequence[Sequence[int]], offset: int, count: int
@@ -68,47 +116,132 @@ class Context:
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
         padded = [[*ids, *[0] * (count - len(ids))] for ids in read]
         # Padding is written to slots that the sequence overwrites before any token attends to them.
-        step = self._chain(padded, starts)
+        step = self._chain(self._on_device(padded), self._on_device(starts), max(starts))
         return self.target.forward(step, self.cache), [len(ids) for ids in read]
 
     def propose(
         self,
         token_ids: Sequence[list[int]],
         budget: Budget,
-        generators: Sequence[torch.Generator],
+        random: StepRandom,
     ) -> DraftTree:
         """Return trees below the last token of each sequence; all other tokens must be cached.
 
         Args:
             token_ids: all tokens of each sequence.
             budget: limits of every tree.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
         assert self.session is not None
         self.catch_up(token_ids)
-        return self.session.propose(budget, generators)
+        return self.session.propose(budget, random)
 
     def catch_up(self, token_ids: Sequence[list[int]]) -> None:
         """Let the session process all cached tokens that it has not processed yet."""
         assert self.session is not None
+        newest = self._newest
+        if newest is not None and self.session.lengths == newest.starts:
+            self.session.advance(self._committed(newest, self.roots(token_ids)))
         while (starts := self.session.lengths) != tuple(self.lengths):
-            ends = [
+            ends = tuple(
                 min(length, start + PREFILL_CHUNK)
                 for length, start in zip(self.lengths, starts, strict=True)
-            ]
-            self.session.advance(self._committed(token_ids, starts, ends))
+            )
+            roots = [[ids[end]] for ids, end in zip(token_ids, ends, strict=True)]
+            verified = self._verified(token_ids, starts, ends)
+            self.session.advance(self._committed(verified, self._on_device(roots)))
 
-    def commit(self, sources: Sequence[Sequence[int]]) -> None:
-        """Make the tokens at the slots `sources` of each sequence permanent."""
-        self._move(sources)
-        pairs = zip(self.lengths, sources, strict=True)
-        self.lengths = [length + len(slots) for length, slots in pairs]
+    def commit(self, tree: DraftTree, accepted: AcceptedTokens, counts: Sequence[int]) -> None:
+        """Make each root and the first accepted nodes permanent, and keep the new roots.
+
+        Args:
+            tree: the verified trees.
+            accepted: outcome of the verification.
+            counts: number of tokens of each sequence that become permanent, including the root.
+        """
+        nodes = accepted.nodes[:, : max(counts) - 1]
+        if not accepted.is_in_order(counts):
+            self._move(self.base_length, nodes)
+        pairs = zip(self.lengths, counts, strict=True)
+        ends = [length + count for length, count in pairs]
+        verified = self._accepted(tree, nodes, ends)
+        self.lengths = ends
+        if accepted.is_emitted(counts):
+            self._base, self._roots = verified.end, accepted.next_token[:, None]
+            self._newest = verified
+
+    def commit_on_device(
+        self, tree: DraftTree, nodes: Int[Tensor, "batch depth"], next_token: Int[Tensor, " batch"]
+    ) -> None:
+        """Make each root and all accepted nodes permanent, without waiting for the device.
+
+        The session processes the new tokens at once. Afterwards, the lengths on the host are too
+        large for sequences of which not all levels were accepted.
+
+        Args:
+            tree: the verified trees.
+            nodes: accepted nodes of each sequence, padded with ROOT.
+            next_token: token after the last accepted node.
+        """
+        self._move(self.base_length, nodes)
+        ends = [length + 1 + nodes.shape[1] for length in self.lengths]
+        verified = self._accepted(tree, nodes, ends)._replace(is_padded=True)
+        roots = next_token[:, None]
+        if self.session is not None:
+            self.session.advance(self._committed(verified, roots))
+        self.follow(ends, verified.end, roots)
+
+    def follow(
+        self,
+        lengths: Sequence[int],
+        base_length: Int[Tensor, " batch"],
+        roots: Int[Tensor, "batch 1"],
+    ) -> None:
+        """Set the lengths and roots of the sequences.
+
+        Args:
+            lengths: number of cached tokens of each sequence, or an upper bound of it.
+            base_length: number of cached tokens on the device.
+            roots: last token of each sequence.
+        """
+        self.lengths = lengths
+        self._base, self._roots = base_length, roots
 
     def rollback(self, length: int) -> None:
         """Discard everything from position `length` on."""
         self.lengths = [min(own, length) for own in self.lengths]
         if self.session is not None:
             self.session.rollback(length)
+
+    @property
+    def works_on_device(self) -> bool:
+        """Whether the session, if there is one, never waits for the device."""
+        return self.session is None or isinstance(self.session, DeviceSession)
+
+    def fits(
+        self, target: TargetAdapter, drafter: Drafter | None, batch: int, capacity: int
+    ) -> bool:
+        """Return whether other sequences could use this context instead of a new one.
+
+        Args:
+            target: their target.
+            drafter: their drafter.
+            batch: their number.
+            capacity: largest number of tokens of a sequence, without drafts.
+        """
+        is_same = self.target is target and self.drafter is drafter
+        has_room = len(self.lengths) == batch and self.cache.capacity >= capacity + self._margin
+        return is_same and has_room
+
+    def restart(self, sampling: Sampling) -> None:
+        """Discard all tokens, and prepare for other sequences.
+
+        Args:
+            sampling: options by which their tokens are selected.
+        """
+        self.rollback(0)
+        if self.session is not None:
+            self.session.set_sampling(sampling)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
@@ -143,56 +276,88 @@ class Context:
             self.session.close()
         del self.cache, self.session
 
-    def _chain(self, token_ids: list[list[int]], starts: Sequence[int]) -> StepInput:
+    def _on_device(self, integers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(integers, device=self.target.device)
+
+    def _chain(self, token_ids: Tensor, start: Tensor, highest_start: int) -> StepInput:
         """Return the input of a target step over consecutive tokens of each sequence."""
-        device = self.target.device
-        ids, lengths = torch.tensor(token_ids, device=device), torch.tensor(starts, device=device)
-        slots = lengths[:, None] + torch.arange(ids.shape[1], device=device)
-        end, limit = max(starts) + ids.shape[1], self.target.spec.max_position
+        count = token_ids.shape[1]
+        slots = start[:, None] + torch.arange(count, device=start.device)
+        end, limit = highest_start + count, self.target.spec.max_position
         positions = slots
         if end > min(limit, self.cache.capacity):  # only padding can exceed these limits
             positions = slots.clamp(max=limit - 1)
             slots = slots.clamp(max=self.cache.capacity - 1)
         return StepInput(
-            token_ids=ids,
+            token_ids=token_ids,
             positions=positions,
             slots=slots,
-            lengths=lengths,
+            lengths=start,
             highest_slot=min(end, self.cache.capacity) - 1,
         )
 
-    def _committed(
-        self, token_ids: Sequence[list[int]], starts: Sequence[int], ends: Sequence[int]
-    ) -> Committed:
-        """Return the cached tokens from `starts` to `ends`, with the drafter's memory of them."""
-        assert self.drafter is not None
+    def _verified(
+        self, token_ids: Sequence[list[int]], starts: tuple[int, ...], ends: tuple[int, ...]
+    ) -> _Verified:
+        """Return the cached tokens from `starts` to `ends`, copied to the device."""
         spans = list(zip(token_ids, starts, ends, strict=True))
         width = max(end - start for _, start, end in spans)
-        verified = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
-        step = self._chain(verified, starts)
-        memory = None
-        if "memory" in self.drafter.needs:
-            nothing = torch.empty(*step.slots.shape, 0, device=step.slots.device)  # no features
-            memory = self.drafter.encode_memory(StepOutput(nothing, step, self.cache))
-        return Committed(
-            base_length=tuple(ends),
-            num_verified=tuple(end - start for _, start, end in spans),
-            token_ids=step.token_ids,
-            root=torch.tensor([[ids[end]] for ids, _, end in spans], device=step.slots.device),
-            memory=memory,
+        padded = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
+        return _Verified(
+            starts,
+            ends,
+            self._on_device(starts),
+            self._on_device(ends),
+            self._on_device(padded),
+            is_padded=any(end - start < width for _, start, end in spans),
         )
 
-    def _move(self, sources: Sequence[Sequence[int]]) -> None:
-        """Move cached tokens to the slots that equal their positions, if necessary."""
-        pairs = list(zip(self.lengths, sources, strict=True))
-        if all(list(slots) == list(range(start, start + len(slots))) for start, slots in pairs):
-            return
-        width = max(map(len, sources))
-        # Padding copies a slot onto itself.
-        padded = [[*slots, *[start] * (width - len(slots))] for start, slots in pairs]
-        final = [
-            [*range(start, start + len(slots)), *[start] * (width - len(slots))]
-            for start, slots in pairs
-        ]
-        device = self.target.device
-        self.cache.move(torch.tensor(padded, device=device), torch.tensor(final, device=device))
+    def _accepted(
+        self, tree: DraftTree, nodes: Int[Tensor, "batch depth"], ends: Sequence[int]
+    ) -> _Verified:
+        """Return the roots and the accepted nodes, whose tokens end at `ends`."""
+        assert self._roots is not None
+        start = self.base_length
+        drafted = tree.token_ids.gather(1, nodes.clamp(min=0))
+        width = 1 + nodes.shape[1]
+        return _Verified(
+            tuple(self.lengths),
+            tuple(ends),
+            start,
+            start + 1 + (nodes != ROOT).sum(dim=1),
+            torch.cat((self._roots, drafted), dim=1),
+            is_padded=any(
+                end - length < width for length, end in zip(self.lengths, ends, strict=True)
+            ),
+        )
+
+    def _committed(self, verified: _Verified, roots: Tensor) -> Committed:
+        """Return verified tokens with the drafter's memory of them, and the roots after them."""
+        assert self.drafter is not None
+        memory = None
+        if "memory" in self.drafter.needs:
+            step = self._chain(verified.token_ids, verified.start, max(verified.starts))
+            nothing = torch.empty(*step.slots.shape, 0, device=step.slots.device)  # no features
+            memory = self.drafter.encode_memory(StepOutput(nothing, step, self.cache))
+        pairs = zip(verified.starts, verified.ends, strict=True)
+        return Committed(
+            base_length=verified.ends,
+            num_verified=tuple(end - start for start, end in pairs),
+            token_ids=verified.token_ids,
+            root=roots,
+            memory=memory,
+            start=verified.start,
+            end=verified.end,
+            is_padded=verified.is_padded,
+        )
+
+    def _move(self, start: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"]) -> None:
+        """Move the cached tokens of accepted nodes to the slots that equal their positions."""
+        is_accepted = nodes != ROOT
+        first = start[:, None]
+        final = first + 1 + torch.arange(nodes.shape[1], device=nodes.device)
+        # Padding copies the slot of the root onto itself.
+        self.cache.move(
+            torch.where(is_accepted, first + 1 + nodes, first),
+            torch.where(is_accepted, final, first),
+        )

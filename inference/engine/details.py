@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from inference.engine.acceptance import AcceptResult
-from inference.sampling import widened
+from inference.sampling.options import widened
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from inference.draft_tree import DraftTree
-from inference.engine.acceptance import AcceptResult, accept_trees
+from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
 from inference.engine.context import Context
 from inference.engine.details import OutputOptions, TokenDetails, details_of
 from inference.engine.policy import AlwaysDraft, DraftPolicy
@@ -17,10 +17,11 @@ from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
+from inference.engine.tree_step import tree_step
 from inference.protocol import AdaptiveSession, Drafter, VerifyResult
+from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import PromptError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.step import StepInput
 
 BONUS = 0  # depth of a bonus or recovered token, which comes from the target itself
 
@@ -81,9 +82,10 @@ class DecodeRun:
         self.num_steps = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.is_closed = False
+        self._num_uniforms = 1 + (drafter.max_nodes if drafter else 0)  # most that a step needs
         first = self._added(several)
-        self.context = context or self._new_context(first, _longest(first))
-        self.context.reserve(_longest(first))
+        self.context = context or self._new_context(first, longest_of(first))
+        self.context.reserve(longest_of(first))
         self._waiting: list[SequenceState] = []
         self._prefill: Prefill | None = Prefill(self.context, first)
 
@@ -107,15 +109,20 @@ class DecodeRun:
         try:
             while not self.is_closed and (self.live or self._prefill or self._waiting):
                 started = time.perf_counter()
-                steps = self._read_prompts()
-                if not steps and self.live:
-                    with num_threads(self.threads):
-                        steps = self._step()
+                steps = self._next_steps()
                 self.seconds["total"] += time.perf_counter() - started
                 if steps:
                     yield steps
         finally:
             self.close()
+
+    def _next_steps(self) -> list[DecodeStep]:
+        """Read prompts or decode; return nothing if a prompt has been read only in part."""
+        steps = self._read_prompts()
+        if not steps and self.live:
+            with num_threads(self.threads):
+                steps = self._step()
+        return steps
 
     def admit(self, requests: Sequence[Request]) -> list[int]:
         """Add requests to the run, and return their indices.
@@ -181,6 +188,10 @@ class DecodeRun:
         for state in self.sequences:
             for ticket in state.request.tickets:
                 ticket.end()
+        self._release_context()
+
+    def _release_context(self) -> None:
+        """Free the caches of a context that was not passed in."""
         if not self.is_context_lent:
             self.context.close()
 
@@ -231,7 +242,7 @@ class DecodeRun:
         else:
             self.context.close()
             self.context = prefill.context
-        self.context.reserve(_longest(prefill.sequences))
+        self.context.reserve(longest_of(prefill.sequences))
 
     def _append(self, prefill: Prefill) -> None:
         for context, sequences in ((self.context, self.live), (prefill.context, prefill.sequences)):
@@ -247,61 +258,54 @@ class DecodeRun:
         self.num_steps += 1
         for state in self.live:
             state.num_steps += 1
+        random = StepRandom(
+            [state.stream_key for state in self.live], self.target.device, self._num_uniforms
+        )
         with self._clock("draft"):
-            tree = self._draft()
+            tree = self._draft(random)
         with self._clock("verify"):
-            output = self.target.forward(self._tree_step(tree), self.context.cache)
+            roots = self.context.roots([state.token_ids for state in self.live])
+            step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
+            output = self.target.forward(step, self.context.cache)
             logits = self.target.logits(output.features)
         with self._clock("commit"):
-            results = accept_trees(tree, logits, self.live)
+            accepted = accept_trees(tree, logits, self.live, random)
             for state in self.live:
                 state.stats.target_forwards += 1
-            steps = self._advance(tree, results)
-        trees = [result.tree for result in results]
-        paths = [result.path for result in results]
-        self.policy.learn(trees, paths, time.perf_counter() - started)
-        if len(self.sequences) == 1 and self.policy.autoregressive_seconds is not None:
-            seconds = len(steps[0].token_ids) * self.policy.autoregressive_seconds
-            self.sequences[0].stats.autoregressive_seconds += seconds
-            steps = [replace(steps[0], autoregressive_seconds=seconds)]
-        return steps
+            steps = self._advance(tree, accepted)
+        return self._learned(accepted.results, steps, time.perf_counter() - started)
 
-    def _draft(self) -> DraftTree:
+    def _learned(
+        self, results: Sequence[AcceptResult], steps: list[DecodeStep], seconds: float
+    ) -> list[DecodeStep]:
+        """Let the policy learn from a step, and return the step with the policy's estimate."""
+        trees, paths = [own.tree for own in results], [own.path for own in results]
+        self.policy.learn(trees, paths, seconds)
+        if len(self.sequences) != 1 or self.policy.autoregressive_seconds is None:
+            return steps
+        estimate = len(steps[0].token_ids) * self.policy.autoregressive_seconds
+        self.sequences[0].stats.autoregressive_seconds += estimate
+        return [replace(steps[0], autoregressive_seconds=estimate)]
+
+    def _draft(self, random: StepRandom) -> DraftTree:
         budget = self.policy.next_budget()
         if budget is None or self.context.session is None:
-            lengths = torch.tensor(self.context.lengths, device=self.target.device)
-            return DraftTree.empty(lengths, self.num_steps)
-        generators = [state.draft_generator() for state in self.live]
+            return DraftTree.empty(self.context.base_length, self.num_steps)
         tokens = [state.token_ids for state in self.live]
-        tree = self.context.propose(tokens, budget, generators)
+        tree = self.context.propose(tokens, budget, random)
         last = self.target.spec.max_position - 1
         if max(self.context.lengths) + tree.max_depth > last:
             tree = tree.limited(last)
         return replace(tree, step_id=self.num_steps)
 
-    def _tree_step(self, tree: DraftTree) -> StepInput:
-        """Return the roots and their trees as one target step, in which node n is query n + 1."""
-        roots = [state.token_ids[-1:] for state in self.live]
-        drafts = tree.token_ids.clamp(0, self.target.spec.vocab_size - 1)
-        base = tree.base_length[:, None]
-        positions = torch.cat((base, base + tree.depth), dim=1)
-        count = tree.num_nodes + 1
-        return StepInput(
-            token_ids=torch.cat((torch.tensor(roots, device=base.device), drafts), dim=1),
-            positions=positions.clamp(max=self.target.spec.max_position - 1),
-            slots=base + torch.arange(count, device=base.device),
-            lengths=tree.base_length,
-            highest_slot=max(self.context.lengths) + count - 1,
-            parents=torch.cat((torch.full_like(base, -1), tree.parent + 1), dim=1),
-            max_depth=tree.max_depth + 1,
-        )
-
-    def _advance(self, tree: DraftTree, results: list[AcceptResult]) -> list[DecodeStep]:
+    def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
-        pairs = zip(self.live, results, strict=True)
+        pairs = zip(self.live, accepted.results, strict=True)
         steps = [self._emit(state, result) for state, result in pairs]
-        self._commit(results, steps)
-        self._notify(tree, results, steps)
+        # Without later steps, nothing has to be committed.
+        if self.is_context_lent or not all(step.finished for step in steps):
+            self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
+        self._notify(tree, accepted.results, steps)
         self._retire([step.finished for step in steps])
         return steps
 
@@ -338,21 +342,10 @@ class DecodeRun:
             finished = state.request.stop(state.token_ids)
             if finished:
                 break
+        state.is_finished = finished
         stats.emitted += len(emitted)
         details = None if self.record is None else details_of(self.record, result, emitted)
         return DecodeStep(emitted, depths, finished, state.index, details)
-
-    def _commit(self, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
-        """Make emitted tokens permanent in the cache, except the last, which is the new root."""
-        if not self.is_context_lent and all(step.finished for step in steps):
-            return
-        lengths = self.context.lengths
-        self.context.commit(
-            [
-                [length + 1 + node for node in result.visited[: len(step.token_ids)]]
-                for length, result, step in zip(lengths, results, steps, strict=True)
-            ]
-        )
 
     def _notify(
         self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
@@ -384,8 +377,12 @@ class DecodeRun:
         self.seconds[part] += time.perf_counter() - started
 
 
-def _longest(sequences: Sequence[SequenceState]) -> int:
-    """Return the largest number of tokens that any of the sequences may have in the end."""
+def longest_of(sequences: Sequence[SequenceState]) -> int:
+    """Return the largest number of tokens that any of the sequences may have in the end.
+
+    Args:
+        sequences: one or more sequences.
+    """
     return max(state.request.max_length for state in sequences)
 
 

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, Drafter, RequestCounter
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 
 
 @runtime_checkable

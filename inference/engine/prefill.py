@@ -9,6 +9,7 @@ from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
 from inference.engine.context import PREFILL_CHUNK, Context
 from inference.engine.request import SequenceState
+from inference.sampling.random_numbers import StepRandom
 
 
 class Prefill:
@@ -47,5 +48,6 @@ class Prefill:
     def select_first(self) -> list[AcceptResult]:
         """Return the selection of each sequence's first token, which becomes the root."""
         logits = self.context.target.logits(torch.stack(self._features)[:, None])
-        lengths = torch.tensor(self.context.lengths, device=logits.device)
-        return accept_trees(DraftTree.empty(lengths), logits, self.sequences)
+        random = StepRandom([state.stream_key for state in self.sequences], logits.device)
+        tree = DraftTree.empty(self.context.base_length)
+        return accept_trees(tree, logits, self.sequences, random).results

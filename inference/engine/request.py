@@ -4,8 +4,6 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from transformers import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -15,9 +13,8 @@ from transformers import (
 
 from inference.engine.stats import DecodeStats
 from inference.protocol import RequestTicket
-from inference.sampling import Sampling
-
-DRAFTING = 1  # stream of random numbers for sampled trees; acceptance uses stream 0
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StreamKey
 
 # Subclasses of these criteria are excluded, because they may behave differently.
 HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
@@ -88,6 +85,7 @@ class SequenceState:
     stats: DecodeStats = field(default_factory=DecodeStats)
     # number of decoding steps so far, on which the random numbers of the next step depend
     num_steps: int = 0
+    is_finished: bool = False
 
     @classmethod
     def of(cls, index: int, request: Request) -> "SequenceState":
@@ -104,14 +102,7 @@ class SequenceState:
         """The tokens emitted so far."""
         return self.token_ids[len(self.request.token_ids) :]
 
-    def uniforms(self, count: int) -> Float[Tensor, " count"]:
-        """Return the random numbers in [0, 1) by which candidates of this step are accepted.
-
-        Args:
-            count: number of random numbers.
-        """
-        return self.request.sampling.uniforms(self.num_steps, count)
-
-    def draft_generator(self) -> torch.Generator:
-        """Return the random generator of the tree of this step."""
-        return self.request.sampling.generator(self.num_steps, DRAFTING)
+    @property
+    def stream_key(self) -> StreamKey:
+        """The key of the random numbers of this step."""
+        return self.request.sampling.stream_key(self.num_steps)

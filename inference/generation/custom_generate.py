@@ -24,7 +24,7 @@ from inference.generation.preparation import (
 )
 from inference.generation.prompts import check_ids, unpadded
 from inference.generation.unsupported import refuse_several
-from inference.sampling import PREFIX_FREE
+from inference.sampling.options import PREFIX_FREE
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM

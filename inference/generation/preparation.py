@@ -23,7 +23,7 @@ from inference.generation.unsupported import (
     refuse_other_decoding,
     refuse_several,
 )
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
 

@@ -10,6 +10,7 @@ from inference.profiling.forwards import forwards_of_step
 from inference.profiling.oracle import OracleDrafter
 from inference.profiling.subject import ProfilingSubject
 from inference.protocol import Budget
+from inference.sampling.random_numbers import StepRandom
 
 GOAL = 0.9  # smallest acceptable share
 RIGHT, NODES = 3, 8  # numbers of accepted drafts and of nodes in each of the oracle's trees
@@ -91,5 +92,5 @@ def _isolated(
     return {
         "target": forwards_of_step(subject, alone, middle * (RIGHT + 1)).replay,
         "verify": forwards_of_step(subject, drafted, middle).replay,
-        "draft": partial(session.propose, Budget(NODES), []),
+        "draft": partial(session.propose, Budget(NODES), StepRandom()),
     }

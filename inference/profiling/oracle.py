@@ -6,7 +6,8 @@ import torch
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
 from inference.protocol import Budget, Committed, Drafter, DraftSession
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 
 
 class OracleDrafter(Drafter):
@@ -119,12 +120,12 @@ class OracleSession(DraftSession):
         """Store the positions of the roots."""
         self.lengths = committed.base_length
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return the trees below the roots.
 
         Args:
             budget: limits of every tree; they are ignored.
-            generators: random generators of sampled trees; they are not used.
+            random: random numbers of this step, which are not used.
         """
         return self.drafter.tree(self.lengths, self.indices)
 

@@ -28,7 +28,7 @@ from inference.profiling.subject import (
     start,
 )
 from inference.protocol import Drafter
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import StepInput
@@ -118,7 +118,9 @@ def _read_as_trees(
         best = target.logits(output.features)[0].argmax(dim=-1).tolist()
         expected = known[length + 1 : length + RIGHT + 2]
         differs += [best[query] != token for query, token in zip(right, expected, strict=True)]
-        context.commit([[length + query for query in right]])
+        slots = torch.tensor([[length + query for query in right]], device=target.device)
+        context.cache.move(slots, slots[:, :1] + torch.arange(RIGHT + 1, device=target.device))
+        context.lengths = [length + RIGHT + 1]
     return differs[:new_tokens]
 
 

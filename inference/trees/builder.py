@@ -12,8 +12,7 @@ on each level:
 A deterministic tree keeps the best candidates of all levels. A sampled tree keeps all candidates.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -22,7 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 
 DISTRIBUTION_SIZE = 256  # number of most likely tokens from which children are sampled
@@ -36,6 +36,7 @@ class TreeLevel(NamedTuple):
     proposer_id: Int[Tensor, "batch n"]
     score: Float[Tensor, "batch n"]  # cumulative draft log-probability
     parents: Int[Tensor, "batch f"]  # tree index of each node of the frontier above, or ROOT
+    columns: Int[Tensor, "batch n"]  # index of each token among the tokens that may be drafted
     draft_probs: SparseDistribution | None = (
         None  # distributions below `parents`; None if nothing is sampled
     )
@@ -58,6 +59,7 @@ class TreeLevel(NamedTuple):
             origin=indices // self.children,
             proposer_id=self.proposer_id.gather(1, indices),
             score=score,
+            columns=self.columns.gather(1, indices),
         )
         return frontier, indices
 
@@ -165,10 +167,18 @@ def _recorded(levels: list[TreeLevel], num_nodes: int) -> SparseDistribution:
 
 @runtime_checkable
 class JointPredictor(Protocol):
-    """A source of draft distributions: a drafter's passes over a tree, or a table in a test."""
+    """A source of draft distributions: a drafter's passes over a tree, or a table in a test.
 
-    def joint(self, depth: int, frontier: TreeLevel | None) -> Float[Tensor, "batch f comp vocab"]:
-        """Return `log(w_e p_e(t))` for every token t below each node of the frontier.
+    Attributes:
+        draft_ids: ids of the tokens that may be drafted; None if all tokens may be drafted.
+    """
+
+    draft_ids: Int[Tensor, " drafted"] | None
+
+    def joint(
+        self, depth: int, frontier: TreeLevel | None
+    ) -> Float[Tensor, "batch f comp drafted"]:
+        """Return `log(w_e p_e(t))` for every token t that may be drafted below each node.
 
         Here p_e is the draft distribution of expert e, and w_e is the weight of this expert.
 
@@ -189,12 +199,12 @@ class TreeBuilder:
         shape: shape of the trees.
         sampling: options by which the target's tokens are selected; draft distributions are
             processed in the same way.
-        generators: random generators of sampled trees, one per sequence.
+        random: random numbers of the decoding step, for sampled trees.
     """
 
     shape: TreeShape
     sampling: Sampling
-    generators: Sequence[torch.Generator] = ()
+    random: StepRandom = field(default_factory=StepRandom)
 
     def build(
         self, source: JointPredictor, base_length: Int[Tensor, " batch"], step_id: int = 0
@@ -211,9 +221,13 @@ class TreeBuilder:
         parents = torch.full_like(base_length, ROOT)[:, None]
         score = torch.zeros(parents.shape, device=parents.device)
         num_nodes = 0  # in all levels so far
+        noise: list[Tensor] = []
         for depth in range(1, self.shape.depth + 1):
             joint = source.joint(depth, frontier)
-            level = self._grow(joint, parents, score, self.shape.children)
+            if self.shape.sampled and depth == 1:
+                noise = self._noise(joint.shape[-1])
+            own_noise = noise[depth - 1] if noise else None
+            level = self._grow(joint, source.draft_ids, parents, score, own_noise)
             levels.append(level)
             if depth == self.shape.depth:
                 break
@@ -222,43 +236,72 @@ class TreeBuilder:
             num_nodes += level.score.shape[1]
         return assemble(levels, self.shape, base_length, step_id)
 
-    def _grow(self, joint: Tensor, parents: Tensor, score: Tensor, children: int) -> TreeLevel:
-        """Return the children of every parent: the most likely tokens, or sampled ones."""
+    def _noise(self, vocab: int) -> list[Float[Tensor, "batch f m"]]:
+        """Return the noise of all levels, which is copied to the device at once."""
+        size = min(DISTRIBUTION_SIZE, vocab)
+        shapes = [(1, size)]
+        for _ in range(1, self.shape.depth):
+            candidates = shapes[-1][0] * min(self.shape.children, size)
+            shapes.append((min(self.shape.breadth, candidates), size))
+        return self.random.exponentials(shapes)
+
+    def _grow(
+        self,
+        joint: Tensor,
+        draft_ids: Tensor | None,
+        parents: Tensor,
+        score: Tensor,
+        noise: Tensor | None,
+    ) -> TreeLevel:
+        """Return the children of every parent: the most likely tokens, or sampled ones.
+
+        Children are sampled if there is `noise`.
+        """
         # Adding in pairs is several times faster than logsumexp over a short axis.
-        log_probs = self._processed(reduce(torch.logaddexp, joint.unbind(dim=2)))
-        draft_probs = _sparse(log_probs) if self.shape.sampled else None
-        token_ids, child_log_probs = (
-            _top(log_probs, children)
-            if draft_probs is None
-            else self._sample(draft_probs, children)
-        )
-        at_token = joint.gather(3, token_ids[:, :, None].expand(-1, -1, joint.shape[2], -1))
-        origin = _origins(*token_ids.shape[1:], token_ids.device)
+        likeliest = self._likeliest(reduce(torch.logaddexp, joint.unbind(dim=2)))
+        draft_probs = None
+        if noise is None:
+            columns, child_log_probs = likeliest
+        else:
+            draft_probs = _distribution(*likeliest)
+            columns, child_log_probs = self._sample(draft_probs, noise, self.shape.children)
+            draft_probs = replace(draft_probs, ids=_tokens(draft_probs.ids, draft_ids))
+        at_token = joint.gather(3, columns[:, :, None].expand(-1, -1, joint.shape[2], -1))
+        origin = _origins(*columns.shape[1:], columns.device)
         return TreeLevel(
-            token_ids=token_ids.flatten(1),
-            origin=origin.expand(len(token_ids), -1),
+            token_ids=_tokens(columns, draft_ids).flatten(1),
+            origin=origin.expand(len(columns), -1),
             proposer_id=at_token.argmax(dim=2).flatten(1),
             # Rounding may raise a probability above 1; the child would then outrank its parent.
             score=(score[:, :, None] + child_log_probs.clamp(max=0)).flatten(1),
             parents=parents,
+            columns=columns.flatten(1),
             draft_probs=draft_probs,
         )
 
-    def _processed(self, log_probs: Tensor) -> Tensor:
-        return self.sampling.processed_draft(log_probs.flatten(0, 1)).unflatten(
-            0, log_probs.shape[:2]
-        )
+    def _likeliest(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the likeliest tokens, as columns, and their processed log-probabilities.
 
-    def _sample(self, draft_probs: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
+        These are the support of the distribution that children are sampled from, or the children
+        themselves. Processors see only `DISTRIBUTION_SIZE` tokens, whose order is cheap to compute.
+        """
+        count = self.shape.children
+        if not self.shape.sampled and not self.sampling.processes_drafts:
+            return _top(log_probs, count)
+        columns, best = _top(log_probs, DISTRIBUTION_SIZE)
+        processed = self.sampling.processed_draft(best.flatten(0, 1)).view_as(best)
+        if self.shape.sampled:
+            return columns, processed
+        best, order = processed.topk(min(count, processed.shape[2]), dim=-1)
+        return columns.gather(2, order), best
+
+    def _sample(
+        self, draft_probs: SparseDistribution, noise: Float[Tensor, "batch f m"], count: int
+    ) -> tuple[Tensor, Tensor]:
         """Return children sampled without replacement by Gumbel-top-k, in the order of sampling."""
-        noise = torch.empty(draft_probs.probs.shape, dtype=torch.float64)
-        for own, generator in zip(noise, self.generators, strict=True):
-            own.exponential_(generator=generator)
-        noise = noise.to(draft_probs.probs)
         log_probs = draft_probs.probs.log()
-        keys, indices = (log_probs - noise.log()).topk(
-            min(children, draft_probs.ids.shape[2]), dim=-1
-        )
+        keys = log_probs - noise.to(log_probs).log()
+        keys, indices = keys.topk(min(count, draft_probs.ids.shape[2]), dim=-1)
         sampled = torch.where(keys.isneginf(), keys, log_probs.gather(2, indices))
         return draft_probs.ids.gather(2, indices), sampled
 
@@ -274,7 +317,11 @@ def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return token_ids, best.masked_fill(~is_distribution, -torch.inf)
 
 
-def _sparse(log_probs: Tensor) -> SparseDistribution:
-    token_ids, best = _top(log_probs, DISTRIBUTION_SIZE)
+def _distribution(columns: Tensor, log_probs: Tensor) -> SparseDistribution:
     # If all values are -inf, their softmax is NaN, which is replaced by 0.
-    return SparseDistribution(token_ids, best.softmax(dim=-1).nan_to_num(nan=0.0))
+    return SparseDistribution(columns, log_probs.softmax(dim=-1).nan_to_num(nan=0.0))
+
+
+def _tokens(columns: Tensor, draft_ids: Tensor | None) -> Int[Tensor, "*batch"]:
+    """Return the token ids at these columns of a draft distribution."""
+    return columns if draft_ids is None else draft_ids[columns]

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from inference.protocol import Budget
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from jakiro.utils.settings import Settings
 
 MAX_PASSES = 16  # largest number of drafter passes for one tree

@@ -189,6 +189,7 @@ class SlotCache(Cache):
         )
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
+        self._hidden_views = self._marked_hidden()
         absent = self.slot_layers[:1] * first_layer  # placeholders that are never written to
         super().__init__(layers=[*absent, *self.slot_layers])
 
@@ -256,7 +257,12 @@ class SlotCache(Cache):
     def _hidden(self) -> Tensor:
         return self._storages[-1].live
 
+    def _marked_hidden(self) -> list[Tensor]:
+        """Return the block of each hidden state, for compiled code, which must not set marks."""
+        return [in_place(block) for block in self._hidden]
+
     def _update_layers(self) -> None:
+        self._hidden_views = self._marked_hidden()
         for index, (keys, values) in self._views().items():
             self.slot_layers[index].keys, self.slot_layers[index].values = keys, values
 
@@ -284,8 +290,8 @@ class SlotCache(Cache):
             hidden: hidden states to store, in the order of `hidden_states`.
             slots: slot of each token.
         """
-        for block, states in zip(self._hidden, hidden, strict=True):
-            write_kv(in_place(block), states.unsqueeze(1), slots)
+        for block, states in zip(self._hidden_views, hidden, strict=True):
+            write_kv(block, states.unsqueeze(1), slots)
 
     def state(
         self, slots: Int[Tensor, "batch tokens"], source: StateSource

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
+from jakiro.target.attention import BATCH_INVARIANT, GROUPED, obstacle_to_invariance
 from jakiro.target.checks import CausalLM
-from jakiro.target.cpu_attention import BATCH_INVARIANT, GROUPED, obstacle_to_invariance
 from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
 from jakiro.target.sharing import sharing_copy, with_attention
 
@@ -24,6 +24,8 @@ class ComputeModules:
         layers: part of the model below its output embeddings, or a copy of that part.
         output: the model's output embeddings, or a copy of them.
         is_packed: whether the copies compute with reordered weights.
+        groups_heads: whether the query heads that share keys are computed as one head, so that keys
+            and values are not repeated; always true with reordered weights.
         is_batch_invariant: whether attention is computed in a way that does not depend on the other
             tokens of a step.
     """
@@ -34,6 +36,7 @@ class ComputeModules:
         self.layers = decoder
         self.output: nn.Module = model.get_output_embeddings()
         self.is_packed = False
+        self.groups_heads = False
         self.is_batch_invariant = False
         self._packs_single = False
         self._copied: list[nn.Parameter] = []  # parameters of the modules that were copied
@@ -65,6 +68,11 @@ class ComputeModules:
                 remedy="decode without packed weights",
             )
         self.is_packed, self._packs_single = True, single
+        self._choose()
+
+    def group_heads(self) -> None:
+        """Do not repeat keys and values in attention, if transformers computes it with sdpa."""
+        self.groups_heads = True
         self._choose()
 
     def unpack(self) -> None:
@@ -107,7 +115,7 @@ class ComputeModules:
     def _choose(self) -> None:
         self.layers, self.output = self._decoder, self._model.get_output_embeddings()
         self._copied = []
-        if not (self.is_packed or self.is_batch_invariant):
+        if not (self.is_packed or self.groups_heads or self.is_batch_invariant):
             return
         self._copied = list(self._decoder.parameters())
         self.layers = sharing_copy(self._decoder)

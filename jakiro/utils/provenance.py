@@ -22,11 +22,12 @@ def provenance() -> dict[str, Any]:
     """Return the information that is needed to repeat this run, as JSON-serializable data.
 
     Returns:
-        `argv`, `time` (UTC, ISO 8601), `git` (`sha` and `is_dirty`; None outside a checkout),
+        `argv` (with only the name of the program), `time` (UTC, ISO 8601), `git` (`sha` and
+        `is_dirty`; None outside a checkout),
         `versions` (of Python and the main libraries), `platform` and `num_cpus`.
     """
     return {
-        "argv": sys.argv,
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": _git_state(_CODE),
         "versions": {"python": platform.python_version()} | _versions(),

@@ -13,7 +13,8 @@ from transformers import LogitsProcessorList
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget, Committed, EncodedMemory
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeLevel
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -29,7 +30,21 @@ GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 def committed(tokens: Tensor, start: int, end: int, memory: EncodedMemory) -> Committed:
     """Return a commit of the tokens from `start` to before `end`; token `end` becomes the root."""
-    return Committed((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
+    return commit_of((end,), (end - start,), tokens[:, start:end], tokens[:, end : end + 1], memory)
+
+
+def commit_of(
+    base_length: tuple[int, ...],
+    num_verified: tuple[int, ...],
+    token_ids: Tensor,
+    root: Tensor,
+    memory: EncodedMemory | None = None,
+) -> Committed:
+    """Return a commit whose positions on the device follow from those on the host."""
+    end = torch.tensor(base_length)
+    start = end - torch.tensor(num_verified)
+    is_padded = min(num_verified) < token_ids.shape[1]
+    return Committed(base_length, num_verified, token_ids, root, memory, start, end, is_padded)
 
 
 def prefilled(
@@ -68,7 +83,9 @@ def assert_training_equals_drafting(
 ) -> None:
     """Check that training's masked pass equals cached drafting at each depth of one path."""
     parallel = model.config.settings.schedule.parallel_levels
-    tokens = torch.randint(0, target.spec.vocab_size, (1, length + depth + parallel))
+    # The ids of the draft vocabulary of these drafters are the first ids, which are also columns.
+    most = target.spec.vocab_size if model.draft_ids is None else len(model.draft_ids)
+    tokens = torch.randint(0, most, (1, length + depth + parallel))
     trained = trained_outputs(target, model, tokens, length, depth)
     shape = TreeShape(autoregressive_levels=depth, parallel_levels=parallel, breadth=1)
     drafter = TrainedDrafter(model, target, shape)
@@ -97,7 +114,7 @@ def assert_tree_equals_paths(
     shape = TreeShape(**levels, breadth=3, children=3, num_nodes=99)
     tokens = torch.randint(0, target.spec.vocab_size, (1, length + 1))
     session, _ = prefilled(TrainedDrafter(model, target, shape), tokens, length)
-    tree = session.propose(Budget(99), [])
+    tree = session.propose(Budget(99), StepRandom())
     own = tree.sequence_tree()
     assert tree.num_nodes == 3 + 9 * (passes + parallel - 1)
     linear = TrainedDrafter(model, target, TreeShape(**levels, breadth=1))

@@ -11,7 +11,8 @@ from transformers import LogitsProcessorList
 
 from inference.draft_tree import ROOT, DraftTree, SparseDistribution
 from inference.engine import accept
-from inference.sampling import ProcessedDistribution, Sampling
+from inference.sampling.distribution import ProcessedDistribution
+from inference.sampling.options import Sampling
 from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
 
@@ -50,11 +51,13 @@ class Tables:
 def frontier_of(token_ids: Tensor, origin: Tensor) -> TreeLevel:
     """Return a frontier of nodes, given their tokens and their parents in the previous frontier."""
     zeros = torch.zeros_like(token_ids)
-    return TreeLevel(token_ids, origin, zeros, zeros.float(), zeros[:, :1])
+    return TreeLevel(token_ids, origin, zeros, zeros.float(), zeros[:, :1], columns=token_ids)
 
 
 class TableSource:
     """A `JointPredictor` that reads `Tables`, for trees below one prefix."""
+
+    draft_ids = None
 
     def __init__(self, tables: Tables, prefix: Prefix) -> None:
         self.tables = tables
@@ -74,9 +77,14 @@ class BranchingBuilder(TreeBuilder):
 
     chooser: Chooser
 
-    def _sample(self, draft_probs: SparseDistribution, children: int) -> tuple[Tensor, Tensor]:
+    def _noise(self, vocab: int) -> list[Tensor]:
+        return [torch.empty(0)] * self.shape.depth
+
+    def _sample(
+        self, draft_probs: SparseDistribution, noise: Tensor, count: int
+    ) -> tuple[Tensor, Tensor]:
         pairs = zip(draft_probs.ids[0], draft_probs.probs[0], strict=True)
-        sampled = [self._sample_at(ids, probs, children) for ids, probs in pairs]
+        sampled = [self._sample_at(ids, probs, count) for ids, probs in pairs]
         tokens, log_probs = zip(*sampled, strict=True)
         return torch.stack(tokens)[None], torch.stack(log_probs)[None]
 

@@ -18,7 +18,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import AdaptiveDrafter, CostAware, RequestCounter, request_counter_of
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreeShape
 
 

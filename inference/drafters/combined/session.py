@@ -24,7 +24,8 @@ from inference.drafters.combined.pool import FIRST, CandidatePool
 from inference.drafters.small_lm import SmallLMSession
 from inference.drafters.trained.drafter import TrainedSession
 from inference.protocol import AdaptiveSession, Budget, Committed, DraftSession, VerifyResult
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 
 
@@ -178,23 +179,23 @@ class CombinedSession(AdaptiveSession):
         self.first.advance(committed)
         self.second.advance(committed)
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return trees below the roots, within the budget.
 
         Args:
             budget: limits of every tree, shared by both drafters.
-            generators: random generators of the first drafter, one per sequence.
+            random: random numbers of this step, for the first drafter.
         """
         depth = self.max_depth if budget.depth is None else min(budget.depth, self.max_depth)
         limit = Budget(min(budget.num_nodes, self.num_nodes), depth)
         if min(limit.num_nodes, depth) < 1:
             self._pools, self._kept = [], []
-            return self.first.propose(Budget(0), generators)
+            return self.first.propose(Budget(0), random)
         indices = range(len(self.lengths))
         self._guesses = [
             self.second.draft_below(index, [], limit.num_nodes, depth) for index in indices
         ]
-        tree = self.first.propose(self._share(limit), generators)
+        tree = self.first.propose(self._share(limit), random)
         self._asked = tree.max_depth if len(tree.score[0]) else 0
         scores = tree.score.tolist()
         trees, _ = tree.to_host()

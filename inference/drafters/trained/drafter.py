@@ -12,8 +12,16 @@ from inference.draft_tree import DraftTree
 from inference.drafters.trained.forms import OWN_FORMS, DraftForms, check_forms
 from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
-from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory
-from inference.sampling import Sampling
+from inference.protocol import (
+    Budget,
+    Committed,
+    DeviceSession,
+    Drafter,
+    DraftSession,
+    EncodedMemory,
+)
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
 from jakiro.draft_head import DraftHead
@@ -186,7 +194,7 @@ def default_tree(drafter: JakiroDrafter) -> TreePlan:
     )
 
 
-class TrainedSession(DraftSession):
+class TrainedSession(DeviceSession):
     """Caches verified tokens for a trained drafter, and proposes trees below the roots.
 
     The slot of a verified token is its position. While drafting, the expanded nodes of a tree are
@@ -211,6 +219,7 @@ class TrainedSession(DraftSession):
         self.cache = DrafterCache(drafter.network, drafter.tail, batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.root: Tensor | None = None
+        self.base_length = torch.zeros(batch, dtype=torch.long, device=drafter.target.device)
         self.step_id = 0
 
     @property
@@ -237,23 +246,24 @@ class TrainedSession(DraftSession):
             )
         positions = self._positions(committed)
         self.cache.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
-        self.lengths, self.root = committed.base_length, committed.root
+        self.lengths = committed.base_length
+        self.root, self.base_length = committed.root, committed.end
 
-    def propose(self, budget: Budget, generators: Sequence[torch.Generator]) -> DraftTree:
+    def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return trees below the roots, within the budget.
 
         Args:
             budget: limits of every tree. If even the smallest sampled tree exceeds these limits,
                 the trees are empty, because candidates must not be removed after sampling.
-            generators: random generators of sampled trees, one per sequence.
+            random: random numbers of this step, for sampled trees.
         """
         assert self.root is not None, "advance before propose"
         self.step_id += 1
-        base_length = self._base_length()
+        base_length = self.base_length
         shape = self.shape.within(budget)
         if shape is None:
             return DraftTree.empty(base_length, self.step_id)
-        builder = TreeBuilder(shape, self.sampling, generators)
+        builder = TreeBuilder(shape, self.sampling, random)
         return builder.build(self.start_tree(shape), base_length, self.step_id)
 
     def start_tree(self, shape: TreeShape | None = None) -> TreePass:
@@ -264,9 +274,24 @@ class TrainedSession(DraftSession):
             self.drafter.head,
             (shape or self.shape).autoregressive_levels,
             self.root,
-            self._base_length(),
+            self.base_length,
             max(self.lengths),
         )
+
+    def follow(
+        self,
+        lengths: tuple[int, ...],
+        base_length: Int[Tensor, " batch"],
+        root: Int[Tensor, "batch 1"],
+    ) -> None:
+        """Set the lengths and roots; the verified tokens up to these lengths must be cached.
+
+        Args:
+            lengths: number of verified tokens of each sequence, or an upper bound of it.
+            base_length: number of verified tokens on the device.
+            root: last token of each sequence.
+        """
+        self.lengths, self.base_length, self.root = lengths, base_length, root
 
     def rollback(self, length: int) -> None:
         """Discard the tokens from position `length` on; the next `advance` starts there."""
@@ -277,14 +302,18 @@ class TrainedSession(DraftSession):
         """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
-        self.root = None if self.root is None else self.root[list(indices)]
+        index = torch.tensor(indices, dtype=torch.long, device=self.base_length.device)
+        self.root = None if self.root is None else self.root[index]
+        self.base_length = self.base_length[index]
 
     def append_sequences(self, other: DraftSession) -> None:
         """Add copies of the sequences of another session, whose verified tokens are cached."""
         assert isinstance(other, TrainedSession)
         assert other.root is not None
         self.cache.append_sequences(other.cache)
-        self.root = other.root if not self.lengths else torch.cat((_given(self.root), other.root))
+        own_root = other.root[:0] if self.root is None else self.root
+        self.root = torch.cat((own_root, other.root))
+        self.base_length = torch.cat((self.base_length, other.base_length))
         self.lengths += other.lengths
 
     def set_sampling(self, sampling: Sampling) -> None:
@@ -300,24 +329,15 @@ class TrainedSession(DraftSession):
         """Free the cache."""
         del self.cache
 
-    def _base_length(self) -> Int[Tensor, " batch"]:
-        return torch.tensor(self.lengths, device=self.drafter.target.device)
-
     def _positions(self, committed: Committed) -> Int[Tensor, "batch verified"]:
         """Return the positions of committed tokens; the position of padding is the last slot."""
         count = committed.token_ids.shape[1]
-        device = committed.token_ids.device
-        offsets = torch.arange(count, device=device)
-        positions = torch.tensor(_starts(committed), device=device)[:, None] + offsets
-        if min(committed.num_verified) == count:
+        offsets = torch.arange(count, device=committed.start.device)
+        positions = committed.start[:, None] + offsets
+        if not committed.is_padded:
             return positions
-        is_padding = offsets >= torch.tensor(committed.num_verified, device=device)[:, None]
+        is_padding = positions >= committed.end[:, None]
         return positions.masked_fill(is_padding, self.cache.capacity - 1)
-
-
-def _given(root: Tensor | None) -> Tensor:
-    assert root is not None, "advance before append_sequences"
-    return root
 
 
 def _starts(committed: Committed) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ class TreePass:
     ) -> None:
         self.cache = cache
         self.head = head
+        self.draft_ids = head.token_ids
         self.num_passes = num_passes
         self.root = root
         self.lengths = lengths
@@ -51,7 +52,7 @@ class TreePass:
 
     def joint(
         self, depth: int, frontier: TreeLevel | None
-    ) -> Float[Tensor, "batch f components vocab"]:
+    ) -> Float[Tensor, "batch f components drafted"]:
         """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier.
 
         Here p_e is the draft distribution of expert e, and w_e is the weight of this expert.
@@ -83,7 +84,7 @@ class TreePass:
         """Return the log-probabilities of a parallel level, and update the experts' weights."""
         origin = frontier.origin
         sequence = torch.arange(len(origin), device=origin.device)[:, None]
-        at_token = self.last_joint[sequence, origin, :, frontier.token_ids]
+        at_token = self.last_joint[sequence, origin, :, frontier.columns]
         self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
         return self.level_log_probs[sequence, self.ancestor, level]

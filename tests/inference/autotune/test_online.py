@@ -19,7 +19,7 @@ from inference.autotune.online import (
 from inference.draft_tree import SequenceTree
 from inference.drafters.lookup import LookupDrafter
 from inference.protocol import Budget
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 

@@ -11,7 +11,8 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -86,7 +87,7 @@ def test_a_smaller_budget_samples_fewer_nodes_and_never_cuts_sampled_nodes() -> 
     session.root = torch.tensor([[4]])
     sizes = []
     for num_nodes in (shape.max_nodes, shape.max_nodes - 1, 5, 2):
-        tree = session.propose(Budget(num_nodes), [torch.Generator()])
+        tree = session.propose(Budget(num_nodes), StepRandom([(0,)]))
         sizes.append(tree.num_nodes)
         assert tree.num_nodes <= num_nodes
         for siblings in tree.sequence_tree().sampled.values():  # all of them, in order

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from helpers.drafting import commit_of
 from helpers.losslessness import (
     assert_conversation_goes_on,
     assert_follows_distribution,
@@ -24,7 +25,8 @@ from inference.drafters.aded.index import trigrams_of
 from inference.drafters.candidates import to_tree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.protocol import Budget, Committed, Drafter, DraftSession
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError
 
@@ -100,7 +102,7 @@ def test_deterministic_trees_keep_the_target_distribution_exactly(name: str) -> 
     session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
     tokens = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3, 0, 1]
     session.advance(_committed(tokens))
-    tree = session.propose(Budget(6, 2), [])
+    tree = session.propose(Budget(6, 2), StepRandom())
     assert tree.num_nodes >= 3
     assert tree.draft_probs is None
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
@@ -116,9 +118,9 @@ def test_deterministic_trees_keep_the_target_distribution_exactly(name: str) -> 
 def test_no_budget_means_no_candidates(drafter: Drafter) -> None:
     session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=False), capacity=64)
     session.advance(_committed([1, 2, 3, 1, 2, 3, 1, 2]))
-    assert session.propose(Budget(0), []).num_nodes == 0
-    assert session.propose(Budget(4, 0), []).num_nodes == 0
-    tree = session.propose(Budget(2, 1), [])
+    assert session.propose(Budget(0), StepRandom()).num_nodes == 0
+    assert session.propose(Budget(4, 0), StepRandom()).num_nodes == 0
+    tree = session.propose(Budget(2, 1), StepRandom())
     assert 1 <= tree.num_nodes <= 2
     assert tree.depth.max() == 1
 
@@ -131,12 +133,12 @@ def test_a_session_takes_tokens_in_once_and_refuses_gaps(drafter: Drafter) -> No
         session.advance(_committed(tokens))
     assert session.lengths == (6,)
     with pytest.raises(ValueError, match="session ends at"):
-        session.advance(Committed((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
+        session.advance(commit_of((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
     session.rollback(2)
     assert session.lengths == (2,)
     more = torch.tensor([[3, 1, 2]])
-    session.advance(Committed((5,), (3,), more, torch.tensor([[3]]), None))
-    assert session.propose(Budget(4), []).token_ids[0, 0] == 1
+    session.advance(commit_of((5,), (3,), more, torch.tensor([[3]]), None))
+    assert session.propose(Budget(4), StepRandom()).token_ids[0, 0] == 1
     session.close()
 
 
@@ -237,7 +239,7 @@ def test_only_trained_drafters_take_a_shape_of_trees(drafter: Drafter) -> None:
 def _committed(tokens: list[int]) -> Committed:
     count = len(tokens) - 1
     verified = torch.tensor([tokens[:count]])
-    return Committed((count,), (count,), verified, torch.tensor([tokens[count:]]), None)
+    return commit_of((count,), (count,), verified, torch.tensor([tokens[count:]]), None)
 
 
 def test_nothing_is_learned_with_step_0() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.chi_square import p_value, probs_of_continuations
+from helpers.drafting import commit_of
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +21,9 @@ from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings, with_repeats
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import Budget, Committed, Drafter
-from inference.sampling import Sampling
+from inference.protocol import Budget, Drafter
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
@@ -144,11 +146,11 @@ def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
     session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
     end = len(text) - 1
     verified, root = torch.tensor([text[:end]]), torch.tensor([text[end:]])
-    session.advance(Committed((end,), (end,), verified, root, None))
+    session.advance(commit_of((end,), (end,), verified, root, None))
     for budget in (Budget(0), Budget(9, 0)):
-        assert session.propose(budget, []).num_nodes == 0
+        assert session.propose(budget, StepRandom()).num_nodes == 0
     for num_nodes in (1, 7, 99):
-        tree = session.propose(Budget(num_nodes, 6), [])
+        tree = session.propose(Budget(num_nodes, 6), StepRandom())
         assert 1 <= tree.num_nodes <= min(num_nodes, 20)
         assert tree.max_depth <= 6
         assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.drafting import commit_of
 from helpers.losslessness import (
     assert_conversation_goes_on,
     assert_follows_distribution,
@@ -20,7 +21,8 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSession, SmallLMSettings
 from inference.protocol import Budget, Committed
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import CheckpointError, TargetMismatch
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
@@ -161,12 +163,12 @@ def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
     tokens = [1, 2, 3, 4]
     session.advance(_committed(tokens, 3))
     for taken in (0, 2, 1, 3, 2):
-        tree = session.propose(Budget(28), [])
+        tree = session.propose(Budget(28), StepRandom())
         tokens += [*_some_path(tree, taken), 7]
         session.advance(_committed(tokens, taken + 1))
         fresh = drafter.new_session(GREEDY, capacity=100)
         fresh.advance(_committed(tokens, len(tokens) - 1))
-        again, expected = (each.propose(Budget(28), []) for each in (session, fresh))
+        again, expected = (each.propose(Budget(28), StepRandom()) for each in (session, fresh))
         assert again.token_ids.tolist() == expected.token_ids.tolist()
         torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
         slots = torch.arange(len(tokens))[None]
@@ -178,7 +180,7 @@ def test_accepted_candidates_are_not_read_again() -> None:
     drafter = _drafter(tiny_llama(vocab=31))
     session = drafter.new_session(GREEDY, capacity=100)
     session.advance(_committed([1, 2, 3, 4], 3))
-    path = _some_path(session.propose(Budget(28), []), 3)
+    path = _some_path(session.propose(Budget(28), StepRandom()), 3)
     session.advance(_committed([1, 2, 3, 4, *path, 7], 4))
     # The root and two nodes were read; the third node was a leaf, and the new root is unread.
     assert session.cache._num_read == [6]
@@ -191,13 +193,15 @@ def test_a_session_takes_news_once_refuses_gaps_and_goes_back() -> None:
     for _ in range(2):
         session.advance(_committed([1, 2, 3, 4], 3))
     with pytest.raises(ValueError, match="session ends at"):
-        session.advance(Committed((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
-    session.propose(Budget(28), [])
+        session.advance(commit_of((9,), (1,), torch.tensor([[1]]), torch.tensor([[1]]), None))
+    session.propose(Budget(28), StepRandom())
     session.rollback(2)
     assert session.lengths == (2,)
     session.advance(_committed([1, 2, 5, 6], 1))
     expected = _proposed(drafter, [1, 2, 5, 6], GREEDY, Budget(28))
-    assert session.propose(Budget(28), []).token_ids.tolist() == expected.token_ids.tolist()
+    assert (
+        session.propose(Budget(28), StepRandom()).token_ids.tolist() == expected.token_ids.tolist()
+    )
     session.close()
 
 
@@ -278,7 +282,7 @@ def _proposed(
 ) -> DraftTree:
     session: SmallLMSession = drafter.new_session(sampling, capacity=64)
     session.advance(_committed(tokens, len(tokens) - 1))
-    return session.propose(budget, [torch.Generator().manual_seed(5)])
+    return session.propose(budget, StepRandom([(5,)]))
 
 
 def _some_path(tree: DraftTree, length: int) -> list[int]:
@@ -294,4 +298,4 @@ def _committed(tokens: list[int], count: int) -> Committed:
     """Return a commit of the last `count` tokens before the root."""
     end = len(tokens) - 1
     verified = torch.tensor([tokens[end - count : end]])
-    return Committed((end,), (count,), verified, torch.tensor([tokens[end:]]), None)
+    return commit_of((end,), (count,), verified, torch.tensor([tokens[end:]]), None)

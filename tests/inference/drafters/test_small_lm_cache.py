@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from helpers.drafting import commit_of
 from helpers.models import tiny_llama
 from helpers.tables import frontier_of
 from transformers import LlamaForCausalLM
@@ -42,7 +43,7 @@ def _committed(rows: Sequence[list[int]], counts: Sequence[int]) -> Committed:
         for row, end, count in zip(rows, ends, counts, strict=True)
     ]
     roots = torch.tensor([row[-1:] for row in rows])
-    return Committed(ends, tuple(counts), torch.tensor(verified), roots, None)
+    return commit_of(ends, tuple(counts), torch.tensor(verified), roots, None)
 
 
 def _started(cache: LMCache, *rows: list[int]) -> LMPass:

@@ -20,7 +20,8 @@ from transformers import (
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.engine import accept
 from inference.protocol import Budget
-from inference.sampling import ProcessedDistribution, Sampling
+from inference.sampling.distribution import ProcessedDistribution
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreeShape
 
 EXACT = 1e-9

@@ -11,7 +11,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.engine.accept import accept_path, sample_token
 from inference.engine.accept_batched import accept_paths
-from inference.sampling import ProcessedDistribution, Sampling
+from inference.sampling.distribution import ProcessedDistribution
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreeShape
 from jakiro.errors import DraftError
@@ -30,7 +32,7 @@ PROCESSED = Sampling(
 def _trees(shape: TreeShape, tables: Tables, sampling: Sampling) -> list[DraftTree]:
     trees = []
     for index in range(BATCH):
-        builder = TreeBuilder(shape, sampling, [torch.Generator().manual_seed(index)])
+        builder = TreeBuilder(shape, sampling, StepRandom([(index,)]))
         trees.append(builder.build(TableSource(tables, (index % VOCAB,)), torch.tensor([1])))
     return trees
 

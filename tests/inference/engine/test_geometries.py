@@ -232,7 +232,7 @@ def test_a_vocabulary_padded_by_resizing_decodes_to_text() -> None:
     assert target.spec.vocab_size == 320 > len(tokenizer)
     decoder = SpeculativeDecoder(model, _trained(target), tokenizer, tree=TREE)
     for temperature in (0.0, 5.0):  # at temperature 5, padding is sampled
-        request = {"temperature": temperature, "seed": 0, "max_new_tokens": 16}
+        request = {"temperature": temperature, "seed": 0, "max_new_tokens": 24}
         output = decoder.generate("def main", **request)
         assert "".join(decoder.stream("def main", **request)) == output.text
     assert max(output.new_token_ids) >= len(tokenizer)

@@ -8,7 +8,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from inference.engine.context import Context
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState, StopRule
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 

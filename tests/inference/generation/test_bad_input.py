@@ -1,7 +1,7 @@
 """Requests that cannot be decoded get a clear error, before any work if that is possible."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -21,6 +21,7 @@ from inference.engine.request import StopRule
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import encode_prompt
 from inference.protocol import Budget
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.errors import DraftError, NumericalError, PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -83,10 +84,8 @@ def test_drafts_that_are_no_tokens_are_an_error(
 ) -> None:
     original = TrainedSession.propose
 
-    def foreign(
-        self: TrainedSession, budget: Budget, generators: Sequence[torch.Generator]
-    ) -> DraftTree:
-        tree = original(self, budget, generators)
+    def foreign(self: TrainedSession, budget: Budget, random: StepRandom) -> DraftTree:
+        tree = original(self, budget, random)
         return replace(tree, token_ids=torch.full_like(tree.token_ids, wrong))
 
     monkeypatch.setattr(TrainedSession, "propose", foreign)

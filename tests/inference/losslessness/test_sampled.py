@@ -35,7 +35,7 @@ def _failed(checks: tuple[Check, ...]) -> set[str]:
 
 
 def _take_best(
-    builder: TreeBuilder, distribution: SparseDistribution, children: int
+    builder: TreeBuilder, distribution: SparseDistribution, noise: Tensor, children: int
 ) -> tuple[Tensor, Tensor]:
     """Return the likeliest candidates instead of sampled candidates."""
     return distribution.ids[:, :, :children], distribution.probs.log()[:, :, :children]

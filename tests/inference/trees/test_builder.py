@@ -7,14 +7,15 @@ from torch import Tensor
 from transformers import EtaLogitsWarper, LogitsProcessorList, TemperatureLogitsWarper
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
 
 
 def _build(shape: TreeShape, seed: int = 3) -> DraftTree:
     tables = Tables(vocab=6, components=2, seed=seed)
-    builder = TreeBuilder(shape, no_processors(), [torch.Generator().manual_seed(seed)])
+    builder = TreeBuilder(shape, no_processors(), StepRandom([(seed,)]))
     return builder.build(TableSource(tables, (0,)), torch.tensor([1]))
 
 
@@ -117,8 +118,8 @@ def test_where_a_distribution_is_not_finite_there_are_no_candidates(
     )
     if not sampled:
         shape = shape.model_copy(update={"num_nodes": 60})
-    tables, generators = Tables(6, 2, seed=3), [torch.Generator().manual_seed(0)]
-    builder = TreeBuilder(shape, sampling, generators)
+    tables, random = Tables(6, 2, seed=3), StepRandom([(0,)])
+    builder = TreeBuilder(shape, sampling, random)
     tree = builder.build(HoledSource(tables, (0,), fault, after=4), torch.tensor([1]))
     row = tree.sequence_tree()
     assert not tree.score.isnan().any()

@@ -16,8 +16,8 @@ from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.trees.shape import TreeShape
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention import BATCH_INVARIANT, batch_invariant_attention
 from jakiro.target.batch_invariance import check_batch_invariance
-from jakiro.target.cpu_attention import BATCH_INVARIANT, batch_invariant_attention
 
 BF16 = torch.bfloat16
 # The experts of a token may depend on rounding, and their products on the number of tokens.

@@ -20,7 +20,7 @@ class Recipe(Settings):
 
 def test_provenance_names_command_versions_and_machine() -> None:
     record = provenance()
-    assert record["argv"] == sys.argv
+    assert record["argv"] == [Path(sys.argv[0]).name, *sys.argv[1:]]
     assert record["versions"]["torch"] == metadata.version("torch")
     assert record["time"].endswith("+00:00")
     assert record["num_cpus"] >= 1

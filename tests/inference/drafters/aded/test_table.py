@@ -23,7 +23,7 @@ from inference.drafters.aded.index import (
     trigrams_of,
 )
 from inference.drafters.aded.table import TrigramTable
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from jakiro.errors import ConfigError
 
 Known = dict[tuple[int, int], dict[int, float]]

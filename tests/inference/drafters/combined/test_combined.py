@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from helpers.drafting import commit_of
 from helpers.losslessness import (
     assert_conversation_goes_on,
     assert_follows_distribution,
@@ -28,8 +29,9 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.loading import combined_drafter
-from inference.protocol import Budget, Committed, Drafter, DraftSession
-from inference.sampling import Sampling
+from inference.protocol import Budget, Drafter, DraftSession
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
@@ -144,9 +146,9 @@ def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampl
     drafter = DRAFTERS[name](model)
     session = _session(drafter, sampling, [1, 2, 3, 1, 2, 3, 1, 2])
     for budget in (Budget(0), Budget(9, 0)):
-        assert session.propose(budget, _generators()).num_nodes == 0
+        assert session.propose(budget, StepRandom([(5,)])).num_nodes == 0
     for budget in (Budget(1), Budget(5, 2), Budget(99)):
-        tree = session.propose(budget, _generators())
+        tree = session.propose(budget, StepRandom([(5,)]))
         assert 1 <= tree.num_nodes <= min(budget.num_nodes, drafter.max_nodes)
         assert tree.max_depth <= min(budget.depth or 99, drafter.max_depth)
         own = tree.sequence_tree()
@@ -163,7 +165,7 @@ def test_guesses_go_on_below_the_candidates_of_the_first_drafter() -> None:
     tokens = [*range(11), *range(11), 0, 1]  # every token of the vocabulary has occurred before
     settings = CombinedSettings(num_nodes=60, grafts=9, graft_nodes=2)
     drafter = CombinedDrafter(_trained(model), LookupDrafter(), settings)
-    own = _session(drafter, SAMPLED, tokens).propose(Budget(60), _generators()).sequence_tree()
+    own = _session(drafter, SAMPLED, tokens).propose(Budget(60), StepRandom([(6,)])).sequence_tree()
     first = {node for siblings in own.sampled.values() for node in siblings}
     below = [parent for parent in own.deterministic if parent in first]
     assert below
@@ -183,11 +185,11 @@ def test_guesses_that_are_never_right_leave_the_tree_to_the_model() -> None:
         is_right = np.zeros(len(scores), np.bool_)
         knowledge.candidates.add(np.full(len(scores), SECOND), depths, scores, is_right)
     session = _session(drafter, GREEDY, [1, 2, 3, 1, 2, 3, 1, 2])
-    proposers = session.propose(Budget(99), []).proposer_id.flatten().tolist()
+    proposers = session.propose(Budget(99), StepRandom()).proposer_id.flatten().tolist()
     assert drafter.second_id not in proposers
     drafter.reset()
     session = _session(drafter, GREEDY, [1, 2, 3, 1, 2, 3, 1, 2])
-    fresh = session.propose(Budget(99), []).proposer_id.flatten().tolist()
+    fresh = session.propose(Budget(99), StepRandom()).proposer_id.flatten().tolist()
     assert drafter.second_id in fresh
 
 
@@ -197,17 +199,17 @@ def test_the_model_reads_tokens_that_only_the_text_proposed() -> None:
     tokens = [1, 2, 3, 1, 2, 3, 1]
     session = _session(drafter, GREEDY, tokens)
     for _ in range(3):
-        own = session.propose(Budget(14), []).sequence_tree()
+        own = session.propose(Budget(14), StepRandom()).sequence_tree()
         second = [n for n, proposer in enumerate(own.proposer_id) if proposer == drafter.second_id]
         path = [own.token_ids[node] for node in own.path(max(second, key=own.depth.__getitem__))]
         count = len(path) + 1
         tokens += [*path, 7]
         verified = torch.tensor([tokens[-1 - count : -1]])
         end = len(tokens) - 1
-        session.advance(Committed((end,), (count,), verified, torch.tensor([[7]]), None))
+        session.advance(commit_of((end,), (count,), verified, torch.tensor([[7]]), None))
         fresh = _session(drafter, GREEDY, tokens)
         for one, other in ((session.first, fresh.first), (session, fresh)):
-            got, expected = (each.propose(Budget(14), []) for each in (one, other))
+            got, expected = (each.propose(Budget(14), StepRandom()) for each in (one, other))
             assert got.token_ids.tolist() == expected.token_ids.tolist()
             torch.testing.assert_close(got.score, expected.score, atol=1e-5, rtol=1e-5)
 
@@ -268,9 +270,5 @@ def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) ->
         target = drafter.first.target
         step = chain_step(verified, 0)
         memory = drafter.encode_memory(target.forward(step, target.new_cache(1, 64)))
-    session.advance(Committed((end,), (end,), verified, root, memory))
+    session.advance(commit_of((end,), (end,), verified, root, memory))
     return session
-
-
-def _generators() -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(5)]

@@ -20,6 +20,7 @@ from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
+from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.config import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
@@ -73,10 +74,10 @@ def test_the_self_attention_row_of_the_first_token_is_drafted_from_only_if_wante
     drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
     tokens = torch.randint(0, 61, (1, length + 1))
     session, _ = prefilled(drafter, tokens, length)
-    before = session.propose(Budget(8), [])
+    before = session.propose(Budget(8), StepRandom())
     for rows in session.cache.own.prefix(length):
         rows[:, :, 0] += 1.0
-    after = session.propose(Budget(8), [])
+    after = session.propose(Budget(8), StepRandom())
     is_same = torch.equal(before.score, after.score)
     assert is_same is not attends_first
 
@@ -145,7 +146,9 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
     drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
     tokens = torch.randint(0, 61, (1, 15))
     session, output = prefilled(drafter, tokens, 8)
-    session.propose(Budget(8), [])  # leaves keys and values of drafts, which must not matter
+    session.propose(
+        Budget(8), StepRandom()
+    )  # leaves keys and values of drafts, which must not matter
     more = target.forward(chain_step(tokens[:, 8:12], 8), output.cache)
     session.advance(committed(tokens, 8, 12, drafter.encode_memory(more, torch.arange(4)[None])))
     fresh, _ = prefilled(drafter, tokens, 12)
@@ -153,7 +156,10 @@ def _assert_rows_equal_fresh_ones(settings: DrafterSettings) -> None:
         for got, expected in zip(kept, new, strict=True):
             close = {"atol": 1e-5, "rtol": 1e-5}
             torch.testing.assert_close(got[:, :, :12], expected[:, :, :12], **close)
-    again, expected_tree = session.propose(Budget(8), []), fresh.propose(Budget(8), [])
+    again, expected_tree = (
+        session.propose(Budget(8), StepRandom()),
+        fresh.propose(Budget(8), StepRandom()),
+    )
     assert torch.equal(again.token_ids, expected_tree.token_ids)
 
 
@@ -190,7 +196,7 @@ def test_the_engine_drafts_from_what_was_emitted_and_nothing_else(
     for several, tree in drafted:
         for row, ids in enumerate(several):
             session, _ = prefilled(drafter, torch.tensor([ids]), len(ids) - 1)
-            fresh = session.propose(Budget(drafter.max_nodes), [])
+            fresh = session.propose(Budget(drafter.max_nodes), StepRandom())
             assert tree.token_ids[row].tolist() == fresh.token_ids[0].tolist()
             torch.testing.assert_close(tree.score[row], fresh.score[0], atol=1e-4, rtol=1e-4)
 
@@ -202,8 +208,8 @@ def test_advancing_twice_changes_nothing_and_a_gap_is_refused() -> None:
     tokens = torch.randint(0, 61, (1, 12))
     session, output = prefilled(drafter, tokens, 8)
     memory = drafter.encode_memory(output, torch.arange(8)[None])
-    before = session.propose(Budget(8), [])
+    before = session.propose(Budget(8), StepRandom())
     session.advance(committed(tokens, 0, 8, memory))
-    assert torch.equal(session.propose(Budget(8), []).token_ids, before.token_ids)
+    assert torch.equal(session.propose(Budget(8), StepRandom()).token_ids, before.token_ids)
     with pytest.raises(ValueError, match="session ends at"):
         session.advance(committed(tokens, 9, 11, memory))

@@ -26,6 +26,7 @@ from inference.drafters.trained.forms import (
 )
 from inference.loading import combined_drafter
 from inference.protocol import Budget
+from inference.sampling.random_numbers import StepRandom
 from inference.trees import builder
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -121,7 +122,7 @@ def test_the_int8_head_changes_draft_probabilities_but_the_tree_stays_similar() 
     model, tokens = tiny_drafter(target), torch.arange(9)[None]
     own = TrainedDrafter(model, target, TreeShape())
     int8 = own.in_forms(DraftForms(head="int8"))
-    trees = [prefilled(each, tokens, 8)[0].propose(Budget(8), []) for each in (own, int8)]
+    trees = [prefilled(each, tokens, 8)[0].propose(Budget(8), StepRandom()) for each in (own, int8)]
     assert not torch.equal(trees[0].score, trees[1].score)
     first = [tree.score[0].sort(descending=True).values for tree in trees]
     torch.testing.assert_close(*first, atol=0.2, rtol=0)
@@ -142,7 +143,7 @@ def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> 
         assert any(isinstance(module, PackedLinear) for module in packed.network.modules())
         assert packed.model is model
         expected, tree = (
-            prefilled(each, tokens, 8)[0].propose(Budget(8), []) for each in (own, packed)
+            prefilled(each, tokens, 8)[0].propose(Budget(8), StepRandom()) for each in (own, packed)
         )
         assert torch.equal(tree.token_ids, expected.token_ids)
         torch.testing.assert_close(tree.score, expected.score, atol=1e-4, rtol=1e-4)

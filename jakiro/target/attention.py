@@ -1,4 +1,4 @@
-"""Attention of a target on a CPU: grouped for the few queries of a step, or batch-invariant.
+"""Attention of a target: grouped for the few queries of a step, or batch-invariant on a CPU.
 
 transformers repeats keys and values for every query head, unless there is only one query.
 `grouped_attention` turns the query heads that share keys into queries of a single head, so that

@@ -1,4 +1,4 @@
-"""Attention on a CPU equals that of transformers up to rounding; one form is batch-invariant."""
+"""Attention equals that of transformers up to rounding; one form is batch-invariant."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from jakiro.target.cpu_attention import (
+from jakiro.target.attention import (
     batch_invariant_attention,
     grouped_attention,
 )

@@ -10,7 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 
 
 def _sampling(*processors: object, do_sample: bool = True, seed: int = 0) -> Sampling:

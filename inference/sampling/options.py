@@ -1,8 +1,7 @@
-"""Sampling options, processed distributions of target and drafter, and seeded random numbers."""
+"""Sampling options: how a request's tokens are selected from distributions."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 
 import torch
 from jaxtyping import Float, Int
@@ -21,8 +20,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from inference.draft_tree import SequenceTree
-from jakiro.errors import NumericalError
+from inference.sampling.random_numbers import StreamKey
 from jakiro.utils.nucleus import filter_nucleus
 
 # These processors never read the preceding tokens, so they may process many distributions at once,
@@ -106,6 +104,11 @@ class Sampling:
             return scores.softmax(dim=-1)
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=-1, keepdim=True), 1.0)
 
+    @property
+    def processes_drafts(self) -> bool:
+        """Whether `processed_draft` changes draft distributions."""
+        return self.do_sample and any(type(own) in PREFIX_FREE for own in self.processors)
+
     def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """Return draft distributions after the request's prefix-free processors, renormalized.
 
@@ -114,9 +117,9 @@ class Sampling:
         processed, because some processors would fail on such distributions; all their tokens get
         probability 0.
         """
-        warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
-        if not self.do_sample or not warpers:
+        if not self.processes_drafts:
             return log_probs
+        warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
         no_prefix = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
         is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
         log_probs = log_probs.where(is_finite, 0.0)
@@ -124,27 +127,13 @@ class Sampling:
             log_probs = _applied(warper, no_prefix, log_probs)
         return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
-    def uniforms(self, step_id: int, count: int) -> Float[Tensor, " count"]:
-        """Return random numbers in [0, 1) on the CPU, from `generator(step_id)`.
+    def stream_key(self, step_id: int) -> StreamKey:
+        """Return the key of the request's random numbers in a decoding step.
 
         Args:
             step_id: number of the decoding step.
-            count: number of random numbers.
         """
-        return torch.rand(count, dtype=torch.float64, generator=self.generator(step_id))
-
-    def generator(self, step_id: int, purpose: int = 0) -> torch.Generator:
-        """Return a CPU generator seeded by (seed, batch index, request index, step, purpose).
-
-        Args:
-            step_id: number of the decoding step.
-            purpose: number of a stream of random numbers in the same step; 0 for acceptance.
-        """
-        key = ((self.seed * 1_000_003 + self.batch_index) * 1_000_003 + step_id) * 7 + purpose
-        if self.request_index:  # hashed, so that every combination of numbers has a different key
-            hashed = blake2b(f"{self.request_index} {key}".encode(), digest_size=8)
-            key = int.from_bytes(hashed.digest())
-        return torch.Generator().manual_seed(key % (1 << 63))
+        return (self.seed, self.batch_index, self.request_index, step_id)
 
 
 def _described(processor: LogitsProcessor) -> str:
@@ -169,94 +158,3 @@ def _applied(processor: LogitsProcessor, prefix: Tensor, scores: Tensor) -> Tens
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """Return a copy of logits in float32 or higher precision, which processors may overwrite."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-
-
-class ProcessedDistribution:
-    """The target's processed distribution after each node, given the path to that node.
-
-    Args:
-        logits: raw target logits after the root (index 0) and after node n (index n + 1).
-        emitted: all tokens up to and including the root; later, more tokens may be appended to
-            this list.
-        tree: tree of the sequence.
-        sampling: sampling options; in greedy decoding, each distribution is a point mass.
-    """
-
-    def __init__(
-        self,
-        logits: Float[Tensor, "queries vocab"],
-        emitted: list[int],
-        tree: SequenceTree,
-        sampling: Sampling,
-    ) -> None:
-        self.logits = logits
-        self.emitted = emitted
-        self.length = len(emitted)
-        self.tree = tree
-        self.sampling = sampling
-
-    def __call__(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the distribution after `node` (or ROOT), in float32 or higher precision.
-
-        Raises:
-            NumericalError: logits are not finite, or processors leave no token.
-        """
-        probs = self.sampling.probs(self.scores(node)[None])[0]
-        check_finite(probs, self.raw(node), position=self.position(node))
-        return probs
-
-    def best(self, node: int) -> int:
-        """Return the most likely token after `node` (or ROOT).
-
-        Raises:
-            NumericalError: logits are not finite, or processors leave no token.
-        """
-        scores, token = self.scores(node).max(dim=-1)
-        check_finite(scores, self.raw(node), position=self.position(node))
-        return int(token)
-
-    def position(self, node: int) -> int:
-        """Return the position of the token that follows `node` (or ROOT)."""
-        return self.length + len(self.tree.path(node))
-
-    def raw(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the target's raw logits after `node` (or ROOT)."""
-        return self.logits[node + 1]
-
-    def scores(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the processed logits after `node` (or ROOT)."""
-        return self.sampling.processed(self._prefix(node), widened(self.raw(node)[None]))[0]
-
-    def _prefix(self, node: int) -> Int[Tensor, "1 tokens"]:
-        if self.sampling.is_prefix_free:
-            return torch.empty(1, 0, dtype=torch.long, device=self.logits.device)
-        drafted = [self.tree.token_ids[index] for index in self.tree.path(node)]
-        return torch.tensor([[*self.emitted[: self.length], *drafted]], device=self.logits.device)
-
-
-def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
-    """Raise an error if the largest value is not finite; the message names the cause.
-
-    Args:
-        values: probabilities or processed logits; only the largest must be finite.
-        logits: the target's raw logits that the values were computed from.
-        position: position of the token that the values are for.
-
-    Raises:
-        NumericalError: the largest value is not a finite number.
-    """
-    if bool(values.max().isfinite()):
-        return
-    if bool(logits.isnan().any() | logits.isposinf().any() | logits.isneginf().all()):
-        raise NumericalError(
-            f"the target's logits for position {position} are not finite",
-            expected="finite numbers, or -inf for tokens that cannot follow",
-            got="NaN or inf",
-            remedy="load the target in float32 or bfloat16, and check its weights",
-        )
-    raise NumericalError(
-        f"the logits processors leave no token for position {position}",
-        expected="at least one token with a finite score",
-        got="none",
-        remedy="relax the processors or constraints",
-    )

@@ -1,0 +1,71 @@
+"""Functions of tensors at fixed addresses, recorded as CUDA graphs."""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class RecordedFunction:
+    """A function whose kernels are launched together once they have been recorded.
+
+    The function may only read and write tensors whose addresses never change, and must not wait for
+    the device. On a CPU, or if recording fails, the function is called instead.
+
+    Args:
+        function: function without arguments.
+        state: tensors that the function changes and that a later call depends on. They keep their
+            values while the function is recorded.
+        device: device of the tensors.
+    """
+
+    def __init__(
+        self, function: Callable[[], Tensor], state: Sequence[Tensor], device: torch.device
+    ) -> None:
+        self._function = function
+        self._state = tuple(state)
+        self._device = device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_recordable = device.type == "cuda"
+        self._output: Tensor | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether calls replay a CUDA graph."""
+        return self._graph is not None
+
+    def __call__(self) -> Tensor:
+        """Run the function; the next call may overwrite the result."""
+        if self._is_recordable and self._graph is None:
+            self._record()
+        if self._graph is None or self._output is None:
+            return self._function()
+        self._graph.replay()
+        return self._output
+
+    def _record(self) -> None:
+        """Record the function, after a call that allocates memory and compiles kernels."""
+        before = [tensor.clone() for tensor in self._state]
+        try:
+            stream = torch.cuda.Stream(self._device)
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(stream):
+                self._function()
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+            self._restore(before)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._output = self._function()
+            self._graph = graph
+        except RuntimeError as error:
+            self._is_recordable = False
+            warnings.warn(
+                f"decoding steps cannot be recorded as a CUDA graph, so they are slower: {error}",
+                stacklevel=2,
+            )
+        self._restore(before)
+
+    def _restore(self, values: Sequence[Tensor]) -> None:
+        for tensor, value in zip(self._state, values, strict=True):
+            tensor.copy_(value)

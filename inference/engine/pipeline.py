@@ -1,0 +1,277 @@
+"""Decoding steps on the device, which start before the host has read the previous step.
+
+A step drafts, verifies, accepts and commits without waiting for the host. On a GPU, it is recorded
+as a CUDA graph. What a step has computed beyond the end of a sequence is discarded.
+"""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from inference.draft_tree import DraftTree
+from inference.engine.acceptance import AcceptResult, accept_on_device, outcome_of, read_results
+from inference.engine.context import Context
+from inference.engine.cuda_graph import RecordedFunction
+from inference.engine.request import SequenceState
+from inference.engine.tree_step import tree_step
+from inference.protocol import Budget, DeviceSession, Drafter
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import FixedRandom, StreamKey
+from jakiro.errors import NumericalError
+from jakiro.target.adapter import TargetAdapter
+
+# Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
+# have to be recorded.
+STRIDE = 2048
+
+
+class _UnreadStep(NamedTuple):
+    """A step that was started, and whose outcome the host has not read yet."""
+
+    tree: DraftTree
+    logits: Tensor
+    outcome: Int[Tensor, "batch fields"]  # copied to the host
+    is_copied: torch.cuda.Event | None  # None on a CPU
+
+
+class Pipeline:
+    """Decoding steps of the same sequences, each of which may start before the last one is read.
+
+    Args:
+        context: context of the sequences. While the pipeline runs, the lengths in the context and
+            its session are upper bounds.
+    """
+
+    sampling: Sampling
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        # These tensors stay at their addresses, because recorded steps refer to them.
+        self.base_length = torch.zeros_like(context.base_length)
+        self.roots = torch.zeros_like(context.base_length)[:, None]
+        self._caches = _addresses_of(context)
+        self._longest = 0  # upper bound of the lengths, including the unread step
+        self._steps: dict[tuple[object, ...], _DeviceStep] = {}
+        self._unread: _UnreadStep | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the context still has the caches that the recorded steps refer to."""
+        return self._caches == _addresses_of(self.context)
+
+    def resume(self, sampling: Sampling, token_ids: Sequence[list[int]]) -> None:
+        """Prepare for steps; the context and its session must contain all tokens but the last.
+
+        Args:
+            sampling: options by which tokens are selected, which must satisfy `needs_no_host`.
+            token_ids: all tokens of each sequence.
+        """
+        self.sampling = sampling
+        self.base_length.copy_(self.context.base_length)
+        self.roots.copy_(self.context.roots(token_ids))
+        self._longest = max(self.context.lengths)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there is a step whose outcome has not been read."""
+        return self._unread is not None
+
+    @torch.inference_mode()
+    def start(self, budget: Budget | None, keys: Sequence[StreamKey]) -> None:
+        """Start the next step; the step before, if any, must have been taken.
+
+        Args:
+            budget: limits of the trees; None for a step without drafts.
+            keys: keys of the random numbers of each sequence.
+        """
+        assert self._unread is None
+        strides = self._longest // STRIDE + 1
+        key = budget, strides, self.sampling.description
+        if key not in self._steps:
+            self._steps[key] = _DeviceStep(self, budget, strides * STRIDE - 1)
+        step = self._steps[key]
+        self._unread = step.start(keys)
+        self._longest += 1 + self._unread.tree.max_depth
+
+    def take(self) -> "_UnreadStep":
+        """Return the unread step, so that another one can be started before this one is read."""
+        assert self._unread is not None
+        unread, self._unread = self._unread, None
+        return unread
+
+    def read(self, unread: "_UnreadStep", sequences: Sequence[SequenceState]) -> list[AcceptResult]:
+        """Wait for a step, and return the outcome of each sequence.
+
+        Args:
+            unread: step that was taken.
+            sequences: sequences being decoded.
+
+        Raises:
+            NumericalError: the target's logits or the draft distributions are not valid.
+            DraftError: as for `accept_trees`.
+        """
+        if unread.is_copied is not None:
+            unread.is_copied.synchronize()
+        outcome = unread.outcome.tolist()
+        if unread.is_copied is not None and not all(integers[-1] for integers in outcome):
+            raise _unsound()
+        return read_results(unread.tree, outcome, unread.logits, sequences)
+
+    def stop(self, token_ids: Sequence[list[int]]) -> None:
+        """Give the context its exact lengths again, and discard the unread step.
+
+        Args:
+            token_ids: all tokens of each sequence; the last one is the root.
+        """
+        self._unread = None
+        self.context.lengths = [len(ids) - 1 for ids in token_ids]
+        if isinstance(self.context.session, DeviceSession):
+            self.context.session.follow(
+                tuple(self.context.lengths),
+                self.context.base_length,
+                self.context.roots(token_ids),
+            )
+
+
+class PipelinePool:
+    """Pipelines that are not in use, which later runs take over with their recorded steps.
+
+    Args:
+        size: largest number of unused pipelines; the pipeline that was used least recently goes
+            first.
+    """
+
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+        self._unused: list[Pipeline] = []
+        self._lock = Lock()
+
+    def take(
+        self,
+        target: TargetAdapter,
+        drafter: Drafter | None,
+        sampling: Sampling,
+        batch: int,
+        capacity: int,
+    ) -> Pipeline:
+        """Return a pipeline with an empty context.
+
+        Args:
+            target: frozen target.
+            drafter: drafter of the trees; None to decode without drafts.
+            sampling: options by which tokens are selected.
+            batch: number of sequences.
+            capacity: largest number of tokens of a sequence, without drafts.
+        """
+        with self._lock:
+            for index, pipeline in enumerate(self._unused):
+                if pipeline.context.fits(target, drafter, batch, capacity):
+                    del self._unused[index]
+                    pipeline.context.restart(sampling)
+                    return pipeline
+        strides = capacity // STRIDE + 1
+        return Pipeline(Context(target, drafter, sampling, batch, strides * STRIDE))
+
+    def give(self, pipeline: Pipeline) -> None:
+        """Keep a pipeline for later runs, or free its context if it cannot be used again.
+
+        Args:
+            pipeline: pipeline that is not in use any more.
+        """
+        removed = [pipeline]
+        if pipeline.is_valid and pipeline.context.works_on_device:
+            with self._lock:
+                self._unused.insert(0, pipeline)
+                removed = self._unused[self._size :]
+                del self._unused[self._size :]
+        for each in removed:
+            each.context.close()
+
+
+def _addresses_of(context: Context) -> tuple[int, ...]:
+    """Return what identifies the caches of a context: their addresses and sizes."""
+    keys = context.cache.slot_layers[0].keys
+    return (keys.data_ptr(), *keys.shape)
+
+
+class _DeviceStep:
+    """A decoding step with trees of one shape, which reads a fixed number of slots.
+
+    Args:
+        pipeline: pipeline of the step.
+        budget: limits of the trees; None for a step without drafts.
+        highest: upper bound of the positions of the roots.
+    """
+
+    def __init__(self, pipeline: Pipeline, budget: Budget | None, highest: int) -> None:
+        self.pipeline = pipeline
+        self.budget = budget
+        self.highest = highest
+        self._tree: DraftTree | None = None
+        self._logits: Tensor | None = None
+        context = pipeline.context
+        most_nodes = context.drafter.max_nodes if context.drafter else 0
+        device = context.target.device
+        self._random = FixedRandom(device, most_nodes + 1)
+        self._run = RecordedFunction(self._decode, (pipeline.base_length, pipeline.roots), device)
+        self._hosts: list[Tensor] = []  # two buffers, because one may be unread
+
+    def start(self, keys: Sequence[StreamKey]) -> _UnreadStep:
+        """Start the step, and the copy of its outcome to the host.
+
+        Args:
+            keys: keys of the random numbers of each sequence.
+        """
+        self._random.replace(keys)
+        outcome = self._run()
+        assert self._tree is not None
+        assert self._logits is not None
+        if not outcome.is_cuda:
+            return _UnreadStep(self._tree, self._logits, outcome, None)
+        if not self._hosts:
+            shape = {"dtype": outcome.dtype, "pin_memory": True}
+            self._hosts = [torch.empty(outcome.shape, **shape) for _ in range(2)]
+        self._hosts.reverse()
+        self._hosts[0].copy_(outcome, non_blocking=True)
+        is_copied = torch.cuda.Event()
+        is_copied.record()
+        return _UnreadStep(self._tree, self._logits, self._hosts[0], is_copied)
+
+    def _decode(self) -> Int[Tensor, "batch fields"]:
+        """Draft, verify, accept and commit, and return the outcome."""
+        pipeline, context = self.pipeline, self.pipeline.context
+        target = context.target
+        tree = self._draft()
+        step = tree_step(tree, pipeline.roots, target.spec, self.highest)
+        logits = target.logits(target.forward(step, context.cache).features)
+        accepted = accept_on_device(tree, logits, pipeline.sampling, self._random)
+        context.commit_on_device(tree, accepted.path, accepted.next_token)
+        pipeline.base_length.copy_(context.base_length)
+        pipeline.roots.copy_(context.roots([]))
+        self._tree, self._logits = tree, logits
+        return outcome_of(tree, accepted)
+
+    def _draft(self) -> DraftTree:
+        pipeline, context = self.pipeline, self.pipeline.context
+        lengths = (self.highest,) * len(pipeline.roots)
+        context.follow(lengths, pipeline.base_length, pipeline.roots)
+        session = context.session
+        if isinstance(session, DeviceSession):
+            session.follow(lengths, pipeline.base_length, pipeline.roots)
+        if session is None or self.budget is None:
+            return DraftTree.empty(pipeline.base_length)
+        tree = session.propose(self.budget, self._random)
+        return tree.limited(context.target.spec.max_position - 1)
+
+
+def _unsound() -> NumericalError:
+    return NumericalError(
+        "a decoding step was recorded as a CUDA graph, and its probabilities are not valid",
+        expected="finite logits, and candidates with a draft probability above 0",
+        got="NaN, inf, or a candidate with probability 0",
+        remedy="decode with captured=False, which names the cause",
+    )

@@ -1,0 +1,1 @@
+"""Sampling options, processed distributions, and the random numbers of decoding steps."""

@@ -1,0 +1,164 @@
+"""Random numbers that depend only on a request's seed and on the number of the decoding step."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+ACCEPTING, DRAFTING = 0, 1  # independent streams of random numbers in the same decoding step
+
+StreamKey: TypeAlias = tuple[int, ...]
+
+
+def random_stream(*key: int) -> np.random.Generator:
+    """Return a stream of random numbers that differs for every key, with 128 bits of the key.
+
+    Philox is counter-based (Salmon et al., 2011), so streams of different keys are independent.
+
+    Args:
+        *key: integers of any size.
+    """
+    hashed = blake2b(" ".join(map(str, key)).encode(), digest_size=16)
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(hashed.digest())))
+
+
+class StepRandom:
+    """The random numbers of one decoding step, which are copied to the device together.
+
+    Drafters take exponential noise, if they sample candidates, and the engine takes uniform numbers
+    to accept candidates. The numbers of a sequence do not depend on the other sequences, nor on the
+    number of numbers: more numbers begin with the same ones.
+
+    Args:
+        keys: key of each sequence in this step; none if no random numbers are needed.
+        device: device of the numbers.
+        num_uniforms: number of uniform numbers, for each sequence, that are copied together with
+            the noise. Further numbers can be requested, but take another copy.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[StreamKey] = (),
+        device: torch.device | str = "cpu",
+        num_uniforms: int = 0,
+    ) -> None:
+        self._keys = keys
+        self._device = torch.device(device)
+        self._num_uniforms = num_uniforms
+        self._uniforms = torch.empty(len(keys), 0, dtype=torch.float64, device=self._device)
+
+    def of_sequences(self, indices: Sequence[int]) -> "StepRandom":
+        """Return the random numbers of the sequences at these batch indices."""
+        return StepRandom([self._keys[index] for index in indices], self._device)
+
+    def exponentials(
+        self, shapes: Sequence[tuple[int, int]]
+    ) -> list[Float[Tensor, "batch parents m"]]:
+        """Return noise with the standard exponential distribution, for each level of sampled trees.
+
+        Args:
+            shapes: number of parents, and number of tokens in each draft distribution, per level.
+        """
+        sizes = [prod(shape) for shape in shapes]
+        copied = self._copied(_numbers(self._keys, self._num_uniforms, sum(sizes)))
+        self._uniforms, *levels = copied.split([self._num_uniforms, *sizes], dim=1)
+        return [level.unflatten(1, shape) for level, shape in zip(levels, shapes, strict=True)]
+
+    def uniforms(self, count: int) -> Float[Tensor, "batch count"]:
+        """Return numbers in [0, 1), by which the candidates of each sequence are accepted.
+
+        Args:
+            count: number of numbers for each sequence.
+        """
+        if count > self._uniforms.shape[1]:
+            self._uniforms = self._copied(_numbers(self._keys, count, 0))
+        return self._uniforms[:, :count]
+
+    def _copied(self, host: Tensor) -> Float[Tensor, "batch count"]:
+        if self._device.type == "cuda":
+            host = host.pin_memory()
+        return host.to(self._device, non_blocking=True)
+
+
+class FixedRandom(StepRandom):
+    """Random numbers at a fixed address, which are replaced before every decoding step.
+
+    The numbers are those of `StepRandom`.
+
+    Args:
+        device: device of the numbers.
+        num_uniforms: number of uniform numbers for each sequence.
+    """
+
+    def __init__(self, device: torch.device, num_uniforms: int) -> None:
+        super().__init__((), device, num_uniforms)
+        self._num_exponentials = 0
+        self._numbers: Tensor | None = None  # at the fixed address
+        self._hosts: list[Tensor] = []  # two buffers, because one may still be copied
+
+    def replace(self, keys: Sequence[StreamKey]) -> None:
+        """Copy the numbers of another step to the device, if any numbers have been requested yet.
+
+        Args:
+            keys: key of each sequence in that step.
+        """
+        self._keys = keys
+        if self._numbers is None:
+            return
+        self._hosts.reverse()
+        host = self._hosts[0]
+        host.copy_(_numbers(keys, self._num_uniforms, self._num_exponentials))
+        self._numbers.copy_(host, non_blocking=True)
+
+    def exponentials(
+        self, shapes: Sequence[tuple[int, int]]
+    ) -> list[Float[Tensor, "batch parents m"]]:
+        """Return noise with the standard exponential distribution, for each level of sampled trees.
+
+        Args:
+            shapes: number of parents, and number of tokens in each draft distribution, per level;
+                always the same.
+        """
+        sizes = [prod(shape) for shape in shapes]
+        numbers = self._with(sum(sizes))
+        levels = numbers[:, self._num_uniforms :].split(sizes, dim=1)
+        return [level.unflatten(1, shape) for level, shape in zip(levels, shapes, strict=True)]
+
+    def uniforms(self, count: int) -> Float[Tensor, "batch count"]:
+        """Return numbers in [0, 1), by which the candidates of each sequence are accepted.
+
+        Args:
+            count: number of numbers for each sequence, at most `num_uniforms`.
+        """
+        return self._with(self._num_exponentials)[:, :count]
+
+    def _with(self, num_exponentials: int) -> Tensor:
+        """Return the numbers, after allocating them at the first request."""
+        if self._numbers is None or num_exponentials != self._num_exponentials:
+            self._num_exponentials = num_exponentials
+            host = _numbers(self._keys, self._num_uniforms, num_exponentials)
+            is_pinned = self._device.type == "cuda"
+            self._hosts = [torch.empty_like(host, pin_memory=is_pinned) for _ in range(2)]
+            self._numbers = host.to(self._device)
+        return self._numbers
+
+
+def _numbers(
+    keys: Sequence[StreamKey], num_uniforms: int, num_exponentials: int
+) -> Float[Tensor, "batch count"]:
+    """Return the uniform numbers of each key, followed by the exponential numbers."""
+    rows = [
+        np.concatenate(
+            (
+                random_stream(*key, ACCEPTING).random(num_uniforms),
+                random_stream(*key, DRAFTING).standard_exponential(num_exponentials),
+            )
+        )
+        for key in keys
+    ]
+    return torch.from_numpy(np.stack(rows))

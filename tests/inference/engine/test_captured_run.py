@@ -1,0 +1,262 @@
+"""Steps that start before the last one has been read give the same tokens and statistics."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.variants import VARIANTS
+from torch import Tensor
+
+from inference import SpeculativeDecoder
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine import pipeline
+from inference.engine.captured_run import CapturedRun
+from inference.engine.context import Context
+from inference.engine.loop import DecodeRun
+from inference.engine.pipeline import PipelinePool
+from inference.engine.request import Request
+from inference.generation.preparation import prepare_requests
+from inference.trees.shape import TreeShape
+from jakiro.errors import ConfigError, NumericalError
+from jakiro.target.adapter import TargetAdapter
+
+PROMPTS = ([1, 2, 3], [4, 5], [6, 7, 8, 9], [3, 1])
+SELECTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True},
+    "nucleus": {"do_sample": True, "top_p": 0.9, "temperature": 0.7},
+}
+TREES = {
+    "deterministic": TreeShape(children=2, breadth=2, num_nodes=6),
+    "sampled": TreeShape(children=2, breadth=2, sampled=True),
+}
+
+
+class Replayed:
+    """A double of a recorded function, whose results are overwritten by the next call."""
+
+    def __init__(
+        self, function: Callable[[], Tensor], state: Sequence[Tensor], device: torch.device
+    ) -> None:
+        self.function = function
+        self.addresses = [tensor.data_ptr() for tensor in state]
+        self.state = state
+        self.output: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        """Run the function, after the last result was replaced."""
+        if self.output is not None:
+            self.output.fill_(-7)
+        assert [tensor.data_ptr() for tensor in self.state] == self.addresses
+        self.output = self.function()
+        return self.output.clone()
+
+
+@pytest.fixture(autouse=True)
+def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(pipeline, "STRIDE", 64)
+
+
+def _requests(
+    target: TargetAdapter, prompts: Sequence[list[int]], **generation: object
+) -> list[Request]:
+    requests, _ = prepare_requests(
+        target.model, prompts, generation, seed=3, max_position=target.spec.max_position
+    )
+    return requests
+
+
+def _drafter(target: TargetAdapter, tree: str = "deterministic") -> TrainedDrafter:
+    return TrainedDrafter(tiny_drafter(target), target, TREES[tree])
+
+
+def _both(
+    target: TargetAdapter,
+    drafter: TrainedDrafter | None,
+    prompts: Sequence[list[int]],
+    **generation: object,
+) -> tuple[DecodeRun, DecodeRun]:
+    """Return a finished run without captured steps, and one with captured steps."""
+    one, other = (_requests(target, prompts, **generation) for _ in range(2))
+    pool = PipelinePool()
+    run = CapturedRun(target, drafter, other, pool)
+    assert run._own is not None
+    return DecodeRun(target, drafter, one).finish(), run.finish()
+
+
+def _assert_same(one: DecodeRun, other: DecodeRun) -> None:
+    for own, expected in zip(other.sequences, one.sequences, strict=True):
+        assert own.token_ids == expected.token_ids
+        assert own.stats.emitted == expected.stats.emitted
+        assert own.stats.accepted == expected.stats.accepted
+        assert own.stats.target_forwards == expected.stats.target_forwards
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("tree", [*TREES, None])
+def test_tokens_and_statistics_are_those_of_uncaptured_steps(
+    tree: str | None, selection: str, batch: int
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = None if tree is None else _drafter(target, tree)
+    generation = {"max_new_tokens": 70, **SELECTIONS[selection]}
+    _assert_same(*_both(target, drafter, PROMPTS[:batch], **generation))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kind_of_drafter_can_run_on_the_device(name: str) -> None:
+    target = TargetAdapter(tiny_llama())
+    settings = VARIANTS[name]
+    parallel = settings.schedule.parallel_levels
+    shape = TreeShape(
+        autoregressive_levels=2, parallel_levels=parallel, children=2, breadth=2, num_nodes=6
+    )
+    drafter = TrainedDrafter(tiny_drafter(target, settings), target, shape)
+    _assert_same(*_both(target, drafter, PROMPTS[:2], max_new_tokens=30, do_sample=False))
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_length_limit_may_cut_an_accepted_path(count: int) -> None:
+    target = TargetAdapter(tiny_llama())
+    _assert_same(*_both(target, _drafter(target), PROMPTS[:2], max_new_tokens=count))
+
+
+def test_sequences_end_on_their_own() -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    prompts, drafter = [[n, 1] for n in range(6)], _drafter(target)
+    generation = {
+        "max_new_tokens": 40,
+        "do_sample": True,
+        "temperature": 3.0,
+        "eos_token_id": [3, 4],
+    }
+    one, other = _both(target, drafter, prompts, **generation)
+    _assert_same(one, other)
+    assert len({len(state.token_ids) for state in other.sequences}) > 2
+
+
+def test_positions_never_exceed_the_targets_limit() -> None:
+    model = tiny_llama(max_position_embeddings=48)
+    target = TargetAdapter(model)
+    _assert_same(*_both(target, _drafter(target), PROMPTS[:2], max_new_tokens=44))
+
+
+def test_requests_may_join_while_a_step_is_under_way() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = _drafter(target, "sampled")
+    requests = _requests(target, PROMPTS, max_new_tokens=40, do_sample=True)
+    alone = [DecodeRun(target, drafter, request).finish() for request in requests]
+    run = CapturedRun(target, drafter, requests[:2], PipelinePool())
+    was_captured = False
+    for number, _ in enumerate(run):
+        was_captured |= run._pipeline is not None
+        if number in (3, 7):
+            run.admit([requests[2 if number == 3 else 3]])
+    assert was_captured
+    assert [state.token_ids for state in run.sequences] == [own.token_ids for own in alone]
+
+
+def test_a_conversation_goes_on_after_captured_steps() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = _drafter(target)
+    first, second = [1, 2, 3], [4, 5]
+    texts = []
+    for kind in (DecodeRun, partial(CapturedRun, pipelines=PipelinePool())):
+        (request,) = _requests(target, [first], max_new_tokens=9)
+        context = Context(target, drafter, request.sampling, 1, 64)
+        longer = [*kind(target, drafter, request, context=context).finish().token_ids, *second]
+        (request,) = _requests(target, [longer], max_new_tokens=9)
+        texts.append(kind(target, drafter, request, context=context).finish().token_ids)
+    assert texts[0] == texts[1]
+
+
+def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
+    target = TargetAdapter(tiny_llama())
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
+    drafter = _drafter(target)
+    context = Context(target, drafter, request.sampling, 1, 64)
+    run = CapturedRun(target, drafter, request, PipelinePool(), context)
+    steps = iter(run)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    assert run.context.lengths == [len(run.token_ids) - 1]
+    assert run.context.session is not None
+    assert run.context.session.lengths == (len(run.token_ids) - 1,)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_logits_that_are_not_finite_end_the_run(
+    do_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30, do_sample=do_sample)
+    run = CapturedRun(target, _drafter(target), request, PipelinePool())
+    steps = iter(run)
+    next(steps)
+    emitted = len(run.token_ids)
+    logits = target.logits
+    monkeypatch.setattr(target, "logits", lambda features: logits(features) * float("nan"))
+    with pytest.raises(NumericalError, match="not finite"):
+        next(steps)
+    assert len(run.token_ids) == emitted
+
+
+def test_what_needs_the_host_is_decoded_without_capturing() -> None:
+    target = TargetAdapter(tiny_llama())
+    generation = {"max_new_tokens": 20, "do_sample": False, "repetition_penalty": 1.3}
+    requests = _requests(target, [[1, 2, 3]], **generation)
+    run = CapturedRun(target, _drafter(target), requests, PipelinePool())
+    for _ in run:
+        assert run._pipeline is None
+
+
+def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter, pool, addresses, counts = _drafter(target), PipelinePool(), [], []
+    expected = []
+    for prompt in PROMPTS:
+        (request,) = _requests(target, [prompt], max_new_tokens=30)
+        run = CapturedRun(target, drafter, request, pool)
+        addresses.append(run.context.cache.slot_layers[0].keys.data_ptr())
+        own = run._own
+        assert own is not None
+        expected.append(DecodeRun(target, drafter, request).finish().token_ids)
+        assert run.finish().token_ids == expected[-1]
+        counts.append(len(own._steps))
+    assert len(set(addresses)) == 1
+    assert len(set(counts)) == 1
+
+
+def test_recorded_steps_are_used_only_for_requests_with_the_same_processors() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter, pool = _drafter(target, "sampled"), PipelinePool()
+    for temperature in (0.5, 2.0, 0.5):
+        generation = {"max_new_tokens": 30, "do_sample": True, "temperature": temperature}
+        (request,) = _requests(target, [[1, 2, 3]], **generation)
+        expected = DecodeRun(target, drafter, request).finish().token_ids
+        assert CapturedRun(target, drafter, request, pool).finish().token_ids == expected
+
+
+def test_a_decoder_with_captured_steps_gives_the_same_text() -> None:
+    model = tiny_llama()
+    drafter = tiny_drafter(TargetAdapter(model))
+    for tree in ("auto", "fixed"):
+        decoders = [
+            SpeculativeDecoder(model, drafter, tree=tree, captured=captured)
+            for captured in (False, True)
+        ]
+        for temperature in (0.0, 1.0):
+            request = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
+            texts = [decoder.generate([1, 2, 3], **request) for decoder in decoders]
+            assert texts[0].new_token_ids == texts[1].new_token_ids
+
+
+def test_compiled_steps_cannot_be_captured() -> None:
+    with pytest.raises(ConfigError, match="captured=True and compiled=True"):
+        SpeculativeDecoder(tiny_llama(), compiled=True, captured=True)

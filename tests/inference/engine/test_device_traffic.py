@@ -1,0 +1,81 @@
+"""Counts the copies between host and device in decoding steps, as if the CPU were a GPU."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from torch import Tensor
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine import accept_batched, acceptance
+from inference.engine.loop import DecodeRun
+from inference.generation.preparation import prepare_requests
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+PROMPTS = ([1, 2, 3], [4, 5], [6, 7, 8, 9], [3, 1])
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count every copy that would cross from one side to the other."""
+    counts: Counter[str] = Counter()
+
+    def counted(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            counts[kind] += 1
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    for name in READS:
+        monkeypatch.setattr(Tensor, name, counted("reads", getattr(Tensor, name)))
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.setattr(torch, name, counted("uploads", getattr(torch, name)))
+    return counts
+
+
+SELECTIONS = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True},
+    "nucleus": {"do_sample": True, "top_p": 0.9, "temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("sampled_tree", [False, True], ids=["deterministic", "sampled tree"])
+@torch.inference_mode()
+def test_a_decoding_step_reads_once_and_uploads_at_most_once(
+    batch: int,
+    selection: str,
+    sampled_tree: bool,
+    traffic: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
+    drafter = TrainedDrafter(tiny_drafter(target), target, shape)
+    monkeypatch.setattr(acceptance, "samples_on_device", lambda *_: True)
+    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
+    requests, _ = prepare_requests(
+        target.model,
+        PROMPTS[:batch],
+        {"max_new_tokens": 40, **SELECTIONS[selection]},
+        seed=0,
+        max_position=target.spec.max_position,
+    )
+    run = DecodeRun(target, drafter, requests)
+    per_step = []
+    for number, _ in enumerate(run):
+        if number > 1 and len(run.live) == batch:
+            per_step.append(dict(traffic))
+        traffic.clear()
+    assert len(per_step) > 5
+    expected_uploads = 1 if sampled_tree or selection != "greedy" else 0  # of random numbers
+    assert {step.get("reads", 0) for step in per_step} == {1}
+    assert {step.get("uploads", 0) for step in per_step} == {expected_uploads}

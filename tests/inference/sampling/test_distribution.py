@@ -1,0 +1,62 @@
+"""Tests of the target's processed distributions."""
+
+import pytest
+import torch
+from helpers.tables import no_processors
+from torch import Tensor
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+from inference.draft_tree import ROOT, SequenceTree
+from inference.sampling.distribution import ProcessedDistribution
+from inference.sampling.options import Sampling
+from jakiro.errors import NumericalError
+
+# A root with the child 0, which has the child 1.
+TREE = SequenceTree(
+    token_ids=[2, 3],
+    parent=[ROOT, 0],
+    depth=[1, 2],
+    rank=[0, 0],
+    proposer_id=[0, 0],
+    sampled={},
+    deterministic={ROOT: [0], 0: [1]},
+    children={ROOT: [0], 0: [1]},
+)
+
+
+def _logits() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(3, 5)
+
+
+def test_without_processors_probabilities_are_the_softmax_of_the_logits() -> None:
+    logits = _logits()
+    probs = ProcessedDistribution(logits, [4], TREE, no_processors())
+    for node in (ROOT, 0, 1):
+        torch.testing.assert_close(probs(node), logits[node + 1].softmax(-1))
+        assert probs.best(node) == int(logits[node + 1].argmax())
+
+
+def test_greedy_decoding_has_a_point_mass() -> None:
+    probs = ProcessedDistribution(_logits(), [4], TREE, no_processors(do_sample=False))
+    assert probs(0).sort().values.tolist() == [0, 0, 0, 0, 1]
+    assert int(probs(0).argmax()) == probs.best(0)
+
+
+def test_processors_read_the_emitted_tokens_and_the_path_but_no_later_tokens() -> None:
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(2.0)])
+    emitted, logits = [4], _logits()
+    probs = ProcessedDistribution(logits, emitted, TREE, Sampling(processors, do_sample=True))
+    emitted.append(0)  # emitted after the distributions were made
+    for node, seen in ((ROOT, {4}), (0, {4, 2}), (1, {4, 2, 3})):
+        changed = probs.scores(node) != logits[node + 1]
+        assert set(changed.nonzero().flatten().tolist()) == seen
+
+
+def test_logits_that_are_not_finite_are_refused_with_their_position() -> None:
+    logits = _logits()
+    logits[2] = float("nan")
+    probs = ProcessedDistribution(logits, [4, 1], TREE, no_processors())
+    assert probs(ROOT).isfinite().all()
+    with pytest.raises(NumericalError, match="position 4"):
+        probs(1)
