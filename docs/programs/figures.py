@@ -63,7 +63,7 @@ class Speed(TypedDict):
     tau: float
     tokens_per_second: float
     speedup: float
-    interval: tuple[float, float]  # of the speed-up, 95%
+    interval: tuple[float, float]  # 95% interval of the speed-up
 
 
 class Speeds(TypedDict):

@@ -33,7 +33,9 @@ MEMORY = 256.0  # number of later trees after which the weight of a tree has dro
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
 CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
-OUTLIER = 2.0  # a step that takes more than this many times as long as expected counts as this
+# Longest duration of a step that is averaged, as a multiple of the expected duration; a longer
+# duration counts as this one.
+OUTLIER = 2.0
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
 FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
@@ -145,7 +147,7 @@ class AutoTree:
 
 
 class ReproducibleTree:
-    """Drafts trees of a single size, or no trees, for sampling with a given seed.
+    """Policy with trees of a single size, or no trees, for sampling with a given seed.
 
     The sampled text depends on the trees, so trees that follow the durations of decoding steps
     would give another text for the same seed. The size is the one that is expected to be fastest at

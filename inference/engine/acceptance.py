@@ -136,9 +136,9 @@ def _together(
 def _one_by_one(
     tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
 ) -> list[AcceptResult]:
-    """Return the outcome of each sequence, computed separately; works with any processors.
+    """Return the outcome of each sequence, computed separately.
 
-    Unlike in `_together`, the processors may read the tokens on the path to a node.
+    Unlike in `_together`, any processors are allowed, also those that read the path to a node.
     """
     trees, _ = tree.to_host()
     distributions = _distributions(trees, logits, sequences)

@@ -39,7 +39,7 @@ class SubjectSettings(Settings):
     """Target and drafter to measure.
 
     Attributes:
-        target: folder or Hub id of the target; None for the shared target next to the checkout, or
+        target: folder or hub id of the target; None for the shared target next to the checkout, or
             for a random model if there is no shared target.
         drafter: folder of the drafter; None for a random drafter.
         dtype: dtype of the target and the drafter.

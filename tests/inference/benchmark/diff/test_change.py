@@ -101,7 +101,7 @@ def test_other_groups_of_the_same_prompts_are_not_paired() -> None:
     ):
         changes = compare_documents(before, after)
         assert [method.is_paired for method in changes.methods] == [False, False]
-        assert "drafter=mine at T = 0, not paired" in _printed(changes)
+        assert "drafter=mine at T = 0 (the prompts were decoded in different" in _printed(changes)
 
 
 def test_few_groups_of_many_prompts_prove_nothing() -> None:
@@ -248,7 +248,7 @@ def test_the_table_shows_the_verdicts_of_its_figures() -> None:
     assert "drafter=[red]mine at T = 0 tau 2.3" in printed  # brackets are not markup
     assert "slower tokens/s" in printed
     assert "drifts with the machine" in printed
-    assert "not paired" not in printed
+    assert "different groups" not in printed
 
 
 def test_no_heading_and_no_figure_folds_over_a_line_break() -> None:
@@ -298,7 +298,7 @@ def test_results_of_different_targets_or_prompts_are_refused() -> None:
     environment = before.environment.model_copy(update={"target": target})
     with pytest.raises(DataError, match=r"different targets.*target-7b \(f+\).*target-7b \(e+\)"):
         compare_documents(before, before.model_copy(update={"environment": environment}))
-    with pytest.raises(DataError, match=r"different prompts.*got: 40, of which 3 are in both"):
+    with pytest.raises(DataError, match=r"different prompts.*got: 40 prompts, of which 3"):
         compare_documents(before, noisy_document(seed=1, first=37))
     with pytest.raises(
         DataError, match=r"no method in common.*autoregressive at T = 0.*ngram at T = 0"
