@@ -72,7 +72,7 @@ class Conversation:
             raise PromptError(
                 "the last turn of the conversation has not ended yet",
                 expected="one turn at a time",
-                got="a second turn, from another thread or while steps() of a turn are open",
+                got="a second turn, from another thread or before the end of steps()",
                 remedy="finish or close the last turn first, or use a Conversation for each thread",
             )
         try:

@@ -77,7 +77,7 @@ class SpeculativeDecoder:
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
-            fastest number; None for the number that the process uses.
+            fastest number; None for torch's current number.
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
             that are fastest on this machine, which are measured once. The formats change the
             drafts, but never the distribution of the output. Other drafters ignore this argument.
@@ -172,12 +172,12 @@ class SpeculativeDecoder:
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
 
         Args:
-            drafter: folder or hub name of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
+            drafter: folder or hub id of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
                 `lm=MODEL` (a smaller model), which need no training, but require `target`; or two
                 drafters that share trees, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
-            target: folder or hub name of the target; None for the target named in the drafter's
+            target: folder or hub id of the target; None for the target named in the drafter's
                 config.
-            tree: as for the class; for two drafters, a shape is that of the trained drafter.
+            tree: as for the class; if there are two drafters, a shape applies to the trained one.
             compiled: as for the class.
             packed: as for the class.
             threads: as for the class.

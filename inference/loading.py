@@ -50,9 +50,9 @@ def load_parts(
     """Load the parts of a decoder: target, drafter, tokenizer and trees.
 
     Args:
-        drafter: folder or hub name of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
+        drafter: folder or hub id of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
             `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
-        target: folder or hub name of the target; None for the target named in the drafter's config.
+        target: folder or hub id of the target; None for the target named in the drafter's config.
         tree: trees, as for `SpeculativeDecoder`. If shapes are given for a pair with a
             trained drafter, they are built into that drafter, and the returned `tree` is "fixed".
         compiled: whether to compile the trained drafter of a pair.

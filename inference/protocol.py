@@ -1,4 +1,4 @@
-"""The interface between the decoding engine and drafters, and the records that they exchange."""
+"""The interface between the decode engine and drafters, and the records that they exchange."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -336,7 +336,7 @@ def request_counter_of(drafter: Drafter | None) -> RequestCounter | None:
 
 
 class CostAware(Drafter):
-    """A drafter with a part that takes time, and that drafts only in steps in which it pays."""
+    """A drafter with a slow part, which drafts only in steps in which it saves time."""
 
     @property
     @abstractmethod
@@ -347,7 +347,7 @@ class CostAware(Drafter):
     def use_costs(
         self, verify: Callable[[int], float], draft: Mapping[int, float]
     ) -> Callable[[], None]:
-        """Let later sessions decide by these costs, and by rates that they learn.
+        """Let later sessions use the slow part by these costs, and by rates that they learn.
 
         Args:
             verify: function from the number of nodes of a tree to the seconds of its verification.

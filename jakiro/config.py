@@ -52,7 +52,7 @@ class TrunkSettings(Settings):
     joined."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
-    part in self-attention, as in EAGLE and vLLM; its memory and its features are read in any case.
+    part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
     This setting is part of the checkpoint, because a drafter must decode in the same way as it was
     trained."""
 

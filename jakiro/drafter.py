@@ -144,9 +144,9 @@ class JakiroDrafter(PreTrainedModel):
             **kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            CheckpointError: there is no drafter at `path`, its weights are missing, unexpected, or
-                of the wrong shape, or in files elsewhere, or the ids of the tokens that it may
-                draft are invalid.
+            CheckpointError: there is no drafter at `path`; its weights are not finite, do not match
+                its config, or are in files outside its folder; or the ids of the tokens that may be
+                drafted are invalid.
             ResourceError: there is too little memory for the drafter.
         """
         refuse_missing_folder(path, "a drafter from", _REMEDY)
@@ -188,7 +188,7 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
         hub = {name: load[name] for name in _HUB_ARGUMENTS if name in load}
         config, _ = JakiroConfig.get_config_dict(str(path), **hub)
         kind = config.get("model_type", "")
-        if kind in (JakiroConfig.model_type, ""):  # an incomplete config has other errors
+        if kind in (JakiroConfig.model_type, ""):  # an incomplete config raises an error later
             return
     raise CheckpointError(
         f"{path} is a {kind} model, not a drafter",

@@ -79,10 +79,10 @@ class EngineSettings(Settings):
     dtype: Precision = "fp32"
     """Precision of the drafter's computations; its master weights are always fp32."""
     offload_optimizer: bool = False
-    """Keep the optimizer states in main memory and update the weights there; needs zero_stage 1 or
-    higher."""
+    """Keep the optimizer states in main memory and update the weights there. This requires a
+    zero_stage of at least 1."""
     offload_parameters: bool = False
-    """Keep the parameters in main memory until they are used; needs zero_stage 3."""
+    """Keep the parameters in main memory until they are used. This requires zero_stage 3."""
     activation_checkpointing: bool = False
     """Recompute the drafter's activations in the backward pass instead of storing them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -150,7 +150,7 @@ class CheckpointSettings(Settings):
     agreement with the target on held-out data or, without held-out data, with the highest tau."""
     finish_with_best: bool = True
     """At the end, write the drafter with the highest agreement on held-out data, which may be an
-    earlier one, instead of the last drafter; needs held-out data and keep_best."""
+    earlier one, instead of the last drafter. This requires held-out data and keep_best."""
 
 
 class TrainSettings(Settings):

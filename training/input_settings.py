@@ -35,7 +35,8 @@ class DataSettings(Settings):
     """Documents that fit into a sequence are kept whole unless more than 5% of the positions would
     then be padding. In that case, this setting names the kinds of documents that may be split: none
     (never), plain texts, or all. Each piece after the first starts in the middle of its document,
-    without the tokenizer's first token and without the preceding text."""
+    without the preceding text and without the token with which the tokenizer begins a text (such as
+    BOS)."""
     validation_size: int = Field(0, ge=0)
     """Number of records, such as conversations, that are held out of training for evaluation."""
     skip_bad_records: bool = False
@@ -70,8 +71,8 @@ class TargetStateSettings(Settings):
     folder: Path | None = None
     """Folder of the stored states; required if the source is offline."""
     dtype: TargetStateDtype = "bf16"
-    """Precision of the stored states; with fp32, training gives bit for bit the same result as with
-    source online."""
+    """Precision of the stored states; with fp32, training gives bit for bit the same result as
+    with online states."""
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":
@@ -83,23 +84,24 @@ class TargetStateSettings(Settings):
 class BatchSettings(Settings):
     """The batch of one optimizer step; the same for any number of processes.
 
-    `anchor_samples`, `anchors` and `curriculum_fraction` apply only to a trunk that does not read
-    features; a trunk that reads features uses `drafter.trunk.ttt_steps` instead.
+    `anchor_samples`, `anchors` and `curriculum_fraction` apply only to a moa trunk. The other kinds
+    of trunks, which read features, use `drafter.trunk.ttt_steps` instead.
     """
 
     global_batch_size: int = Field(8, ge=1)
     """Number of packed sequences in an optimizer step, over all processes."""
     micro_batch_size: int = Field(8, ge=1)
-    """Number of packed sequences that a process reads at a time; changes memory use and speed,
-    but not the batch of an optimizer step."""
+    """Number of packed sequences that a process reads at a time. This number affects memory use and
+    speed, but not the batch of an optimizer step."""
     anchor_samples: int = Field(1, ge=1, le=8)
     """For a moa trunk: number of anchors sampled for each position; all of them share one forward
     pass of the target."""
     anchors: Anchors = "drafting"
     """For a moa trunk: rule that chooses anchors. The anchor of a position is the last position
-    before it that counts as verified. drafting: mostly at a distance that occurs in drafting.
-    blocks: also at such distances, but neighboring positions share an anchor, as tail_layers
-    requires. previous: always the preceding position, as in ordinary teacher forcing."""
+    before it that counts as verified. drafting: each position has its own random distance from its
+    anchor, mostly a distance that also occurs in decoding. blocks: neighboring positions share an
+    anchor, which tail_layers requires; the distances are similar. previous: the anchor is always
+    the preceding position, as in ordinary teacher forcing."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""

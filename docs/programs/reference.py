@@ -76,7 +76,7 @@ def _yaml_line(name: str, field: FieldInfo, indent: str) -> str:
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:
-    for line in textwrap.wrap(text, _WIDTH - len(indent)):
+    for line in textwrap.wrap(text, _WIDTH - len(indent), break_on_hyphens=False):
         yield f"{indent}# {line}"
 
 

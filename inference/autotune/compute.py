@@ -41,7 +41,7 @@ class Compute(Settings, frozen=True):
     """A way to compute on a CPU.
 
     Attributes:
-        threads: number of threads of decoding steps; None for the process's number.
+        threads: number of threads of decoding steps; None for torch's current number.
         packed: whether the target's weights are reordered.
         pack_single: whether forward passes over a single token use reordered weights, too.
     """
@@ -128,7 +128,7 @@ def choose_compute(
 
     Args:
         target: the frozen target.
-        threads: number of threads; "auto" to choose it, None for the process's number.
+        threads: number of threads; "auto" to choose it, None for torch's current number.
         packed: whether weights are reordered; "auto" to choose it.
         drafts: whether a drafter will be used.
         folder: folder in which measurements are cached; None for the user's cache folder.
@@ -155,7 +155,7 @@ def contenders(
 
     Args:
         target: the frozen target.
-        threads: number of threads; "auto" to choose it, None for the process's number.
+        threads: number of threads; "auto" to choose it, None for torch's current number.
         packed: whether weights are reordered; "auto" to choose it.
         drafts: whether several tokens are verified at once.
         folder: folder in which measurements are cached; None for the user's cache folder.
@@ -242,7 +242,7 @@ def possible_ways(target: TargetAdapter, threads: Threads, packed: Packed) -> It
 
     Args:
         target: the frozen target.
-        threads: number of threads; "auto" for several numbers, None for the process's number.
+        threads: number of threads; "auto" for several numbers, None for torch's current number.
         packed: whether weights are reordered; "auto" for both.
     """
     if target.device.type != "cpu":

@@ -94,7 +94,7 @@ def measure_costs(
         for passes, work in drafts.items():
             draft[passes].append(seconds_of(work))
     return Costs(
-        # Whatever else the machine does only adds to the times.
+        # The minimum is used, because other work of the machine only lengthens the times.
         verify={count: min(times[1:]) for count, times in verify.items()},
         draft={passes: min(times[1:]) for passes, times in draft.items()},
     )

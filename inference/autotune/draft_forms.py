@@ -26,7 +26,8 @@ from jakiro.target.packed_linear import PackedLinear, packed_copy
 from jakiro.utils.logs import get_logger
 
 ROWS = 4  # number of nodes that one drafter pass reads during timing
-# Number of repetitions; the first is a warm-up, in which the draft head also copies its rows.
+# Number of repetitions; the first is a warm-up, in which the draft head also copies the rows of the
+# draft vocabulary.
 REPEATS = 7
 # The int8 head must be this many times as fast as the best other head, because fewer of its drafts
 # may be accepted.
@@ -91,7 +92,9 @@ def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
 
 
 def fastest_head(seconds: Mapping[HeadForm, float]) -> HeadForm:
-    """Return the fastest format of the head; int8 only if it is `LEAST_GAIN` times as fast.
+    """Return the fastest format of the head.
+
+    Int8 is returned only if it is `LEAST_GAIN` times as fast as the best other format.
 
     Args:
         seconds: seconds that the head takes in each format.
@@ -111,7 +114,7 @@ def _head_work(target: TargetAdapter, model: JakiroDrafter, form: HeadForm) -> C
 
 
 def _layer_work(model: nn.Module) -> Callable[[], object]:
-    """Return a function that computes all linear layers of a drafter once."""
+    """Return a function that applies every linear layer of a drafter once."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     # A packed layer contains the layer whose weight it copied, and only the packed one is timed.
     packed = [module for module in model.modules() if isinstance(module, PackedLinear)]

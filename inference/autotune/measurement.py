@@ -22,7 +22,7 @@ from jakiro.utils.settings import Settings
 
 CONTEXT = 128  # number of tokens in the context during timing
 REFERENCE_SECONDS = 0.03  # duration of each check whether other processes slow this one down
-QUIET = 1.3  # largest ratio of reference times at which a measurement is stored on disk
+QUIET = 1.3  # largest ratio of reference times at which a measurement is not provisional
 
 _logger = get_logger(__name__)
 _in_this_process: dict[Path, Settings] = {}

@@ -89,7 +89,7 @@ class AutoTree:
 
 
 class ReproducibleTree:
-    """Drafts trees of a single size, or no trees, for sampling with a given seed.
+    """Policy with trees of a single size, or no trees, for sampling with a given seed.
 
     The sampled text depends on the trees, so trees that follow the durations of decoding steps
     would give another text for the same seed. The size is the one that is expected to be fastest at

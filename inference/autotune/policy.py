@@ -36,7 +36,7 @@ def policy_for(
         target: the frozen target.
         drafter: drafter of the trees; None for autoregressive decoding.
         tree: trees, as for `SpeculativeDecoder`.
-        threads: number of threads of decoding steps; None for the process's number.
+        threads: number of threads of decoding steps; None for torch's current number.
     """
     if tree != "auto" or drafter is None:
         return AlwaysDraft.with_all_of(drafter)
@@ -54,7 +54,7 @@ def policy_for(
 
 
 def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
-    """Return the trees of a trained drafter; None for the levels that it was trained for.
+    """Return the trees of a trained drafter; None for trees with as many levels as in training.
 
     Args:
         drafter: trained drafter.
@@ -91,10 +91,11 @@ def numbered(
     *,
     is_seeded: bool,
 ) -> RequestGroup:
-    """Return the requests with their policy, numbered if drafter or policy learn from requests.
+    """Return the requests with their policy.
 
-    The random numbers of a request depend on its number. Otherwise, candidates could be accepted or
-    rejected by the same random numbers from which drafts or tree sizes were learned earlier.
+    The requests are numbered if the drafter or the policy learns from requests. The random numbers
+    of a request depend on its number. Otherwise, candidates could be accepted or rejected by the
+    same random numbers from which drafts or tree sizes were learned earlier.
 
     Args:
         requests: requests with the same sampling.

@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
 CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
-OUTLIER = 2.0  # a step that takes more than this many times as long as expected counts as this
+# Longest duration of a step that is averaged, as a multiple of the expected duration; a longer
+# duration counts as this one.
+OUTLIER = 2.0
 
 
 class Slowness:

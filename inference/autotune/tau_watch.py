@@ -11,7 +11,8 @@ from inference.sampling.options import Sampling
 from jakiro.utils.logs import get_logger
 
 ENOUGH = 256  # smallest number of decoding steps before a warning
-# A warning is written if the accepted drafts per step are below this share of the evaluation's.
+# A warning is written if fewer drafts are accepted per step than this share of their number in the
+# evaluation.
 FAR_BELOW = 0.6
 
 _logger = get_logger(__name__)

@@ -61,7 +61,7 @@ def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
     if name:
         layers = "reordered weights" if forms.packed else "own weights"
         title += f", with {name} ({layers}; format of the head: {forms.head})"
-    table = _table(title, ("part", "ms", "relative to no drafts"))
+    table = _table(title, ("part", "ms", "relative to a step without drafts"))
     alone = costs.verify_seconds(0)
     parts = {f"verification of {count} nodes": value for count, value in costs.verify.items()}
     parts |= {f"drafting, {passes} passes": value for passes, value in costs.draft.items()}

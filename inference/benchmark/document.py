@@ -54,7 +54,7 @@ class ComparisonSettings(Settings):
         keep_state: whether adaptive methods keep what they have learned from earlier prompts; if
             not, they are reset before each group of prompts.
         threads: number of threads to compute with on a CPU; "auto" for the fastest number for each
-            method; None for the process's number.
+            method; None for torch's current number.
         packed: whether this package reorders the target's weights for the CPU; "auto" for what is
             faster.
         baseline: name of the method that speed-ups refer to; None for `transformers` if that

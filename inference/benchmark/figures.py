@@ -1,4 +1,4 @@
-"""Computation of figures, with their bootstrap intervals, from samples.
+"""Computation of tau, speed and other values of a method, with bootstrap intervals.
 
 Intervals are computed over groups of prompts that are decoded together. At batch size 1, each group
 is a single prompt.
@@ -148,10 +148,9 @@ def _speed(samples: Sequence[Sample]) -> float:
 
 
 def _decoding_speed(samples: Sequence[Sample], seconds: float) -> float:
-    """Return the number of tokens per second after the first delivery of each chat turn."""
-    first: dict[
-        object, float
-    ] = {}  # seconds until all prompts had their first token, by group and chat turn
+    """Return the tokens per second, without the first tokens of each chat turn and their time."""
+    # Seconds until all prompts of a group had their first token, for each chat turn.
+    first: dict[object, float] = {}
     for sample in samples:
         for number, turn in enumerate(sample.turns):
             key = sample.repeat, sample.group, number

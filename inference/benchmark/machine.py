@@ -37,7 +37,7 @@ def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
 
 
 def emit(document: dict[str, Any]) -> None:
-    """Write a JSON object as a single line to standard output, after all other output."""
+    """Write a JSON object as a single line to standard output."""
     sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
     sys.stdout.flush()
 
@@ -62,7 +62,7 @@ def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
 
     Args:
         target: measured target.
-        name_or_path: folder or Hub id that the target was loaded from.
+        name_or_path: folder or hub id that the target was loaded from.
     """
     origin = provenance()
     git = origin["git"] or {"sha": None, "is_dirty": None}

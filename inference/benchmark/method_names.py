@@ -61,9 +61,8 @@ class MethodName:
         second_settings: path of the settings of the second drafter; None for the defaults.
         pair_settings: path of the settings that determine how two drafters share trees; None
             for the defaults.
-        merged_repeats: largest number of candidates of a tree after paths that end with the same
-            tokens as another path have been continued in the same way (see `RepeatingDrafter`);
-            None to leave trees as they are drafted.
+        merged_repeats: largest number of candidates of a tree, including the repetitions that
+            `RepeatingDrafter` adds; None to add no repetitions.
     """
 
     kind: str

@@ -98,7 +98,7 @@ class Comparison:
         methods: methods to compare, as returned by `build_methods`.
         model: the target.
         tokenizer: tokenizer of the target.
-        name_or_path: folder or Hub id that the target was loaded from.
+        name_or_path: folder or hub id that the target was loaded from.
 
     Raises:
         PromptError: a prompt cannot be encoded, or leaves no room for its continuation.
@@ -200,7 +200,7 @@ class Comparison:
         return {sample.prompt.fingerprint: sample.token_ids for sample in samples}
 
     def _reference(self, harness: Harness) -> Reference | None:
-        """Return the target's greedy tokens; None if not needed, or if a method yields them."""
+        """Return the target's greedy tokens; None if they are not needed or a method gives them."""
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
@@ -251,7 +251,7 @@ def _trial_prompts(
 
 
 def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """Return the prompts interleaved by category, so that the first come from all categories."""
+    """Return prompts interleaved by category, so that the first ones come from all categories."""
     by_category: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)

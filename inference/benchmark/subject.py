@@ -49,7 +49,7 @@ def load_target(
     """Load a target and its tokenizer.
 
     Args:
-        name_or_path: folder or Hub id.
+        name_or_path: folder or hub id.
         dtype: dtype of the weights; "auto" for the dtype of the checkpoint.
         device: device of the target.
 
@@ -66,8 +66,8 @@ class Subject(NamedTuple):
     Attributes:
         model: the target.
         tokenizer: tokenizer of the target.
-        threads: number of threads; "auto" for the fastest number for each method, None for the
-            process's number.
+        threads: number of threads; "auto" for the fastest number for each method, None for
+            torch's current number.
         packed: whether the methods of this package reorder the target's weights; "auto" for what is
             faster.
         draft_forms: formats of the weights that trained drafters compute with; "auto" for the
@@ -105,13 +105,16 @@ class Subject(NamedTuple):
         """Return the numbers of threads with which transformers is measured.
 
         If `threads` is "auto", these are the numbers that may be the fastest, so that the baseline
-        is never reported with an unfortunate one.
+        is not reported with a slow one.
         """
         ways = contenders(self._target, self.threads, packed=False, drafts=False)
         return [way.threads for way in ways]
 
     def threads_of_drafting(self) -> int | None:
-        """Return the number of threads of transformers with drafts, the fastest for "auto"."""
+        """Return the number of threads with which transformers decodes with drafts.
+
+        If `threads` is "auto", this is the fastest number.
+        """
         return choose_compute(self._target, self.threads, packed=False).threads
 
     @property
@@ -132,8 +135,8 @@ def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]
     Raises:
         CheckpointError: a drafting model or table cannot be loaded.
         TargetMismatch: a drafter belongs to a different target.
-        TargetNotSupported: the target or a drafting model cannot verify or draft trees, or the
-            target's weights cannot be reordered.
+        TargetNotSupported: the target cannot verify trees, a drafting model cannot draft them, or
+            the target's weights cannot be reordered.
         ConfigError: the vocabulary of a drafting model differs from the target's, or settings
             cannot be used.
     """

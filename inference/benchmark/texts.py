@@ -43,7 +43,7 @@ def answer_of(sample: Sample, decode: Decode) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return text without its middle if it is long, and without parts that are no UTF-8."""
+    """Return text without its middle if it is long, and without parts that are not UTF-8."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     if len(text) <= _LONGEST:
         return text

@@ -29,7 +29,7 @@ class TransformersDecoding:
         model: the target.
         family: name under which the fastest of several settings is reported; None for `name`.
         note: remark for readers of the report.
-        threads: number of threads to compute with on a CPU; None for the process's number.
+        threads: number of threads to compute with on a CPU; None for torch's current number.
         **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
 
@@ -66,7 +66,7 @@ class TransformersDecoding:
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
-        # The prompt is read with the process's number of threads, as in this package.
+        # The prompt is read with torch's current number of threads, as in this package.
         with num_threads(torch.get_num_threads()), _watched(self._model, self.compute) as watch:
             tokens = generate(
                 input_ids,
@@ -121,7 +121,7 @@ class _ForwardTimer(BaseStreamer):
     """Recorder of delivery times and of the seconds of the model's forward passes.
 
     After each forward pass, the number of threads is set to that of `compute`, so that only prefill
-    uses the process's number.
+    uses torch's own number.
     """
 
     def __init__(self, compute: Compute) -> None:

@@ -25,8 +25,8 @@ class Candidates(NamedTuple):
     # index of each candidate's node in the tree that these candidates were taken from; None if they
     # were not taken from a tree
     origin: Int64[np.ndarray, " nodes"] | None = None
-    # how reliable the candidates are as a whole, such as the length of a match; None if their
-    # scores say everything
+    # measure of the reliability of all candidates together, such as the length of a match; None if
+    # there is no such measure besides the scores
     strength: int | None = None
 
     @classmethod

@@ -34,14 +34,14 @@ class LookupSettings(Settings):
     # largest number of matches to merge; the longest are preferred, then the latest
     matches: int = Field(32, ge=1, le=MOST_CANDIDATES)
     growth: float = Field(2.0, ge=1)  # factor of a match's weight for each additional equal token
-    # factor of a match's weight for each better match: one that is longer, or as long and later
+    # factor of a match's weight for each other match that is longer, or as long and later
     recency: float = Field(0.9, gt=0, le=1)
     # factor of a candidate's score for each drafted token before it on its path
     discount: float = Field(0.8, gt=0, le=1)
 
 
 class LookupDrafter(TokenDrafter):
-    """Drafts the text that followed earlier occurrences of the last tokens; stateless.
+    """Drafter of the text that followed earlier occurrences of the last tokens; stateless.
 
     Args:
         settings: settings for matches and trees; None for the defaults.

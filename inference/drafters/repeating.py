@@ -143,7 +143,7 @@ class _Unrolled:
 
 
 class RepeatingDrafter(DelegatingDrafter):
-    """Drafts with another drafter, and continues repetitions in the trees of that drafter.
+    """Drafter that continues repetitions in the trees of another drafter.
 
     Args:
         drafter: drafter of deterministic trees.

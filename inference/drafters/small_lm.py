@@ -50,7 +50,7 @@ class SmallLMSettings(Settings):
 
 
 class SmallLMDrafter(Drafter):
-    """Drafts with a small causal LM that uses the target's tokenizer; thread-safe.
+    """Drafter that uses a small causal LM with the target's tokenizer; thread-safe.
 
     Args:
         model: small model, which is moved to the target's device.

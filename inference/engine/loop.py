@@ -35,7 +35,7 @@ class DecodeStep:
     finished: bool
     index: int = 0  # index of the request in the run
     details: TokenDetails | None = None  # None if no details were requested
-    autoregressive_seconds: float = 0.0  # as in the statistics, for the tokens of this step
+    autoregressive_seconds: float = 0.0  # estimate for these tokens without drafts; 0 if unknown
 
 
 class DecodeRun:
@@ -54,8 +54,8 @@ class DecodeRun:
         context: context of an earlier chat turn, for a run with a single request. The context
             remains open at the end of the run. None for a new context.
         record: details to return for each token; None to return none.
-        threads: number of threads that decoding steps compute with on a CPU; None to leave the
-            process's number as it is.
+        threads: number of threads that decoding steps compute with on a CPU; None for torch's
+            current number.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DecodeRun:
     def __iter__(self) -> Generator[list[DecodeStep], None, None]:
         """Yield the first tokens of sequences, and the tokens of each decoding step.
 
-        The first item contains the first tokens of the first requests.
+        The first item contains the first tokens of the requests with which the run was created.
         """
         try:
             while not self.is_closed and (self.live or self._prefill or self._waiting):

@@ -58,7 +58,7 @@ class DraftPolicy(Protocol):
 
 
 class AlwaysDraft:
-    """Drafts at every decoding step, with the same limits.
+    """Policy that drafts at every decoding step, with the same limits.
 
     Args:
         budget: limits of the trees; None to decode without drafts.

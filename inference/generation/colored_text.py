@@ -24,7 +24,7 @@ class TextPiece(NamedTuple):
 
 
 class _Color(NamedTuple):
-    terminal: str  # style of rich
+    terminal: str  # style in the syntax of the library `rich`
     html: str  # background color, legible in light and in dark notebooks
 
 
@@ -57,7 +57,7 @@ def pieces_by_depth(
 
 
 def terminal_style(depth: int) -> str:
-    """Return the style of rich for tokens of a depth."""
+    """Return the style for tokens of a depth, in the syntax of the library `rich`."""
     return _color(depth).terminal
 
 

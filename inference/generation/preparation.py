@@ -183,7 +183,7 @@ def share_processors(requests: list[Request]) -> list[Request]:
 
 
 def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
-    """Return requests with the random numbers of later rows of a batch.
+    """Return the requests with the random numbers that they would have in later rows of a batch.
 
     Args:
         requests: requests with the same seed.
@@ -208,7 +208,7 @@ def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Reque
     if len(seeds) != len(requests):
         raise PromptError(
             "the number of seeds differs from the number of prompts",
-            expected=f"one seed, or {len(requests)}",
+            expected=f"one seed, or {len(requests)} seeds",
             got=f"{len(seeds)} seeds",
         )
     return [

@@ -21,7 +21,7 @@ from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.sampled import check_sampled
 from jakiro.errors import PromptError
 
-# Is given what is counted and how often, and returns a function that is called each time.
+# Function that receives what is counted and how often, and returns a function to call each time.
 Track = Callable[[str, int], Callable[[], None]]
 
 

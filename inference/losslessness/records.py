@@ -10,7 +10,7 @@ from jakiro.utils.wording import counted
 FALSE_ALARM = 0.001  # probability that a correct decoder fails one or more distribution tests
 DISTRIBUTION_TESTS = 2  # number of distribution tests for each prompt
 FEWEST_SAMPLES = 50
-QUICK_SAMPLES = 200  # number of samples of a verification in a hurry
+QUICK_SAMPLES = 200  # number of samples with `jakiro verify --quick`
 
 
 class VerifySettings(Settings):
@@ -188,7 +188,7 @@ class VerifyReport(_Result):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What limits the meaning of the result: checks in which no draft was accepted."""
+        """The remark on checks that say little, because no draft was accepted; empty if none."""
         undrafted = [check.name for check in self.checks if check.drafted == 0]
         if not undrafted:
             return ()

@@ -135,7 +135,7 @@ def bench(
         typer.Option(
             "--costs",
             help="Measure and print the costs that automatic choices depend on, instead of "
-            "decoding; needs only --target. --method drafter=PATH adds the costs of that drafter.",
+            "decoding. Only --target is required. --method drafter=PATH adds a drafter's costs.",
         ),
     ] = False,
     compare: Annotated[

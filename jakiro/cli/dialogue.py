@@ -61,7 +61,7 @@ class Dialogue:
         self.tokenizer = needed(decoder.tokenizer)
         if self.tokenizer.chat_template is None:
             raise PromptError(
-                "the target has no chat template, so it is no chat model",
+                "the target has no chat template, so it is not a chat model",
                 expected="a target whose tokenizer has a chat template",
                 got=type(self.tokenizer).__name__,
                 remedy="continue plain texts with `jakiro generate`",

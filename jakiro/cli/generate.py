@@ -41,7 +41,7 @@ def generate(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="With a seed, sampled text can be repeated; trees then have a single size."
+            help="The same seed gives the same sampled text; with a seed, all trees have one size."
         ),
     ] = None,
     tree: options.TreeChoice = "auto",
@@ -123,7 +123,7 @@ def _prompt_text(prompt: str) -> str:
 
 
 def _is_chat(decoder: "SpeculativeDecoder", raw: bool, system: str | None) -> bool:
-    """Return whether the prompt is sent as a chat message, and print which of the two is done.
+    """Print and return whether the prompt is sent as a chat message.
 
     Raises:
         PromptError: there is a system prompt, but the chat template is not used.

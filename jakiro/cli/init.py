@@ -22,8 +22,8 @@ def init(
         typer.Option(
             metavar="PATH",
             help="Training data: a JSON, JSONL or Parquet file, a folder of such files, or a "
-            "dataset of the hub; may be repeated. By default, the file that `jakiro synthesize` is "
-            "to write.",
+            "dataset of the hub; may be repeated. By default, the file that the printed command "
+            "`jakiro synthesize` writes.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Settings file to write.")] = Path(
@@ -58,7 +58,7 @@ def _write_new(path: Path, content: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}",
-            expected="a file in an existing folder that can be written",
+            expected="a path in an existing folder, with permission to write there",
             got=error.strerror or error,
             remedy="check --out",
         ) from error

@@ -65,7 +65,8 @@ def writer(
             ) from error
         except KeyboardInterrupt:
             if not path.exists():  # otherwise the file is complete
-                say(f"interrupted before {content} were in {path}: copy {_kept(text, path.suffix)}")
+                kept = _kept(text, path.suffix)
+                say(f"after an interruption, {content} are not in {path}: copy {kept}")
             raise
 
     return write

@@ -9,7 +9,7 @@ from jakiro.cli.options import Context, settings_from
 from jakiro.utils.logs import quiet_libraries
 
 profile = typer.Typer(
-    name="profile", help="Measure the decoding loop itself, part by part.", no_args_is_help=True
+    name="profile", help="Measure the decode engine, part by part.", no_args_is_help=True
 )
 
 _Target = Annotated[

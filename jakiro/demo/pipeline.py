@@ -165,7 +165,7 @@ def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
     ]
     settings = ComparisonSettings(
         methods=tuple(method.name for method in methods),
-        prompts="heads of functions and classes of held-out files",
+        prompts="headers of functions and classes in held-out files",
         max_new_tokens=demo.preset.max_new_tokens,
         temperatures=TEMPERATURES,
     )

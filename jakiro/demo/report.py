@@ -144,7 +144,7 @@ def explain_slowdowns(results: list[dict[str, Any]], choice: PlanChoice) -> list
         f"At T = {row['temperature']:g}, autoregressive decoding was faster, because a decoding "
         "step with drafts takes at least as long as "
         f"{autoregressive / choice.costs.ceiling(_shape(row['temperature'], choice), 1.0):.2f} "
-        f"autoregressive steps and yielded only {row['tau']:.2f} tokens on average."
+        f"autoregressive steps and yields only {row['tau']:.2f} tokens on average."
         for row in results
         if row["method"] == JAKIRO and row["speedup_over_autoregressive"] < 1
     ]

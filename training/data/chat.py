@@ -1,4 +1,4 @@
-"""Parses conversations with turns `{"role", "content"}` or `{"from", "value"}` (ShareGPT)."""
+"""Parser of conversations with turns `{"role", "content"}` or `{"from", "value"}` (ShareGPT)."""
 
 import json
 from typing import Any, NamedTuple

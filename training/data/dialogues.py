@@ -1,4 +1,4 @@
-"""Decodes many dialogues with the target together, in a batch that is refilled continuously.
+"""Decoding of many dialogues together, in a batch that is refilled continuously.
 
 A dialogue is a generator: it yields a turn, receives the target's output, and returns a result
 after its last turn. When a turn is complete, it is replaced in the batch by the next turn of the

@@ -1,4 +1,4 @@
-"""Encodes data records as documents: tokens, with a mask of the tokens to be predicted."""
+"""Encoding of data records as documents: tokens, with a mask of the tokens to be predicted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice

@@ -1,4 +1,4 @@
-"""Selects the documents held out for validation, and makes prompts from documents."""
+"""Selection of the documents held out for validation, and prompts made from documents."""
 
 from collections.abc import Iterable
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Packs documents into sequences of equal length, and collates sequences into batches."""
+"""Packing of documents into sequences of equal length, and of sequences into batches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Renders conversations with the tokenizer's chat template, and finds the spans of the responses.
+"""Rendering of conversations with the tokenizer's chat template, and the spans of responses.
 
 Because templates rarely mark the responses, a response is defined as the text that the template
 adds when an assistant turn is appended.

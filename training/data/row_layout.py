@@ -1,4 +1,4 @@
-"""Lays out packed sequences: whole documents, or documents that are split to fill sequences."""
+"""Layout of packed sequences: whole documents, or documents that are split to fill sequences."""
 
 from array import array
 from bisect import bisect_left, insort
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from training.data.counts import Fill
 from training.data.token_store import TokenStore
 
-_PARTS = 40  # no piece of a document split to fill sequences is shorter than 1/40 of one
+_PARTS = 40  # pieces of documents split to fill sequences have at least 1/40 of a sequence
 
 
 class Piece(NamedTuple):

@@ -1,4 +1,4 @@
-"""Compresses training data into Parquet files, optionally without records that name persons."""
+"""Compression of training data into Parquet files, with or without records that name persons."""
 
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Synthesizes training data: the target writes both the users' turns and its own answers.
+"""Synthesis of training data: the target writes both the users' turns and its own answers.
 
 If a chat model reads its template up to the point where the user's text begins, the tokens that are
 sampled next form a user's turn (Magpie, arXiv 2406.08464). The template then continues, and the
@@ -133,7 +133,7 @@ class Synthesizer:
     Raises:
         ConfigError: a question and its answer may be too long for the target's context.
         DataError: the tokenizer is missing, or has no chat template for conversations; or the
-            target has no first token for texts.
+            target has no token with which a text can begin.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: SynthesisSettings) -> None:
@@ -185,7 +185,13 @@ class Synthesizer:
     def _is_usable(
         self, candidate: _Candidate, seen: set[tuple[int, ...]], counts: SynthesisCounts
     ) -> bool:
-        """Return whether a candidate has content and is not a duplicate of an earlier record."""
+        """Return whether a candidate has content that is new; otherwise, count it as dropped.
+
+        Args:
+            candidate: finished candidate.
+            seen: beginnings of all records so far; the beginning of a usable candidate is added.
+            counts: counts to be updated.
+        """
         key = self._key(candidate.beginning)
         if not key or key in seen:
             counts.dropped["duplicate" if key else candidate.reason or "empty"] += 1
@@ -370,7 +376,7 @@ def _chat(candidate: _Candidate) -> Chat:
 def _nothing_usable(counts: SynthesisCounts) -> DataError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.most_common())
     return DataError(
-        f"no usable record in {LONGEST_SILENCE} attempts",
+        f"{LONGEST_SILENCE} attempts in a row produced no usable record",
         expected="a target that ends its turns and texts",
         got=f"records dropped in the whole run: {reasons}",
         remedy="check the target's end tokens and chat template, or lower --temperature",

@@ -1,4 +1,4 @@
-"""Writes the token cache, and counts records and documents."""
+"""Writer of the token cache, which counts records and documents."""
 
 import hashlib
 import json

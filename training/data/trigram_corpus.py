@@ -1,4 +1,4 @@
-"""Counts trigrams in text files and training data."""
+"""Trigram counts of text files and training data."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

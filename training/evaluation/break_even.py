@@ -45,7 +45,7 @@ class BreakEven(NamedTuple):
 
     @property
     def warning(self) -> str | None:
-        """A warning with proposals if few drafters could pay; None if the costs are low enough."""
+        """A warning with proposals if few drafters can save time; None if costs are low enough."""
         limit = _NEAR * self.largest_tau
         if self.highest <= limit:
             return None

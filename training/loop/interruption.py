@@ -15,7 +15,7 @@ _logger = get_logger(__name__)
 class Interruption:
     """Receives SIGINT (Ctrl-C) and SIGTERM within a `with` block.
 
-    The first signal is only recorded, so that the run can save its state after the current step. A
+    The first signal is only recorded, so that the run can save its state at the end of a step. A
     second SIGINT raises KeyboardInterrupt at once. In threads other than the main thread, which
     receive no signals, the block does nothing.
 
@@ -63,7 +63,9 @@ class Interruption:
         if self._is_requested:
             raise KeyboardInterrupt
         if self._processes.is_first:
-            _logger.warning("saving after this step; press Ctrl-C again to end at once")
+            _logger.warning(
+                "the run will end after a complete step; press Ctrl-C again to end it at once"
+            )
         self._note(number, frame)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:

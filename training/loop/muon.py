@@ -48,8 +48,8 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         parameters: matrices; matrices of the same shape are updated in one batch.
-        lr: spectral norm of the update of a square matrix; the update of a matrix with more rows
-            than columns is larger by a factor of the square root of rows over columns.
+        lr: approximate spectral norm of the update of a square matrix; the update of a matrix with
+            more rows than columns is larger by a factor of the square root of rows over columns.
         momentum: fraction of the previous momentum that each step keeps.
         num_steps: number of iterations of `orthogonalize`.
     """

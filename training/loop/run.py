@@ -36,7 +36,9 @@ _logger = get_logger(__name__)
 
 
 class Run:
-    """Completes a prepared run; all processes take part, and the first process writes the files.
+    """Carries out a prepared run, or the rest of an interrupted one.
+
+    All processes take part, and the first process writes the files.
 
     Args:
         inputs: inputs of the run.
@@ -185,7 +187,7 @@ class Run:
         return None
 
     def _end_interrupted(self, *, is_saved: bool) -> NoReturn:
-        """End the run as the user requested, and log how it can be resumed.
+        """End the run after a signal, and log whether its state was saved.
 
         Args:
             is_saved: whether the last step has a checkpoint.
@@ -195,7 +197,7 @@ class Run:
             _logger.info(
                 f"saved the run after step {step} of {self._num_steps}; the same command resumes it"
                 if is_saved
-                else f"ended after step {step} without a checkpoint (checkpoint.every is null)"
+                else f"the run ended after step {step}, unsaved because checkpoint.every is null"
             )
         raise KeyboardInterrupt
 
@@ -203,10 +205,11 @@ class Run:
         """Resume from the last checkpoint, or test and evaluate the drafter of a new run."""
         settings = self._settings
         state = self._state = self._checkpoints.restore(trainer.engine)
-        # `best` may be newer than the checkpoint; evaluations since the checkpoint are repeated.
+        # The drafter in `best` may come from a later step than the checkpoint. Evaluations since
+        # the checkpoint are repeated.
         state.add_kept(self._folder.best_state)
         self._elapsed = self._fraction_of(state.seconds)
-        self._processes.wait()  # before `best` changes
+        self._processes.wait()  # until all processes have read `best`, which may change below
         every = self._evaluation_interval = settings.evaluation.interval(
             self._num_steps, has_data=evaluation.has_data
         )
@@ -230,7 +233,7 @@ class Run:
             self._evaluate(trainer, evaluation)
 
     def _report_length(self) -> None:
-        """Log how often the run reads its data, with a warning if that is very often."""
+        """Log how often the run reads its data, as a warning if that is very often."""
         counted = self._settings.with_steps(len(self._inputs.sequences))
         length, is_long = length_of(counted, len(self._inputs.sequences))
         (_logger.warning if is_long else _logger.info)(length)
@@ -294,7 +297,11 @@ class Run:
         )
 
     def _is_due(self, every: int | None) -> bool:
-        """Return whether an action that happens every `every` steps and at the end is due now."""
+        """Return whether the current step is a multiple of `every` or the last step of the run.
+
+        Args:
+            every: interval in steps; None if the action never happens.
+        """
         return every is not None and (self._state.step % every == 0 or self._is_over)
 
     @property

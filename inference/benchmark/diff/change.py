@@ -8,6 +8,7 @@ from inference.benchmark.diff.side import Metric, Side
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.stats import FEWEST_PROMPTS, Interval, divided, interval_of
 from jakiro.errors import DataError
+from jakiro.utils.wording import counted
 
 Finding = Literal["higher", "lower", "faster", "slower", "not distinguishable"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
@@ -40,7 +41,8 @@ class MethodChange(NamedTuple):
     """The changes of a method that both documents contain."""
 
     key: MethodKey
-    is_paired: bool  # whether both have the same groups of prompts, whose difficulty cancels
+    # whether both have the same groups of prompts; their difficulty then cancels in the ratio
+    is_paired: bool
     figures: tuple[FigureChange, ...]
 
 
@@ -124,8 +126,8 @@ def _check_comparable(before: ComparisonDocument, after: ComparisonDocument) -> 
         for document in (before, after)
     )
     if old != new:
-        shared = f"{len(new)}, of which {len(old & new)} are in both files"
-        raise _mismatch("different prompts", f"{len(old)}", shared)
+        shared = f"{counted(len(new), 'prompt')}, of which {len(old & new)} are in both files"
+        raise _mismatch("different prompts", counted(len(old), "prompt"), shared)
 
 
 def _mismatch(what: str, before: str, after: str) -> DataError:

@@ -10,6 +10,7 @@ from inference.benchmark.stats import FEWEST_PROMPTS
 _LABELS = {"tau": "tau", "speedup": "speed-up", "tokens_per_second": "tokens/s"}
 _STYLES = {"higher": "green", "faster": "green", "lower": "red", "slower": "red"}
 _UNKNOWN = {"too few prompts": ("", "-"), "undefined": ("", "undefined")}  # last two columns
+_UNPAIRED = " (the prompts were decoded in different groups)"
 _COLUMNS = "{:10}{:>9}{:>9}{:>7}  {:13}  {}"
 
 
@@ -27,10 +28,10 @@ def show_changes(changes: Changes, console: Console) -> None:
 
     for key in changes.no_longer_identical:
         say(f"NO LONGER LOSSLESS: the tokens of {key} differ from the target's", "red")
-    say("after / before, with 95% intervals over prompts", "italic")
+    say("ratio: after / before, with its 95% interval over prompts", "italic")
     say(_COLUMNS.format("", "before", "after", "ratio", "interval", "verdict"), "bold")
     for method in changes.methods:
-        say(f"{method.key}{'' if method.is_paired else ', not paired'}", "bold")
+        say(f"{method.key}{'' if method.is_paired else _UNPAIRED}", "bold")
         for figure in method.figures:
             say(_row(figure), _STYLES.get(figure.verdict, "dim"))
     if any(f.verdict == "too few prompts" for m in changes.methods for f in m.figures):

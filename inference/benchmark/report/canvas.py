@@ -72,7 +72,7 @@ def picture(
 
 
 def _for_page(drawing: str, name: str, alt: str) -> str:
-    """Return the `<svg>` element, with ids that are unique on the page and the page's colors."""
+    """Return the `<svg>` element, with the page's colors and with ids that are unique there."""
     element = _DEFAULT_STYLE.sub("", drawing[drawing.index("<svg") :])
     element = _TAG.sub(lambda tag: _themed(tag[0], name), element)
     label = escape(printable(alt))

@@ -22,7 +22,8 @@ _FILTERS: tuple[Callable[..., str], ...] = (
     *(style.fixed, style.significant, style.milliseconds, style.percent),
     *(style.size, style.interval, style.breakable, style.verbatim, style.anchor, expert_color),
 )
-_SCALE_RATIO = 1.5  # largest ratio of the times of temperatures whose figures have a common scale
+# Figures of all temperatures share a scale if the times differ by at most this factor.
+_SCALE_RATIO = 1.5
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,10 @@ def fixed(value: float, decimals: int = 2) -> str:
 
 
 def significant(value: float) -> str:
-    """Return a number with three significant digits, or all digits before the point."""
+    """Return a number with three significant digits and at most four decimals.
+
+    All digits before the point are kept, even if there are more than three.
+    """
     if not math.isfinite(value) or not value:
         return fixed(value, 0)
     return fixed(value, min(4, max(0, 2 - math.floor(math.log10(abs(value))))))

@@ -30,7 +30,7 @@ class AdedSettings(Settings):
     # texts.
     step: float = Field(0.1, ge=0, le=1e6)
     max_weight: float = Field(3.0, gt=0, le=1e6)  # largest weight of a trigram
-    # Number of most recent tokens whose trigrams are learned, again, at every decoding step.
+    # Number of most recent tokens whose trigrams are learned again at every decoding step.
     window: int = Field(16, ge=3)
     # Factor by which a bigram's weights are multiplied each time the bigram is learned.
     decay: float = Field(1.0, gt=0, le=1)
@@ -44,7 +44,7 @@ class AdedSettings(Settings):
 
 
 class AdedDrafter(TokenDrafter, AdaptiveDrafter):
-    """Drafts by searching a table of trigrams, which is updated during decoding; thread-safe.
+    """Drafter that searches a table of trigrams, which decoding updates; thread-safe.
 
     Args:
         settings: settings of learning and search; None for the defaults.

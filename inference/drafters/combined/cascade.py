@@ -1,8 +1,8 @@
-"""Decides in each decoding step how deep the first of two drafters drafts, or that it rests.
+"""Choice, in each decoding step, of the depth to which the first of two drafters drafts, if any.
 
-The first drafter is a model, which takes time. The second drafter needs none, and often its guess
-is so good that the model would add little. A step with the first drafter is therefore compared with
-a step without it, by the expected number of tokens per second:
+The first drafter is a model, which takes time. The second drafter takes hardly any time, and its
+guess is often so good that the model would add little. A step with the first drafter is therefore
+compared with a step without it, by the expected number of tokens per second:
 
     (1 + G + (1 - p) M) / (seconds to draft, and to verify a full tree)
 
@@ -66,7 +66,7 @@ class Cascade:
         self._rested = 0  # number of steps since the first drafter drafted
 
     def choose(self, guesses: Sequence[Candidates], limit: Budget) -> int:
-        """Return the depth of the first drafter's next trees; 0 if it rests.
+        """Return the depth of the first drafter's next trees; 0 if it does not draft.
 
         Args:
             guesses: candidates of the second drafter for each sequence.
@@ -97,7 +97,7 @@ class Cascade:
 
         Args:
             guess: candidates of the second drafter.
-            asked: depth of the first drafter's tree; 0 if it rested.
+            asked: depth of the first drafter's tree; 0 if it did not draft.
             reached: number of emitted tokens that the first drafter's tree contains as a path.
             emitted: tokens that followed the root.
         """

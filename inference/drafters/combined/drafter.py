@@ -23,7 +23,7 @@ from inference.trees.shape import TreeShape
 
 
 class CombinedDrafter(DelegatingDrafter, CostAware):
-    """Drafts shared trees with a model and a training-free drafter; thread-safe.
+    """Drafter that combines a model and a training-free drafter in shared trees; thread-safe.
 
     The proposer ids of candidates are those of the first drafter, plus one id for candidates that
     only the second drafter proposes.
@@ -49,7 +49,7 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         super().__init__(first)
         self.first, self.second = first, second
         self.settings = settings or CombinedSettings()
-        # Rates and costs of a decoder, by which the first drafter rests where it does not pay.
+        # Rates and costs of a decoder, by which the first drafter drafts only where it saves time.
         self.cascades: Cascades | None = None
         # If other decoders also use the second drafter, they share its request counter.
         self._shared_counter = request_counter_of(second)
@@ -76,14 +76,14 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
     def use_costs(
         self, verify: Callable[[int], float], draft: Mapping[int, float]
     ) -> Callable[[], None]:
-        """Let the first drafter rest in steps in which it does not pay, in later sessions.
+        """In later sessions, let the first drafter draft only where it saves time.
 
         Args:
             verify: function from the number of nodes of a tree to the seconds of its verification.
             draft: seconds of the first drafter, by its number of passes.
 
         Returns:
-            A function that discards what was learned about when the first drafter pays.
+            A function that discards the learned rates.
         """
         self.cascades = Cascades(DraftCosts(verify, draft))
         return self.cascades.clear

@@ -133,8 +133,8 @@ class CombinedSession(AdaptiveSession):
         knowledge_of: function that returns the statistics to use (see `KnowledgeOf`).
         second_id: proposer id of candidates that only the second drafter proposes.
         max_depth: length of the longest path in a tree.
-        cascades: rates and costs by which the first drafter rests where it does not pay; None if it
-            always drafts.
+        cascades: rates and costs by which the first drafter drafts only where it saves time; None
+            if it always drafts.
     """
 
     def __init__(
@@ -311,7 +311,10 @@ class CombinedSession(AdaptiveSession):
         return pool.kept(values, nodes, self.second_id)
 
     def _anchors(self, pool: CandidatePool, depth: int) -> list[int]:
-        """Return the nodes to graft onto: the likeliest that only the first drafter proposes."""
+        """Return the most likely nodes that only the first drafter proposes.
+
+        The second drafter continues these nodes.
+        """
         values = pool.values(self.knowledge.candidates)
         nodes = [
             node

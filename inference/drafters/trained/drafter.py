@@ -35,7 +35,7 @@ from jakiro.target.tail import TargetTail
 
 
 class TrainedDrafter(Drafter):
-    """Drafts with a trained `JakiroDrafter` model; has no request state and is thread-safe.
+    """Drafter that uses a trained `JakiroDrafter` model, without request state; thread-safe.
 
     Args:
         drafter: trained model.

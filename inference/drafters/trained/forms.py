@@ -69,7 +69,7 @@ def check_forms(forms: DraftForms, target: TargetAdapter, model: JakiroDrafter) 
 
 def _refused(expected: str, got: str) -> ConfigError:
     return ConfigError(
-        "the drafter cannot compute in this form with its weights and on this machine",
+        "the drafter cannot compute with these formats of weights on this machine",
         expected=expected,
         got=got,
         remedy='use draft_forms="auto", which selects a format that is possible',

@@ -1,4 +1,4 @@
-"""`tree="auto"` drafts while that pays, stops when it does not, and never changes a token."""
+"""`tree="auto"` drafts while that saves time, stops when not, and never changes a token."""
 
 import itertools
 

@@ -57,7 +57,7 @@ def test_a_row_with_a_seed_of_its_own_draws_what_it_draws_alone(name: str) -> No
     for prompt, seed, output in zip(PROMPTS, (5, 3, 5, 4), together, strict=True):
         alone = decoder.generate(prompt, seed=seed, **arguments)
         assert output.new_token_ids == alone.new_token_ids
-    with pytest.raises(PromptError, match=r"one seed, or 4; got: 2 seeds"):
+    with pytest.raises(PromptError, match=r"one seed, or 4 seeds; got: 2 seeds"):
         decoder.generate_batch(PROMPTS, seed=[1, 2], **arguments)
 
 

@@ -129,7 +129,7 @@ def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
 ) -> None:
     monkeypatch.setattr("training.data.synthesis.LONGEST_SILENCE", 20)
     endless = tiny_llama(vocab=300, max_position_embeddings=128)
-    with pytest.raises(DataError, match=r"no usable record in 20 attempts.*no end"):
+    with pytest.raises(DataError, match=r"20 attempts in a row produced no usable record.*no end"):
         _write(endless, tmp_path / "own.jsonl", conversations=2)
 
 

@@ -120,7 +120,7 @@ def test_an_interrupted_run_saves_its_last_step_and_ends_like_an_uninterrupted_r
     (trainee,) = start_training(settings, workshop)
     assert trainee.signal_when(reaches(settings, 3), signal.SIGINT)
     assert trainee.end() == EXIT_CODE_INTERRUPTED
-    assert "press Ctrl-C again to end at once" in trainee.errors
+    assert "press Ctrl-C again to end it at once" in trainee.errors
     printed = " ".join(trainee.errors.split())
     assert re.search(r"saved the run after step \d+ of 16; the same command resumes it", printed)
     num_steps = max(record["step"] for record in records(settings))

@@ -1,4 +1,4 @@
-"""Replaces the answers in the data with answers that the target generates in batches."""
+"""Replacement of the answers in the data with answers that the target generates in batches."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence

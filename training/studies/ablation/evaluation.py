@@ -1,4 +1,4 @@
-"""Measures arms with `jakiro bench` in a separate process, and selects values of a sweep."""
+"""Measurement of arms by `jakiro bench` in a separate process, and choice of a sweep's values."""
 
 import hashlib
 import math

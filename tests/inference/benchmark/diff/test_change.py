@@ -250,7 +250,7 @@ def test_results_of_different_targets_or_prompts_are_refused() -> None:
     environment = before.environment.model_copy(update={"target": target})
     with pytest.raises(DataError, match=r"different targets.*target-7b \(f+\).*target-7b \(e+\)"):
         compare_documents(before, before.model_copy(update={"environment": environment}))
-    with pytest.raises(DataError, match=r"different prompts.*got: 40, of which 3 are in both"):
+    with pytest.raises(DataError, match=r"different prompts.*got: 40 prompts, of which 3"):
         compare_documents(before, noisy_document(seed=1, first=37))
     with pytest.raises(
         DataError, match=r"no method in common.*autoregressive at T = 0.*ngram at T = 0"

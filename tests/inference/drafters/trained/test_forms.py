@@ -187,7 +187,7 @@ def test_forms_that_are_impossible_are_refused() -> None:
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target)
     half = TargetAdapter(tiny_llama().half())
-    with pytest.raises(ConfigError, match=r"cannot compute in this form.*got: head=packed"):
+    with pytest.raises(ConfigError, match=r"cannot compute with these formats.*got: head=packed"):
         check_forms(DraftForms(head="packed"), half, model)
     with pytest.raises(ConfigError, match=r"got: packed=True; remedy: use draft_forms"):
         check_forms(DraftForms(packed=True), target, tiny_drafter(target).half())
