@@ -139,6 +139,7 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
             "aded",
             f"drafter={fresh},name=fresh drafter",
             f"drafter={ASSETS / 'drafter'},name=finished drafter",
+            f"lookup+drafter={ASSETS / 'drafter'},name=finished drafter + lookup",
         ),
         prompts=str(ASSETS / "prompts.jsonl"),
         max_new_tokens=MAX_NEW_TOKENS,

@@ -32,3 +32,29 @@ def test_decoding_in_bfloat16_is_finite_and_repeatable_on_a_gpu() -> None:
         decoder.generate([1, 2, 3], max_new_tokens=24, temperature=1.0, seed=5) for _ in range(2)
     )
     assert first.new_token_ids == second.new_token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_captured_steps_are_recorded_and_give_the_same_tokens(temperature: float) -> None:
+    model = tiny_llama().cuda()
+    drafter = tiny_drafter(TargetAdapter(model))
+    usual, captured = (
+        SpeculativeDecoder(model, drafter, tree="fixed", captured=own) for own in (False, True)
+    )
+    for prompt in ([1, 2, 3], [4, 5]):  # the second request takes over the recorded steps
+        request = {"max_new_tokens": 40, "temperature": temperature, "seed": 1}
+        expected = usual.generate(prompt, **request)
+        assert captured.generate(prompt, **request).new_token_ids == expected.new_token_ids
+    pool = captured._pipelines
+    assert pool is not None
+    (pipeline,) = pool._unused
+    assert all(step._run.is_recorded for step in pipeline._steps.values())
+
+
+def test_compiled_steps_on_a_gpu_give_the_same_tokens() -> None:
+    model = tiny_llama().cuda()
+    drafter = tiny_drafter(TargetAdapter(model))
+    request = {"max_new_tokens": 40, "temperature": 0.0}
+    expected = SpeculativeDecoder(model, drafter, tree="fixed").generate([1, 2, 3], **request)
+    compiled = SpeculativeDecoder(model, drafter, tree="fixed", compiled=True)
+    assert compiled.generate([1, 2, 3], **request).new_token_ids == expected.new_token_ids

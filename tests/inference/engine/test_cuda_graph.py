@@ -15,6 +15,7 @@ def test_on_a_cpu_the_function_is_called() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 def test_on_a_gpu_the_recorded_function_starts_from_the_state_before() -> None:
     state = torch.zeros(2, device="cuda")
     function = RecordedFunction(lambda: state.add_(1).clone(), [state], state.device)
@@ -23,6 +24,7 @@ def test_on_a_gpu_the_recorded_function_starts_from_the_state_before() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 def test_on_a_gpu_a_function_that_waits_for_the_host_is_called() -> None:
     state = torch.zeros(2, device="cuda")
 

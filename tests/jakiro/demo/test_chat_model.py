@@ -65,6 +65,7 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     names = {
         "fresh drafter",
         "finished drafter",
+        "finished drafter + lookup",
         "transformers",
         "autoregressive",
         "lookup",

@@ -49,7 +49,7 @@ def test_conversations_alternate_and_are_data_that_training_reads(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     path = tmp_path / "own.jsonl"
-    records, counts = _write(target, path, multi_turn=0.5, max_turns=3)
+    records, counts = _write(target, path, multi_turn=0.5, max_turns=3, seed=2)
     assert len(records) == counts.records == 6
     assert counts.tokens > 0
     for record in records:
