@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-matrix coverage check docs figures reference bench bench-engine \
+.PHONY: help demo test test-all test-faults test-matrix coverage check docs figures reference bench bench-engine bench-gpu \
     wheel clean
 
 help:  ## Show the targets
@@ -77,13 +77,16 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 	$(BIN)/python docs/programs/reference.py
 
 # Threads that wait by spinning stand in the way of whatever else the machine does.
-bench bench-engine: export GOMP_SPINCOUNT ?= 3000
+bench bench-engine bench-gpu: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
 	$(BIN)/jakiro profile engine $(ARGS)
+
+bench-gpu: $(READY)  ## Measure decoding on a GPU, unattended, in half an hour; tokens and logits are checked
+	$(BIN)/jakiro profile gpu $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

@@ -43,7 +43,7 @@ class LMPass:
         self.seen = torch.zeros(len(self.lengths), 1, 0, dtype=torch.bool, device=model.device)
         self._first = 0  # index of the first node of the last level read
 
-    draft_ids = None
+    draft_ids: Tensor | None = None  # all tokens may be drafted
 
     def joint(
         self, depth: int, frontier: TreeLevel | None

@@ -233,8 +233,9 @@ class _DeviceStep:
         if not outcome.is_cuda:
             return _UnreadStep(self._tree, self._logits, outcome, None)
         if not self._hosts:
-            shape = {"dtype": outcome.dtype, "pin_memory": True}
-            self._hosts = [torch.empty(outcome.shape, **shape) for _ in range(2)]
+            self._hosts = [
+                torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True) for _ in range(2)
+            ]
         self._hosts.reverse()
         self._hosts[0].copy_(outcome, non_blocking=True)
         is_copied = torch.cuda.Event()

@@ -107,6 +107,7 @@ def start(
     prompts: list[list[int]],
     new_tokens: int,
     temperature: float = 0.0,
+    **generation: Any,
 ) -> DecodeRun:
     """Return a new decoding run; every step drafts if a drafter is given.
 
@@ -116,11 +117,12 @@ def start(
         prompts: token ids of each prompt.
         new_tokens: number of new tokens per prompt.
         temperature: sampling temperature; 0 is greedy.
+        **generation: further arguments of `generate()`, such as `top_p`.
     """
     requests, _ = prepare_requests(
         target.model,
         prompts,
-        {"max_new_tokens": new_tokens},
+        {"max_new_tokens": new_tokens, **generation},
         temperature=temperature,
         seed=0,
         max_position=target.spec.max_position,

@@ -1,11 +1,14 @@
 """The commands of `jakiro profile`."""
 
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from jakiro.cli.options import Context, settings_from
+from jakiro.cli.output import say
 from jakiro.utils.logs import quiet_libraries
 
 profile = typer.Typer(
@@ -123,3 +126,47 @@ def rounding(
     from inference.profiling.rounding import RoundingSettings, measure_rounding
 
     emit(measure_rounding(settings_from(context, RoundingSettings)))
+
+
+@profile.command()
+@quiet_libraries()
+def gpu(
+    context: Context,
+    device: Annotated[
+        str, typer.Option(help="Device to measure on, such as cuda:1; cpu only with --quick.")
+    ] = "cuda",
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="New file for the document, which is written again after every row; by default "
+            "gpu-TIME.json in the current folder.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="machine|autoregressive|verify|step|draft|recordings|headline|batch",
+            help="Run only this section; may be repeated.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Only check that every section works, with a tiny target."),
+    ] = False,
+) -> None:
+    """Measure decoding on a GPU with a random 8B target, in half an hour; needs no download.
+
+    The exit code is 1 if tokens are wrong or logits are not finite.
+    """
+    from inference.profiling.gpu.run import GPUProfileSettings, measure_gpu
+    from jakiro.utils.files import ensure_new_file, write_atomically
+
+    settings = settings_from(context, GPUProfileSettings)
+    path = json_file or Path(f"gpu-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    ensure_new_file(path, "the measured values", "--json")
+    document = measure_gpu(settings, partial(write_atomically, path))
+    say(f"wrote {path}")
+    if not document.is_valid:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""The sections of `jakiro profile gpu`, each of which measures one part of decoding."""

@@ -1,0 +1,155 @@
+"""Autoregressive decoding: milliseconds per token; the fastest arm is the baseline."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+from inference.benchmark.timing import Work, repeated
+from inference.profiling.gpu.arms import NotThere, TimedArm, measured_rows
+from inference.profiling.gpu.document import Row, SectionResult
+from inference.profiling.gpu.graphs import WARM_UP, captured, compiled
+from inference.profiling.gpu.static_decoding import StaticDecoding
+from inference.profiling.gpu.workbench import Workbench
+
+CAPTURED = "transformers static cache captured"
+ON_CPU = "on a CPU, nothing is compiled or captured"
+
+Builder = Callable[[Workbench, list[list[int]]], TimedArm]
+
+
+class Baseline(NamedTuple):
+    """The fastest autoregressive decoding at a context, and the captured static cache there."""
+
+    arm: str
+    ms: float  # milliseconds per token
+    captured_ms: float
+
+
+def measure_autoregressive_arms(
+    bench: Workbench, found: Mapping[str, SectionResult]
+) -> Iterator[Row]:
+    """Yield the rows of the section.
+
+    Args:
+        bench: target and prompts.
+        found: results of earlier sections; they are not used.
+    """
+    for context in bench.scale.contexts:
+        prompts = bench.prompts(context)
+        arms = {
+            name: arm if isinstance(arm, NotThere) else partial(arm, bench, prompts)
+            for name, arm in ARMS.items()
+        }
+        yield from measured_rows(arms, {"context": context}, bench.scale)
+
+
+def baseline_of(found: Mapping[str, SectionResult], context: int) -> Baseline | None:
+    """Return the fastest arm at a context; None if the section has no result there.
+
+    Args:
+        found: results of earlier sections.
+        context: number of tokens of the prompt.
+    """
+    rows = found["autoregressive"].rows if "autoregressive" in found else ()
+    ms = {
+        row.arm: number
+        for row in rows
+        if row.conditions.get("context") == context and (number := row.number("ms")) is not None
+    }
+    if CAPTURED not in ms:
+        return None
+    fastest = min(ms, key=lambda arm: ms[arm])
+    return Baseline(fastest, ms[fastest], ms[CAPTURED])
+
+
+def static_arm(bench: Workbench, prompts: list[list[int]], *, is_captured: bool) -> TimedArm:
+    """Return transformers' static cache, with the step as it is or in a CUDA graph.
+
+    Args:
+        bench: target and checks.
+        prompts: prompts of equal length, which are read now.
+        is_captured: whether the step is captured.
+    """
+    decoding = _decoding(bench, prompts)
+    step = captured(decoding.step, bench.device) if is_captured else decoding.step
+    return _static(bench, prompts, decoding, step, ON_CPU if is_captured else None)
+
+
+def _decoding(
+    bench: Workbench,
+    prompts: list[list[int]],
+    compile_forward: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> StaticDecoding:
+    new_tokens = bench.scale.timed_tokens + 2 * WARM_UP
+    capacity = bench.scale.capacity(len(prompts[0]), new_tokens)
+    ids = torch.tensor(prompts, device=bench.device)
+    return StaticDecoding(bench.model, ids, capacity, compile_forward)
+
+
+def _static(
+    bench: Workbench,
+    prompts: list[list[int]],
+    decoding: StaticDecoding,
+    step: Work,
+    remark_on_cpu: str | None,
+) -> TimedArm:
+    def fault() -> str | None:
+        if not bool(decoding.is_finite.all()):
+            return "logits are not finite"
+        return bench.fault(prompts, decoding.new_tokens())
+
+    remark = remark_on_cpu if bench.device.type == "cpu" else None
+    block = bench.scale.block
+    return TimedArm(repeated(step, block), units=block, fault=fault, remark=remark)
+
+
+def _compiled_static(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
+    """Return transformers' static cache with a compiled forward pass."""
+    decoding = _decoding(bench, prompts, partial(compiled, device=bench.device))
+    return _static(bench, prompts, decoding, decoding.step, ON_CPU)
+
+
+def _by_generate(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
+    """Return transformers' `generate()`, which continues from a cache of the prompt."""
+    model: Any = bench.model
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor(prompts, device=bench.device)
+    block = bench.scale.block
+    with torch.no_grad():
+        model.get_decoder()(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
+
+    def work() -> None:
+        nonlocal ids
+        ids = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=block,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    def fault() -> str | None:
+        return bench.fault(prompts, ids[:, len(prompts[0]) :].tolist())
+
+    return TimedArm(work, units=block, fault=fault)
+
+
+def _own(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
+    """Return our decoding loop without drafts."""
+    run = bench.start(None, prompts, bench.scale.timed_tokens + 1)
+    return bench.steps(run, prompts, bench.scale.block)
+
+
+# An arm that the code does not have yet is replaced by a function like the others.
+ARMS: dict[str, Builder | NotThere] = {
+    "transformers": _by_generate,
+    "transformers static cache": partial(static_arm, is_captured=False),
+    "transformers static cache compiled": _compiled_static,
+    CAPTURED: partial(static_arm, is_captured=True),
+    "ours": _own,
+    "ours captured": NotThere("this program does not decode with captured steps yet"),
+}
