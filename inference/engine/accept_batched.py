@@ -1,19 +1,24 @@
 """Acceptance of a batch of trees on the device, without synchronization.
 
 The rules, the order of checks and the random numbers are those of `accept.accept_path`, so the same
-candidates are accepted, up to the rounding of sums. Processors must not read the prefix, because
-the distributions of several sequences, at one node each, are processed together.
+candidates are accepted, up to the rounding of sums. Each level of a tree is checked on the few ids
+of `Support`; the residual distribution of the whole vocabulary is computed once, at the node where
+the descent ends. Processors must not read the prefix, because the distributions of several
+sequences, at one node each, are processed together.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree
+from inference.draft_tree import ROOT, DraftTree
+from inference.engine.sibling_checks import Checks, check_siblings
+from inference.engine.siblings import ChildTable, Siblings
+from inference.engine.support import RecordedDistribution, Support
 
 BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
 
@@ -42,59 +47,31 @@ def accept_paths(
     """
     descent = _Descent(tree, target_probs, uniforms)
     path = [descent.descend() for _ in range(tree.max_depth)]
-    next_token = _sample_tokens(descent.residual, descent.uniform())
+    next_token, total = _sample_tokens(descent.residual(), descent.uniform())
     columns = torch.stack(path, dim=1) if path else next_token.new_empty(len(next_token), 0)
-    return AcceptedPaths(columns, next_token, descent.is_sound)
-
-
-class _Check(NamedTuple):
-    """The next candidate to check in each sequence, if there is one."""
-
-    node: Int[Tensor, " batch"]
-    token: Int[Tensor, " batch"]
-    is_sampled: Bool[Tensor, " batch"]
-    is_checked: Bool[Tensor, " batch"]
-
-
-@dataclass
-class _DraftDistribution:
-    """The draft distribution at each sequence's current node, without rejected candidates."""
-
-    ids: Int[Tensor, "batch m"]
-    probs: Float[Tensor, "batch m"]
-
-    @property
-    def is_distribution(self) -> Bool[Tensor, " batch"]:
-        """Whether the values are finite and not negative."""
-        return self.probs.sum(dim=-1).isfinite() & (self.probs >= 0).all(dim=-1)
-
-    def probability(self, token: Tensor) -> Tensor:
-        """Return the probability of one token of each sequence."""
-        return (self.probs * (self.ids == token[:, None])).sum(dim=-1)
-
-    def remove(self, token: Tensor, where: Tensor) -> None:
-        """Remove a token from the distributions selected by `where`, and renormalize them."""
-        rest = self.probs * (self.ids != token[:, None])
-        self.probs = torch.where(where[:, None], _renormalized(rest, rest), self.probs)
+    # If a distribution is not finite, no candidate is accepted by it, so the descent ends there.
+    return AcceptedPaths(columns, next_token, descent.is_sound & total.isfinite())
 
 
 class _Descent:
-    """A descent from the roots: each sequence's current node and residual distribution."""
+    """A descent from the roots: each sequence's current node and the distribution after it.
+
+    Sequences whose descent has ended stay at their last node, and the checks there are repeated.
+    """
 
     def __init__(self, tree: DraftTree, target_probs: BatchTargetProbs, uniforms: Tensor) -> None:
-        self.tree = tree
         self.target_probs = target_probs
-        self.uniforms = uniforms
+        self.draft_probs = tree.draft_probs
         self.every = torch.arange(len(uniforms), device=uniforms.device)
         self.at = torch.full_like(self.every, ROOT)
         self.num_used = torch.zeros_like(self.every)
         self.is_active = torch.ones_like(self.every, dtype=torch.bool)
         self.is_sound = self.is_active
-        self.children = _children(tree)
-        self.residual = target_probs(self.at)
-        # Ids outside the vocabulary are only clamped here; the caller rejects them on the host.
-        self.token_ids = tree.token_ids.clamp(0, self.residual.shape[1] - 1)
-        self._check(self.residual)
+        self.probs = target_probs(self.at)
+        self.children = ChildTable(tree, vocab=self.probs.shape[1])
+        self.orders = torch.arange(tree.max_siblings, device=uniforms.device)
+        self.uniforms = F.pad(uniforms, (0, tree.max_siblings))  # for padding among the children
+        self.last: tuple[Support, Checks] | None = None
 
     def uniform(self) -> Float[Tensor, " batch"]:
         """Return the next unused random number of each sequence."""
@@ -104,96 +81,57 @@ class _Descent:
         """Check the children of each sequence's current node; return accepted children, or ROOT."""
         if self._is_over():
             return torch.full_like(self.at, ROOT)
-        candidates = self.children[self.every, self.at + 1]
-        draft = self._draft_distribution()
-        accepted_node = torch.full_like(self.at, ROOT)
-        for order in range(self.tree.max_siblings):
-            check = self._next_check(candidates[:, order], self.is_active & (accepted_node == ROOT))
-            accepted = self._decide(check, draft)
-            accepted_node = torch.where(accepted, check.node, accepted_node)
+        siblings = self.children.under(self.at)
+        support = Support.of(self.probs, siblings.token, self._draft_distribution())
+        checks = check_siblings(support, siblings)
+        self.last = support, checks
+        accepted_node = self._decide(siblings, checks)
         self.is_active = accepted_node != ROOT
         self.at = torch.where(self.is_active, accepted_node, self.at)
         if not self._is_over():
-            probs = self.target_probs(self.at)
-            self._check(probs)
-            self.residual = torch.where(self.is_active[:, None], probs, self.residual)
+            self.probs = self.target_probs(self.at)
         return accepted_node
 
-    def _decide(self, check: _Check, draft: _DraftDistribution | None) -> Bool[Tensor, " batch"]:
-        """Return which candidates are accepted, and update the residual distributions."""
-        probability = self.residual[self.every, check.token].double()
-        after = self.residual.scatter(1, check.token[:, None], 0.0)
-        if draft is not None:
-            drafted = draft.probability(check.token).double()
-            is_possible = draft.is_distribution & (drafted > 0)  # False for NaN
-            self.is_sound = self.is_sound & (is_possible | ~(check.is_checked & check.is_sampled))
-            probability = torch.where(check.is_sampled, probability / drafted, probability)
-            excess = self.residual.scatter_add(1, draft.ids, -draft.probs).clamp(min=0)
-            after = torch.where(check.is_sampled[:, None], excess, after)
-        accepted = check.is_checked & (self.uniform() < probability)
-        self.num_used = self.num_used + check.is_checked
-        rejected = check.is_checked & ~accepted
-        after = _renormalized(after, otherwise=self.residual)
-        self.residual = torch.where(rejected[:, None], after, self.residual)
-        if draft is not None:
-            draft.remove(check.token, where=rejected & check.is_sampled)
-        return accepted
+    def residual(self) -> Float[Tensor, "batch vocab"]:
+        """Return the distributions of the next tokens in float64, not normalized."""
+        residual = self.probs.to(torch.float64, copy=True)
+        if self.last is None:
+            return residual
+        support, checks = self.last
+        after = checks.residual.gather(1, support.column)
+        unchanged = residual.gather(1, support.ids)
+        after = torch.where(self.is_active[:, None], unchanged, after)
+        return residual.scatter_(1, support.ids, after)
 
-    def _next_check(self, node: Tensor, may_check: Tensor) -> _Check:
-        index = node.clamp(min=0)
-        return _Check(
-            node,
-            self.token_ids[self.every, index],
-            self.tree.kind[self.every, index] == CandidateKind.SAMPLED,
-            may_check & (node != ROOT),
-        )
+    def _decide(self, siblings: Siblings, checks: Checks) -> Int[Tensor, " batch"]:
+        """Return the first accepted child of each sequence, or ROOT."""
+        uniforms = self.uniforms.gather(1, self.num_used[:, None] + self.orders)
+        is_valid = siblings.is_valid & self.is_active[:, None]
+        accepts = (uniforms < checks.accept_prob) & is_valid
+        is_checked = (accepts.cumsum(dim=1) <= accepts) & is_valid  # up to the first accepted child
+        self.num_used = self.num_used + is_checked.sum(dim=1)
+        self.is_sound = self.is_sound & (checks.is_possible | ~is_checked).all(dim=1)
+        return siblings.node.masked_fill(~(accepts & is_checked), ROOT).amax(dim=1)
 
-    def _draft_distribution(self) -> _DraftDistribution | None:
-        recorded = self.tree.draft_probs
+    def _draft_distribution(self) -> RecordedDistribution | None:
+        recorded = self.draft_probs
         if recorded is None:
             return None
-        probs = recorded.probs[self.every, self.at + 1].to(self.residual.dtype)
-        return _DraftDistribution(recorded.ids[self.every, self.at + 1], probs)
-
-    def _check(self, probs: Tensor) -> None:
-        self.is_sound = self.is_sound & (probs.sum(dim=-1).isfinite() | ~self.is_active)
+        here = self.every, self.at + 1
+        return RecordedDistribution(recorded.ids[here], recorded.probs[here])
 
     def _is_over(self) -> bool:
         """Whether all sequences are done; always False if the check would need synchronization."""
         return self.every.device.type == "cpu" and not bool(self.is_active.any())
 
 
-def _children(tree: DraftTree) -> Int[Tensor, "batch parents siblings"]:
-    """Return the valid children of ROOT (index 0) and node n (index n + 1) in the order of checks.
+def _sample_tokens(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a token sampled from each row of weights, and the sum of each row.
 
-    Sampled children come first, in the order of sampling; the table is padded with ROOT.
+    The method is that of `accept.sample_token`.
     """
-    batch, count = tree.token_ids.shape
-    table = tree.parent.new_full((batch, (count + 1) * (tree.max_siblings + 1)), ROOT)
-    nodes = torch.arange(count, device=table.device)
-    order_key = torch.where(tree.kind == CandidateKind.SAMPLED, tree.rank, count + nodes)
-    are_siblings = tree.parent[:, :, None] == tree.parent[:, None, :]
-    is_earlier = (
-        are_siblings & tree.is_valid[:, None, :] & (order_key[:, None, :] < order_key[:, :, None])
-    )
-    # The last column receives the invalid nodes, and is removed at the end.
-    order = torch.where(tree.is_valid, is_earlier.sum(dim=-1), tree.max_siblings)
-    cells = (tree.parent + 1) * (tree.max_siblings + 1) + order
-    table.scatter_(1, cells, nodes.expand(batch, -1))
-    return table.unflatten(1, (count + 1, -1))[:, :, : tree.max_siblings]
-
-
-def _sample_tokens(probs: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
-    """Return a token sampled from each distribution, by the method of `accept.sample_token`."""
-    cumulative = probs.double().cumsum(dim=-1)
-    threshold = (uniform * cumulative[:, -1])[:, None]
-    token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    tokens = torch.arange(probs.shape[1], device=probs.device)
-    last = torch.where(probs != 0, tokens, 0).amax(dim=-1)
-    return torch.minimum(token, last)
-
-
-def _renormalized(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the normalized weights; `otherwise` if they sum to 0, which is almost impossible."""
-    total = weights.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, weights / total, otherwise)
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1:].contiguous()
+    token = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
+    last = torch.searchsorted(cumulative, total).clamp(max=weights.shape[1] - 1)
+    return torch.minimum(token, last)[:, 0], total[:, 0]

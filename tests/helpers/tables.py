@@ -9,7 +9,7 @@ from helpers.branching import Chooser, distribution_of
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from inference.draft_tree import ROOT, DraftTree, SparseDistribution
+from inference.draft_tree import ROOT, DraftTree, SequenceTree, SparseDistribution
 from inference.engine import accept
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
@@ -104,6 +104,32 @@ class BranchingBuilder(TreeBuilder):
 
 
 Tamper = Callable[[DraftTree], DraftTree]
+# Returns the exact distribution of the tokens that a decoding step emits for a given tree.
+Acceptance = Callable[[Tables, Sampling, Prefix, DraftTree], dict[Prefix, float]]
+
+
+def logits_in_tree(tables: Tables, prefix: Prefix, tree: SequenceTree) -> Tensor:
+    """Return the target's logits after the root and after each node, [queries, vocab]."""
+    nodes = range(ROOT, len(tree.token_ids))
+    paths = [tuple(tree.token_ids[index] for index in tree.path(node)) for node in nodes]
+    return torch.stack([tables.target_logits(prefix + path) for path in paths])
+
+
+def one_by_one(
+    tables: Tables, sampling: Sampling, prefix: Prefix, tree: DraftTree
+) -> dict[Prefix, float]:
+    """Return the exact distribution of the tokens that `accept_path` emits for a given tree."""
+    own = tree.sequence_tree()
+    logits = logits_in_tree(tables, prefix, own)
+    processed = ProcessedDistribution(logits, list(prefix), own, sampling)
+    probs = cache(processed.__call__)
+
+    def experiment(chooser: Chooser) -> Prefix:
+        path, next_probs = accept.accept_path(own, probs, chooser.accept)
+        last = chooser.choose(next_probs.tolist())
+        return (*(own.token_ids[node] for node in path), last)
+
+    return distribution_of(experiment)
 
 
 def one_step(
@@ -112,6 +138,7 @@ def one_step(
     sampling: Sampling,
     prefix: Prefix,
     tamper: Tamper = lambda tree: tree,
+    acceptance: Acceptance = one_by_one,
 ) -> dict[Prefix, float]:
     """Return the exact distribution of a decoding step's tokens; `tamper` changes its trees."""
 
@@ -124,30 +151,9 @@ def one_step(
     trees: list[DraftTree] = []
     total: dict[Prefix, float] = {}
     for index, probability in distribution_of(drafted).items():
-        for emitted, share in _accepted(tables, sampling, prefix, tamper(trees[index])).items():
+        for emitted, share in acceptance(tables, sampling, prefix, tamper(trees[index])).items():
             total[emitted] = total.get(emitted, 0.0) + probability * share
     return total
-
-
-def _accepted(
-    tables: Tables, sampling: Sampling, prefix: Prefix, tree: DraftTree
-) -> dict[Prefix, float]:
-    """Return the exact distribution of the tokens that a decoding step emits for a given tree."""
-    own = tree.sequence_tree()
-    paths = [
-        tuple(own.token_ids[index] for index in own.path(node))
-        for node in range(-1, len(own.token_ids))
-    ]
-    logits = torch.stack([tables.target_logits(prefix + path) for path in paths])
-    processed = ProcessedDistribution(logits, list(prefix), own, sampling)
-    probs = cache(processed.__call__)
-
-    def experiment(chooser: Chooser) -> Prefix:
-        path, next_probs = accept.accept_path(own, probs, chooser.accept)
-        last = chooser.choose(next_probs.tolist())
-        return (*(own.token_ids[node] for node in path), last)
-
-    return distribution_of(experiment)
 
 
 def target_probs(tables: Tables, sampling: Sampling, prefix: Prefix) -> Tensor:
@@ -163,6 +169,7 @@ def two_step_error(
     sampling: Sampling,
     tamper: Tamper = lambda tree: tree,
     length: int = 3,
+    acceptance: Acceptance = one_by_one,
 ) -> float:
     """Return the total variation between the distributions of two steps and of the target.
 
@@ -172,12 +179,12 @@ def two_step_error(
     start: Prefix = (0, 1)
     second = {}
     got: dict[Prefix, float] = {}
-    for first, probability in one_step(tables, shape, sampling, start, tamper).items():
+    for first, probability in one_step(tables, shape, sampling, start, tamper, acceptance).items():
         if len(first) >= length:
             _continue(tables, sampling, start, first, probability, length, got)
             continue
         if first not in second:
-            second[first] = one_step(tables, shape, sampling, start + first, tamper)
+            second[first] = one_step(tables, shape, sampling, start + first, tamper, acceptance)
         for then, conditional in second[first].items():
             _continue(tables, sampling, start, first + then, probability * conditional, length, got)
     expected: dict[Prefix, float] = {}

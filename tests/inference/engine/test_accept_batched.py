@@ -1,11 +1,11 @@
 """Batched acceptance decides like acceptance of one sequence, given the same random numbers."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from helpers.tables import Tables, TableSource, no_processors
+from helpers.random_trees import RandomTrees, joined
+from helpers.tables import Tables, TableSource, logits_in_tree, no_processors
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
@@ -37,21 +37,6 @@ def _trees(shape: TreeShape, tables: Tables, sampling: Sampling) -> list[DraftTr
     return trees
 
 
-def _joined(trees: Sequence[DraftTree]) -> DraftTree:
-    def cat(name: str) -> torch.Tensor:
-        return torch.cat([getattr(tree, name) for tree in trees])
-
-    names = ("token_ids", "parent", "depth", "score", "kind", "rank", "proposer_id")
-    fields = {name: cat(name) for name in (*names, "is_valid", "base_length")}
-    several = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
-    sparse = None
-    if several:
-        sparse = SparseDistribution(
-            torch.cat([own.ids for own in several]), torch.cat([own.probs for own in several])
-        )
-    return replace(trees[0], **fields, draft_probs=sparse)
-
-
 def _mixed(tree: DraftTree) -> DraftTree:
     """Make the last sampled child of each node a deterministic candidate with a fixed token."""
     is_last = tree.rank == tree.max_siblings - 1
@@ -76,23 +61,13 @@ def test_both_take_the_same_path_to_the_same_token(
     trees = [change(tree) for tree in _trees(SHAPES[name], tables, sampling)]  # type: ignore[operator]
     own_trees = [tree.sequence_tree() for tree in trees]
     count = trees[0].num_nodes + 1
-    logits = torch.stack(
-        [
-            torch.stack(
-                [
-                    tables.target_logits((0, *(own.token_ids[n] for n in own.path(node))))
-                    for node in range(-1, count - 1)
-                ]
-            )
-            for own in own_trees
-        ]
-    )
+    logits = torch.stack([logits_in_tree(tables, (0,), own) for own in own_trees])
     uniforms = torch.rand(
         BATCH, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     every = torch.arange(BATCH)
     got = accept_paths(
-        _joined(trees), lambda nodes: sampling.processed_probs(logits[every, nodes + 1]), uniforms
+        joined(trees), lambda nodes: sampling.processed_probs(logits[every, nodes + 1]), uniforms
     )
     lengths = set()
     for index, own in enumerate(own_trees):
@@ -104,6 +79,30 @@ def test_both_take_the_same_path_to_the_same_token(
         lengths.add(len(path))
     assert bool(got.is_sound.all())
     assert max(lengths) > 0 or name == "chain"
+
+
+@pytest.mark.parametrize("sampled_share", [0.0, 0.6, 1.0])
+def test_both_accept_the_same_in_random_trees(sampled_share: float) -> None:
+    source = RandomTrees(sampled_share=sampled_share)
+    trees = [source.tree(seed) for seed in range(BATCH)]
+    probs = torch.stack([source.target_probs(seed) for seed in range(BATCH)])
+    generator = torch.Generator().manual_seed(1)
+    lengths, every = set(), torch.arange(BATCH)
+    for _ in range(4):
+        uniforms = torch.rand(BATCH, source.nodes + 1, dtype=torch.float64, generator=generator)
+        got = accept_paths(joined(trees), lambda nodes: probs[every, nodes + 1], uniforms)
+        for index, tree in enumerate(trees):
+            numbers = iter(uniforms[index].tolist())
+            path, next_probs = accept_path(
+                tree.sequence_tree(),
+                lambda node, own=probs[index]: own[node + 1],
+                lambda p, numbers=numbers: next(numbers) < p,
+            )
+            assert [node for node in got.path[index].tolist() if node != ROOT] == path
+            assert got.next_token[index].item() == sample_token(next_probs, next(numbers))
+            lengths.add(len(path))
+        assert bool(got.is_sound.all())
+    assert lengths >= {0, 1, 2}
 
 
 def test_a_candidate_that_could_not_have_been_sampled_is_unsound() -> None:

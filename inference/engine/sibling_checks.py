@@ -1,0 +1,142 @@
+"""The checks of all children of a node, under the assumption that earlier children are rejected.
+
+Later checks and the residual distribution do not depend on random numbers under this assumption.
+Whoever compares the probabilities with random numbers uses the checks up to the first accepted
+child, or the residual distribution if no child is accepted.
+
+A deterministic candidate is checked like a candidate that was sampled from a point mass.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from subprocess import SubprocessError
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from inference.engine.siblings import Siblings
+from inference.engine.support import Support
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+
+class Checks(NamedTuple):
+    """The checks of the children of one node of each sequence.
+
+    Attributes:
+        target_prob: residual probability of each child's token before its check.
+        draft_prob: draft probability of the token: 1 for a deterministic candidate, 0 for padding.
+        residual: residual distribution at the ids of the support after all children were rejected,
+            not normalized. At all other ids it is the target's distribution.
+    """
+
+    target_prob: Float[Tensor, "batch siblings"]
+    draft_prob: Float[Tensor, "batch siblings"]
+    residual: Float[Tensor, "batch ids"]
+
+    @property
+    def accept_prob(self) -> Float[Tensor, "batch siblings"]:
+        """The probability of accepting each child; above 1 means 1, and NaN is never accepted."""
+        return self.target_prob / self.draft_prob
+
+    @property
+    def is_possible(self) -> Bool[Tensor, "batch siblings"]:
+        """Whether each child can have been selected; False for invalid draft distributions."""
+        return self.draft_prob > 0
+
+
+Rule = Callable[[Support, Siblings], Checks]
+
+
+def check_siblings(support: Support, siblings: Siblings) -> Checks:
+    """Return the checks of all children of one node of each sequence.
+
+    Args:
+        support: target and draft probabilities after the node.
+        siblings: at least one column of children, whose tokens are the last ids of the support.
+    """
+    rule = _rule_on(support.outside.device) if support.outside.is_cuda else check_by_torch
+    return rule(support, siblings)
+
+
+@lru_cache(maxsize=16)
+def _rule_on(device: torch.device) -> Rule:
+    """Return the program for GPUs if Triton is installed and works, otherwise `check_by_torch`."""
+    try:
+        from inference.engine.sibling_checks_triton import check_by_triton
+
+        check_by_triton(*_example(device))
+    except ImportError:
+        return check_by_torch
+    except (OSError, RuntimeError, SubprocessError) as error:  # there may be no C compiler
+        _logger.warning("Triton does not work, so candidates are checked more slowly: %s", error)
+        return check_by_torch
+    return lambda support, siblings: Checks(*check_by_triton(support, siblings))
+
+
+def _example(device: torch.device) -> tuple[Support, Siblings]:
+    """Return a vocabulary of one id, and a child with this id."""
+    zero = torch.zeros(1, 1, dtype=torch.long, device=device)
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
+    return Support(zero, zero, one, one[0] - 1, one), Siblings(zero, zero, zero == 0, zero == 0)
+
+
+def check_by_torch(support: Support, siblings: Siblings) -> Checks:
+    """Return the checks of all children, computed by operations of torch.
+
+    Residual distributions are not normalized. Instead, the draft distribution that is subtracted
+    is multiplied by the residual's sum.
+
+    Args:
+        support: target and draft probabilities after the node.
+        siblings: at least one column of children, whose tokens are the last ids of the support.
+    """
+    columns = torch.arange(support.ids.shape[1], device=support.ids.device)
+    is_token = support.columns_of_last(siblings.token.shape[1])[:, :, None] == columns
+    is_token = is_token & siblings.is_valid[:, :, None]
+    draft = _draft_distributions(support.draft, is_token, siblings.is_sampled[:, :, None])
+    outside = support.outside[:, None]
+    residuals = [support.target]
+    totals = [support.target.sum(dim=1, keepdim=True) + outside]
+    for own in draft.unbind(dim=1):
+        excess = torch.addcmul(residuals[-1], totals[-1], own, value=-1).clamp_(min=0)
+        residuals.append(excess)
+        totals.append(excess.sum(dim=1, keepdim=True) + outside)
+    residual, total = torch.stack(residuals, dim=1), torch.cat(totals, dim=1)
+    target_prob = (residual[:, :-1] * is_token).sum(dim=2) / total[:, :-1]
+    draft_prob = (draft * is_token).sum(dim=2)
+    return Checks(target_prob, draft_prob, _last_not_zero(residual, total))
+
+
+def _draft_distributions(
+    recorded: Tensor | None, is_token: Tensor, is_sampled: Tensor
+) -> Float[Tensor, "batch siblings ids"]:
+    """Return the distribution from which each child was sampled; zeros for padding.
+
+    Args:
+        recorded: draft distribution of the first sampled child; None if nothing was sampled.
+        is_token: whether a column has the token of a child, [batch, siblings, ids].
+        is_sampled: whether a child was sampled, [batch, siblings, 1].
+    """
+    point_masses = is_token.double()
+    if recorded is None:
+        return point_masses
+    removed = is_token & is_sampled
+    rest = recorded[:, None] * (removed.cumsum(dim=1) <= removed)  # without earlier children
+    total = rest.sum(dim=2, keepdim=True).clamp_(min=torch.finfo(rest.dtype).tiny)
+    total[:, 0] = 1  # The first child is sampled from the recorded distribution as it is.
+    return torch.where(is_sampled, rest / total, point_masses)
+
+
+def _last_not_zero(residual: Tensor, total: Tensor) -> Float[Tensor, "batch ids"]:
+    """Return the last residual whose sum is not zero; only rounding can make a sum zero.
+
+    Args:
+        residual: residual before each check and after the last, [batch, siblings + 1, ids].
+        total: sum of each residual; after a sum of zero, all sums are zero.
+    """
+    every = torch.arange(len(total), device=total.device)
+    return residual[every, (total != 0).sum(dim=1) - 1]

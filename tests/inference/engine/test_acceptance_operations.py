@@ -1,0 +1,53 @@
+"""Acceptance takes few operations, each of which costs time on a GPU even for few numbers."""
+
+import pytest
+import torch
+from helpers.operations import OperationCounter
+from helpers.tables import Tables, TableSource, no_processors
+
+from inference.engine import accept_batched
+from inference.trees.builder import TreeBuilder
+from inference.trees.shape import TreeShape
+
+LEVELS = 4
+
+
+def _operations(children: int, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of operations that a GPU performs to accept candidates of four levels."""
+    shape = TreeShape(
+        autoregressive_levels=LEVELS,
+        parallel_levels=0,
+        children=children,
+        breadth=1,
+        num_nodes=LEVELS * children,
+        sampled=sampled,
+    )
+    build = TreeBuilder(shape, no_processors(), [torch.Generator().manual_seed(0)]).build
+    tree = build(TableSource(Tables(vocab=12, components=1, seed=3), (0,)), torch.tensor([1]))
+    probs = torch.rand(tree.num_nodes + 1, 12).softmax(dim=-1)
+    uniforms = torch.rand(1, tree.num_nodes + 1, dtype=torch.float64)
+    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda descent: False)
+    with OperationCounter() as counter:
+        accept_batched.accept_paths(tree, lambda nodes: probs[nodes + 1], uniforms)
+    return counter.total
+
+
+@pytest.mark.parametrize(("children", "most"), [(2, 400), (4, 430), (10, 530)])
+def test_sampled_candidates_take_few_operations(
+    children: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _operations(children, True, monkeypatch) <= most
+
+
+@pytest.mark.parametrize(("children", "most"), [(2, 320), (4, 350), (10, 450)])
+def test_deterministic_candidates_take_few_operations(
+    children: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _operations(children, False, monkeypatch) <= most
+
+
+def test_another_child_per_level_takes_four_operations_per_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = [_operations(children, True, monkeypatch) for children in (3, 4)]
+    assert counts[1] - counts[0] <= 4 * LEVELS

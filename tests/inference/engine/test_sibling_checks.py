@@ -1,0 +1,97 @@
+"""The checks of all children at once are those of recursive rejection sampling and point masses."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.random_trees import RandomTrees
+from helpers.supports import random_support
+
+from inference.draft_tree import ROOT
+from inference.engine import sibling_checks
+from inference.engine.accept import candidate_checks
+from inference.engine.sibling_checks import check_by_torch, check_siblings
+from inference.engine.siblings import Siblings
+from inference.engine.support import Support
+
+BATCH = 60
+
+
+@pytest.mark.parametrize("sampled_share", [0.0, 0.5, 1.0])
+def test_every_check_is_that_of_the_one_by_one_rule(sampled_share: float) -> None:
+    source = RandomTrees(sampled_share=sampled_share)
+    support, siblings = random_support(BATCH, sampled_share)
+    checks = check_siblings(support, siblings)
+    num_compared = 0
+    for index in range(BATCH):
+        probs = source.target_probs(index)[0]
+        own = source.tree(index).sequence_tree()
+        residual = probs.clone()
+        for order, expected in enumerate(candidate_checks(own, ROOT, probs)):
+            if expected.accept_prob > 1 - 1e-12:  # the residual is rounding error
+                break
+            got = checks.accept_prob[index, order].item()
+            assert siblings.node[index, order] == expected.node
+            assert got == pytest.approx(expected.accept_prob, abs=1e-12)
+            residual = expected.residual
+            num_compared += 1
+        else:
+            after = probs.clone()
+            after[support.ids[index]] = checks.residual[index][support.column[index]]
+            torch.testing.assert_close(after / after.sum(), residual, rtol=0, atol=1e-12)
+    assert num_compared > BATCH
+
+
+def test_a_residual_without_mass_stays_as_it_was() -> None:
+    support, siblings = random_support(BATCH, sampled_share=0.0, is_recorded=False)
+    is_first = support.column[:, :1] == torch.arange(support.ids.shape[1])
+    certain = support._replace(target=is_first.double(), outside=support.outside * 0)
+    checks = check_siblings(certain, siblings)
+    has_children = siblings.is_valid[:, 0]
+    assert checks.accept_prob[has_children, 0].tolist() == [1.0] * int(has_children.sum())
+    torch.testing.assert_close(checks.residual, certain.target)
+
+
+@pytest.mark.parametrize("wrong", [0.0, torch.nan])
+def test_children_that_could_not_have_been_sampled_are_marked(wrong: float) -> None:
+    support, siblings = random_support(BATCH, sampled_share=0.5)
+    assert support.draft is not None
+    invalid = support._replace(draft=torch.full_like(support.draft, wrong))
+    is_possible = check_siblings(invalid, siblings).is_possible[siblings.is_valid]
+    assert is_possible.tolist() == (~siblings.is_sampled[siblings.is_valid]).tolist()
+    assert bool(check_siblings(support, siblings).is_possible[siblings.is_valid].all())
+
+
+CPU = torch.device("cpu")
+PROGRAM = "inference.engine.sibling_checks_triton"
+
+
+@pytest.fixture(autouse=True)
+def _rules_are_selected_anew() -> None:
+    sibling_checks._rule_on.cache_clear()
+
+
+def test_torch_is_used_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PROGRAM, None)
+    assert sibling_checks._rule_on(CPU) is check_by_torch
+
+
+def test_torch_is_used_if_triton_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(support: Support, siblings: Siblings) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setitem(sys.modules, PROGRAM, SimpleNamespace(check_by_triton=fails))
+    assert sibling_checks._rule_on(CPU) is check_by_torch
+    assert "Failed to find C compiler" in caplog.text
+
+
+def test_triton_is_used_if_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = SimpleNamespace(check_by_triton=check_by_torch)
+    monkeypatch.setitem(sys.modules, PROGRAM, program)
+    support, siblings = random_support(3, sampled_share=0.5)
+    rule = sibling_checks._rule_on(CPU)
+    assert rule is not check_by_torch
+    assert torch.equal(rule(support, siblings).residual, check_by_torch(support, siblings).residual)
