@@ -114,8 +114,8 @@ def accept_trees(
     return AcceptedTokens.of(in_order, logits.device)
 
 
-def samples_on_device(device: torch.device, num_sequences: int) -> bool:
-    """Return whether tokens are sampled on the device, if the processors allow this.
+def accepts_on_device(device: torch.device, num_sequences: int) -> bool:
+    """Return whether candidates are accepted on the device, if the processors allow this.
 
     For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
     distributions of visited nodes.
@@ -132,8 +132,7 @@ def _accept_alike(
 ) -> AcceptedTokens:
     """Return the outcomes of sequences whose tokens are selected in the same way."""
     sampling = sequences[0].request.sampling
-    is_on_device = samples_on_device(logits.device, len(sequences)) or not sampling.do_sample
-    if is_on_device and needs_no_host(sampling):
+    if accepts_on_device(logits.device, len(sequences)) and needs_no_host(sampling):
         accepted = accept_on_device(tree, logits, sampling, random)
         results = read_results(tree, outcome_of(tree, accepted).tolist(), logits, sequences)
         return AcceptedTokens(results, accepted.path, accepted.next_token)
@@ -216,9 +215,12 @@ def _one_by_one(
 
     Unlike on the device, the processors may read the tokens on the path to a node.
     """
+    sampling = sequences[0].request.sampling
+    if sampling.is_unprocessed_greedy:
+        return _greedily(tree, logits, sequences)
     trees, _ = tree.to_host()
     distributions = _distributions(trees, logits, sequences)
-    if not sequences[0].request.sampling.do_sample:
+    if not sampling.do_sample:
         pairs = zip(trees, distributions, strict=True)
         return [
             AcceptResult(own, *accept_greedy_path(own, distribution.best), distribution)
@@ -227,6 +229,35 @@ def _one_by_one(
     numbers = random.uniforms(tree.num_nodes + 1).tolist()
     each = zip(trees, distributions, numbers, strict=True)
     return [_alone(own, distribution, iter(uniforms)) for own, distribution, uniforms in each]
+
+
+def _greedily(
+    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
+) -> list[AcceptResult]:
+    highest, best = logits.max(dim=-1)
+    trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
+    distributions = _distributions(trees, logits, sequences)
+    each = zip(trees, distributions, extra, strict=True)
+    return [_greedy(own, distribution, integers) for own, distribution, integers in each]
+
+
+def _greedy(
+    tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
+) -> AcceptResult:
+    """Return the outcome of greedy decoding for one sequence.
+
+    Args:
+        tree: tree of the sequence.
+        distribution: the target's distributions.
+        integers: best token of each query, followed by 1 or 0 for each query: whether its best
+            logit is finite.
+    """
+    best_tokens, is_finite = integers[: len(integers) // 2], integers[len(integers) // 2 :]
+    path, next_token = accept_greedy_path(tree, lambda node: best_tokens[node + 1])
+    result = AcceptResult(tree, path, next_token, distribution)
+    if not all(is_finite[node + 1] for node in result.visited):
+        _explain(result)
+    return result
 
 
 def _alone(

@@ -60,7 +60,7 @@ def test_a_decoding_step_reads_once_and_uploads_at_most_once(
     target = TargetAdapter(tiny_llama())
     shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
     drafter = TrainedDrafter(tiny_drafter(target), target, shape)
-    monkeypatch.setattr(acceptance, "samples_on_device", lambda *_: True)
+    monkeypatch.setattr(acceptance, "accepts_on_device", lambda *_: True)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     requests, _ = prepare_requests(
         target.model,
