@@ -90,7 +90,7 @@ class SpeculativeDecoder:
         captured: whether a decoding step starts before the host has read the previous step, and is
             recorded as a CUDA graph if the target is on a GPU. Requests that need the host in each
             step, such as those with a repetition penalty, and conversations are decoded as usual.
-            This is experimental.
+            The caches are kept for later requests. This is experimental.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.

@@ -130,7 +130,8 @@ def _parse(text: str) -> MethodName:
     unknown = _UNKNOWN_OPTION.search(path)
     if unknown and not Path(path).exists():  # a path may contain such text
         raise _malformed(text, f"one of the options {', '.join(_OPTIONS)}", unknown[1])
-    if "(" in options.get("name", ""):  # marks one of several settings
+    # The results add the setting in parentheses if a method is measured with several settings.
+    if "(" in options.get("name", ""):
         raise _malformed(text, "a name without parentheses", options["name"])
     if options.get("tree") == "auto" and kind == DRAFTER and "candidates" in options:
         raise _malformed(

@@ -1,7 +1,7 @@
 """Acceptance of a batch of verified trees, with few copies from the device to the host."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,7 +66,7 @@ class AcceptedTokens(NamedTuple):
         return all(len(result.path) < count for result, count in pairs)
 
     def is_in_order(self, counts: Sequence[int]) -> bool:
-        """Return whether every path, as far as it stays, consists of the first nodes of the tree.
+        """Return whether the emitted part of every path consists of the first nodes of the tree.
 
         The tokens of these nodes are then in the right slots of the cache.
 
@@ -140,7 +140,11 @@ def _accept_alike(
 
 
 def needs_no_host(sampling: Sampling) -> bool:
-    """Return whether tokens can be selected without processors that read the preceding tokens."""
+    """Return whether tokens can be selected on the device.
+
+    This is the case in greedy decoding without processors, and in sampling with processors that
+    ignore the preceding tokens.
+    """
     return sampling.is_unprocessed_greedy or (sampling.do_sample and sampling.is_prefix_free)
 
 
@@ -181,14 +185,17 @@ def outcome_of(tree: DraftTree, accepted: AcceptedPaths) -> Int[Tensor, "batch f
 
 
 def read_results(
-    tree: DraftTree, outcome: list[list[int]], logits: Tensor, sequences: Sequence[SequenceState]
+    tree: DraftTree,
+    outcome: list[list[int]],
+    logits: Iterable[Tensor],
+    sequences: Sequence[SequenceState],
 ) -> list[AcceptResult]:
     """Return the outcome of each sequence.
 
     Args:
         tree: the verified trees.
-        outcome: the integers of `outcome_of`.
-        logits: the target's logits.
+        outcome: the integers of `outcome_of`, of these sequences.
+        logits: the target's logits [queries, vocab] of each of these sequences.
         sequences: sequences being decoded.
 
     Raises:
@@ -271,14 +278,14 @@ def _alone(
 
 
 def _distributions(
-    trees: Sequence[SequenceTree], logits: Tensor, sequences: Sequence[SequenceState]
+    trees: Sequence[SequenceTree], logits: Iterable[Tensor], sequences: Sequence[SequenceState]
 ) -> list[ProcessedDistribution]:
-    for tree in trees:
-        _check_tokens(tree, vocab=logits.shape[-1])
-    return [
-        ProcessedDistribution(own, state.token_ids, tree, state.request.sampling)
-        for tree, own, state in zip(trees, logits, sequences, strict=True)
-    ]
+    distributions = []
+    for tree, own, state in zip(trees, logits, sequences, strict=True):
+        _check_tokens(tree, vocab=own.shape[-1])
+        sampling = state.request.sampling
+        distributions.append(ProcessedDistribution(own, state.token_ids, tree, sampling))
+    return distributions
 
 
 def _check_tokens(tree: SequenceTree, vocab: int) -> None:

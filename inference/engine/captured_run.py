@@ -10,6 +10,7 @@ from inference.engine.acceptance import needs_no_host
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun, DecodeStep, longest_of
 from inference.engine.pipeline import Pipeline, PipelinePool
+from inference.engine.policy import AlwaysDraft
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request
 from inference.engine.threads import num_threads
@@ -18,10 +19,13 @@ from jakiro.target.adapter import TargetAdapter
 
 
 class CapturedRun(DecodeRun):
-    """A run whose decoding steps are recorded as CUDA graphs on a GPU, and start without the host.
+    """A run whose decoding steps are recorded as CUDA graphs on a GPU.
 
-    Requests are decoded as in `DecodeRun` if the drafter, a processor or a stopping criterion works
-    on the host, if the requests select tokens in different ways, or if details are recorded.
+    If the policy learns nothing, a step starts before the host has read the result of the step
+    before it. Requests are decoded as in `DecodeRun` if the drafter waits for the device, if a
+    processor reads the preceding tokens, if there is another stopping criterion than length, time
+    and end-of-sequence tokens, if the requests select tokens in different ways, or if details of
+    the tokens are returned.
 
     Args:
         target: frozen target.
@@ -47,9 +51,10 @@ class CapturedRun(DecodeRun):
         self._pipelines = pipelines
         self._own: Pipeline | None = None  # with the context of this run
         self._pipeline: Pipeline | None = None  # in use
-        if context is None:
+        self._has_failed = False
+        sampling = several[0].sampling
+        if context is None and needs_no_host(sampling) and options.get("record") is None:
             capacity = max(request.max_length for request in several) + self._most_per_step
-            sampling = several[0].sampling
             self._own = pipelines.take(target, drafter, sampling, len(several), capacity)
         own_context = None if self._own is None else self._own.context
         super().__init__(target, drafter, several, context=context or own_context, **options)
@@ -57,21 +62,30 @@ class CapturedRun(DecodeRun):
 
     def close(self) -> None:
         """Give the caches back, unless the context was passed in."""
-        if not self.is_closed:
-            self._stop_pipeline()
-        super().close()
+        try:
+            if not self.is_closed:
+                self._stop_pipeline()
+        finally:
+            super().close()
 
     def _release_context(self) -> None:
-        if self._own is not None and self._own.context is self.context:
-            self._pipelines.give(self._own)
-        else:
-            super()._release_context()
+        own = self._own
+        if own is not None and own.context is self.context and not self._has_failed:
+            self._pipelines.give(own)
+            return
+        if own is not None:
+            own.forget_steps()
+        super()._release_context()
 
     def _next_steps(self) -> list[DecodeStep]:
-        if self._pipeline is not None and self._pipeline.has_unread:
-            with num_threads(self.threads):
-                return self._captured_step()
-        return super()._next_steps()
+        try:
+            if self._pipeline is not None and self._pipeline.has_unread:
+                with num_threads(self.threads):
+                    return self._captured_step()
+            return super()._next_steps()
+        except BaseException:
+            self._has_failed = True  # the caches may contain NaN, which masks do not hide
+            raise
 
     def _start(self, prefill: Prefill) -> list[DecodeStep]:
         self._stop_pipeline()
@@ -86,14 +100,13 @@ class CapturedRun(DecodeRun):
 
     @property
     def _can_capture(self) -> bool:
-        """Whether decoding steps need nothing from the host."""
-        if self.record is not None or not needs_no_host(self.sampling):
-            return False
-        if not self.context.works_on_device:
+        """Whether decoding steps can run without waiting for the host."""
+        if self.record is not None or not self.context.works_on_device:
             return False
         requests = [state.request for state in self.live]
         are_alike = len({request.sampling.description for request in requests}) == 1
-        return are_alike and not any(request.stop.others for request in requests)
+        is_on_device = are_alike and needs_no_host(requests[0].sampling)
+        return is_on_device and not any(request.stop.others for request in requests)
 
     @torch.inference_mode()
     def _captured_step(self) -> list[DecodeStep]:
@@ -105,14 +118,15 @@ class CapturedRun(DecodeRun):
                 self._start_step(pipeline)
             unread = pipeline.take()
             is_ending = self._has_prompts or any(state.is_finished for state in self.live)
-            if not is_ending:
-                self._start_step(pipeline)
+            # A policy that learns must learn from this step before it plans the next one.
+            if isinstance(self.policy, AlwaysDraft) and not is_ending:
+                self._start_step(pipeline, self._most_per_step)
             results = pipeline.read(unread, self.live)
         with self._clock("commit"):
-            pairs = zip(self.live, results, strict=True)
-            running = [(state, result) for state, result in pairs if not state.is_finished]
-            steps = [self._emit(state, result) for state, result in running]
-            for state, _ in running:
+            running = [state for state in self.live if not state.is_finished]
+            pairs = zip(running, results, strict=True)
+            steps = [self._emit(state, result) for state, result in pairs]
+            for state in running:
                 state.stats.target_forwards += 1
             finished = [state.is_finished for state in self.live]
             if all(finished) or (any(finished) and not pipeline.has_unread):
@@ -120,7 +134,6 @@ class CapturedRun(DecodeRun):
                 self._retire(finished)
         if not running:
             return steps
-        results = [result for _, result in running]
         return self._learned(results, steps, time.perf_counter() - started)
 
     def _new_pipeline(self) -> Pipeline:
@@ -132,17 +145,26 @@ class CapturedRun(DecodeRun):
         own = self._own
         is_usable = own is not None and own.context is self.context and own.is_valid
         self._pipeline = own if own is not None and is_usable else Pipeline(self.context)
-        self._pipeline.resume(self.sampling, tokens)
+        self._pipeline.resume(self.live[0].request.sampling, tokens)
         return self._pipeline
 
-    def _start_step(self, pipeline: Pipeline) -> None:
+    def _start_step(self, pipeline: Pipeline, num_unread: int = 0) -> None:
+        """Start a step.
+
+        Args:
+            pipeline: pipeline in use.
+            num_unread: largest number of tokens that the host has not read yet.
+        """
         self.num_steps += 1
         for state in self.live:
             state.num_steps += 1
         budget = None if self.drafter is None else self.policy.next_budget()
-        pipeline.start(budget, [state.stream_key for state in self.live])
+        longest = max(len(state.token_ids) for state in self.live) + num_unread
+        pipeline.start(budget, [state.stream_key for state in self.live], longest)
 
     def _stop_pipeline(self) -> None:
         if self._pipeline is not None:
-            self._pipeline.stop([state.token_ids for state in self.live])
-            self._pipeline = None
+            pipeline, self._pipeline = self._pipeline, None
+            if pipeline is not self._own:
+                pipeline.forget_steps()
+            pipeline.stop([state.token_ids for state in self.live])

@@ -1,17 +1,21 @@
-"""Functions of tensors at fixed addresses, recorded as CUDA graphs."""
+"""Functions whose kernels are recorded as a CUDA graph."""
 
 import warnings
 from collections.abc import Callable, Sequence
+from threading import Lock
 
 import torch
 from torch import Tensor
+
+_RECORDING = Lock()  # torch records one CUDA graph at a time
 
 
 class RecordedFunction:
     """A function whose kernels are launched together once they have been recorded.
 
-    The function may only read and write tensors whose addresses never change, and must not wait for
-    the device. On a CPU, or if recording fails, the function is called instead.
+    Apart from temporary tensors, the function may only use tensors that keep their addresses and
+    are never freed, and it must not wait for the device. On a CPU, or if recording fails, the
+    function is called instead.
 
     Args:
         function: function without arguments.
@@ -48,23 +52,36 @@ class RecordedFunction:
         """Record the function, after a call that allocates memory and compiles kernels."""
         before = [tensor.clone() for tensor in self._state]
         try:
-            stream = torch.cuda.Stream(self._device)
-            stream.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(stream):
-                self._function()
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-            self._restore(before)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._output = self._function()
-            self._graph = graph
+            with _RECORDING, torch.cuda.device(self._device):
+                self._graph, self._output = self._recorded(before)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             self._is_recordable = False
             warnings.warn(
                 f"decoding steps cannot be recorded as a CUDA graph, so they are slower: {error}",
                 stacklevel=2,
             )
+        finally:
+            self._restore(before)
+
+    def _recorded(self, before: Sequence[Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                self._function()
+        finally:
+            current.wait_stream(stream)
         self._restore(before)
+        graph = torch.cuda.CUDAGraph()
+        # The outer block makes `current` the current stream again even if recording fails.
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
+            output = self._function()
+        return graph, output
 
     def _restore(self, values: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._state, values, strict=True):

@@ -27,6 +27,7 @@ from jakiro.target.adapter import TargetAdapter
 # Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
 # have to be recorded.
 STRIDE = 2048
+MOST_STEPS = 32  # largest number of recorded steps of a pipeline
 
 
 class _UnreadStep(NamedTuple):
@@ -39,11 +40,13 @@ class _UnreadStep(NamedTuple):
 
 
 class Pipeline:
-    """Decoding steps of the same sequences, each of which may start before the last one is read.
+    """Decoding steps of the same sequences.
+
+    A step may start before the host has read the result of the step before it. Until `stop`, the
+    lengths in the context and its session are out of date.
 
     Args:
-        context: context of the sequences. While the pipeline runs, the lengths in the context and
-            its session are upper bounds.
+        context: context of the sequences.
     """
 
     sampling: Sampling
@@ -53,15 +56,14 @@ class Pipeline:
         # These tensors stay at their addresses, because recorded steps refer to them.
         self.base_length = torch.zeros_like(context.base_length)
         self.roots = torch.zeros_like(context.base_length)[:, None]
-        self._caches = _addresses_of(context)
-        self._longest = 0  # upper bound of the lengths, including the unread step
+        self._tensors = _tensors_of(context)
         self._steps: dict[tuple[object, ...], _DeviceStep] = {}
         self._unread: _UnreadStep | None = None
 
     @property
     def is_valid(self) -> bool:
-        """Whether the context still has the caches that the recorded steps refer to."""
-        return self._caches == _addresses_of(self.context)
+        """Whether the caches and weights are those that the recorded steps refer to."""
+        return self._tensors == _tensors_of(self.context)
 
     def resume(self, sampling: Sampling, token_ids: Sequence[list[int]]) -> None:
         """Prepare for steps; the context and its session must contain all tokens but the last.
@@ -73,7 +75,6 @@ class Pipeline:
         self.sampling = sampling
         self.base_length.copy_(self.context.base_length)
         self.roots.copy_(self.context.roots(token_ids))
-        self._longest = max(self.context.lengths)
 
     @property
     def has_unread(self) -> bool:
@@ -81,21 +82,22 @@ class Pipeline:
         return self._unread is not None
 
     @torch.inference_mode()
-    def start(self, budget: Budget | None, keys: Sequence[StreamKey]) -> None:
+    def start(self, budget: Budget | None, keys: Sequence[StreamKey], longest: int) -> None:
         """Start the next step; the step before, if any, must have been taken.
 
         Args:
             budget: limits of the trees; None for a step without drafts.
             keys: keys of the random numbers of each sequence.
+            longest: upper bound of the number of cached tokens of a sequence.
         """
         assert self._unread is None
-        strides = self._longest // STRIDE + 1
+        strides = min(longest, self.context.cache.capacity - 1) // STRIDE + 1
         key = budget, strides, self.sampling.description
-        if key not in self._steps:
-            self._steps[key] = _DeviceStep(self, budget, strides * STRIDE - 1)
-        step = self._steps[key]
+        step = self._steps.pop(key, None) or _DeviceStep(self, budget, strides * STRIDE - 1)
+        self._steps[key] = step  # the last one was used most recently
+        if len(self._steps) > MOST_STEPS:
+            del self._steps[next(iter(self._steps))]
         self._unread = step.start(keys)
-        self._longest += 1 + self._unread.tree.max_depth
 
     def take(self) -> "_UnreadStep":
         """Return the unread step, so that another one can be started before this one is read."""
@@ -104,11 +106,11 @@ class Pipeline:
         return unread
 
     def read(self, unread: "_UnreadStep", sequences: Sequence[SequenceState]) -> list[AcceptResult]:
-        """Wait for a step, and return the outcome of each sequence.
+        """Wait for a step, and return the outcome of each sequence that is not complete.
 
         Args:
             unread: step that was taken.
-            sequences: sequences being decoded.
+            sequences: all sequences of the step.
 
         Raises:
             NumericalError: the target's logits or the draft distributions are not valid.
@@ -116,10 +118,22 @@ class Pipeline:
         """
         if unread.is_copied is not None:
             unread.is_copied.synchronize()
-        outcome = unread.outcome.tolist()
+        running = [index for index, state in enumerate(sequences) if not state.is_finished]
+        every = unread.outcome.tolist()
+        outcome = [every[index] for index in running]
         if unread.is_copied is not None and not all(integers[-1] for integers in outcome):
             raise _unsound()
-        return read_results(unread.tree, outcome, unread.logits, sequences)
+        logits = [unread.logits[index] for index in running]
+        return read_results(unread.tree, outcome, logits, [sequences[index] for index in running])
+
+    def free(self) -> None:
+        """Free the recorded steps and the context."""
+        self.forget_steps()
+        self.context.close()
+
+    def forget_steps(self) -> None:
+        """Free the recorded steps."""
+        self._steps.clear()
 
     def stop(self, token_ids: Sequence[list[int]]) -> None:
         """Give the context its exact lengths again, and discard the unread step.
@@ -138,10 +152,10 @@ class Pipeline:
 
 
 class PipelinePool:
-    """Pipelines that are not in use, which later runs take over with their recorded steps.
+    """Unused pipelines, which are kept with their caches and recorded steps for later runs.
 
     Args:
-        size: largest number of unused pipelines; the pipeline that was used least recently goes
+        size: largest number of unused pipelines; the one that was used least recently is freed
             first.
     """
 
@@ -167,9 +181,11 @@ class PipelinePool:
             batch: number of sequences.
             capacity: largest number of tokens of a sequence, without drafts.
         """
+        target.modules.follow_changes()
         with self._lock:
             for index, pipeline in enumerate(self._unused):
-                if pipeline.context.fits(target, drafter, batch, capacity):
+                is_suitable = pipeline.context.fits(target, drafter, batch, capacity)
+                if is_suitable and pipeline.is_valid:
                     del self._unused[index]
                     pipeline.context.restart(sampling)
                     return pipeline
@@ -189,13 +205,18 @@ class PipelinePool:
                 removed = self._unused[self._size :]
                 del self._unused[self._size :]
         for each in removed:
-            each.context.close()
+            each.free()
 
 
-def _addresses_of(context: Context) -> tuple[int, ...]:
-    """Return what identifies the caches of a context: their addresses and sizes."""
+def _tensors_of(context: Context) -> tuple[object, ...]:
+    """Return what changes if the caches or the weights of a context are replaced.
+
+    These are the address and the shape of the first layer's keys, and the address and the version
+    of every weight of the target.
+    """
     keys = context.cache.slot_layers[0].keys
-    return (keys.data_ptr(), *keys.shape)
+    weights = [(own.data_ptr(), own._version) for own in context.target.model.parameters()]
+    return keys.data_ptr(), keys.shape, tuple(weights)
 
 
 class _DeviceStep:
@@ -209,6 +230,7 @@ class _DeviceStep:
 
     def __init__(self, pipeline: Pipeline, budget: Budget | None, highest: int) -> None:
         self.pipeline = pipeline
+        self.sampling = pipeline.sampling  # whose tensors the recorded step refers to
         self.budget = budget
         self.highest = highest
         self._tree: DraftTree | None = None
@@ -239,7 +261,7 @@ class _DeviceStep:
         self._hosts.reverse()
         self._hosts[0].copy_(outcome, non_blocking=True)
         is_copied = torch.cuda.Event()
-        is_copied.record()
+        is_copied.record(torch.cuda.current_stream(outcome.device))
         return _UnreadStep(self._tree, self._logits, self._hosts[0], is_copied)
 
     def _decode(self) -> Int[Tensor, "batch fields"]:
@@ -249,7 +271,7 @@ class _DeviceStep:
         tree = self._draft()
         step = tree_step(tree, pipeline.roots, target.spec, self.highest)
         logits = target.logits(target.forward(step, context.cache).features)
-        accepted = accept_on_device(tree, logits, pipeline.sampling, self._random)
+        accepted = accept_on_device(tree, logits, self.sampling, self._random)
         context.commit_on_device(tree, accepted.path, accepted.next_token)
         pipeline.base_length.copy_(context.base_length)
         pipeline.roots.copy_(context.roots([]))
@@ -271,8 +293,8 @@ class _DeviceStep:
 
 def _unsound() -> NumericalError:
     return NumericalError(
-        "a decoding step was recorded as a CUDA graph, and its probabilities are not valid",
+        "the probabilities of a decoding step are not valid",
         expected="finite logits, and candidates with a draft probability above 0",
         got="NaN, inf, or a candidate with probability 0",
-        remedy="decode with captured=False, which names the cause",
+        remedy="decode with captured=False; the error message then names the cause",
     )

@@ -21,7 +21,8 @@ from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.sampled import check_sampled
 from jakiro.errors import PromptError
 
-# Function that receives what is counted and how often, and returns a function to call each time.
+# Function that receives the name and the number of steps of a part, and returns a function that is
+# called after each step.
 Track = Callable[[str, int], Callable[[], None]]
 
 
@@ -44,7 +45,7 @@ def check_greedy(
         decoder: decoder to verify.
         prompts: token ids of each prompt.
         max_new_tokens: largest number of new tokens for each prompt.
-        track: function that is called for the progress of the check.
+        track: function that receives the parts of the check, to show progress.
 
     Raises:
         PromptError: a prompt cannot be continued by `max_new_tokens` tokens.

@@ -16,7 +16,7 @@ StreamKey: TypeAlias = tuple[int, ...]
 
 
 def random_stream(*key: int) -> np.random.Generator:
-    """Return a stream of random numbers that differs for every key, with 128 bits of the key.
+    """Return a stream of random numbers, which a hash of the key with 128 bits selects.
 
     Philox is counter-based (Salmon et al., 2011), so streams of different keys are independent.
 
@@ -31,8 +31,8 @@ class StepRandom:
     """The random numbers of one decoding step, which are copied to the device together.
 
     Drafters take exponential noise, if they sample candidates, and the engine takes uniform numbers
-    to accept candidates. The numbers of a sequence do not depend on the other sequences, nor on the
-    number of numbers: more numbers begin with the same ones.
+    to accept candidates. The numbers of a sequence depend neither on the other sequences nor on how
+    many are requested: a longer request begins with the same numbers.
 
     Args:
         keys: key of each sequence in this step; none if no random numbers are needed.
@@ -99,7 +99,7 @@ class FixedRandom(StepRandom):
         super().__init__((), device, num_uniforms)
         self._num_exponentials = 0
         self._numbers: Tensor | None = None  # at the fixed address
-        self._hosts: list[Tensor] = []  # two buffers, because one may still be copied
+        self._hosts: list[Tensor] = []  # two buffers, because the copy from one may not be complete
 
     def replace(self, keys: Sequence[StreamKey]) -> None:
         """Copy the numbers of another step to the device, if any numbers have been requested yet.

@@ -13,7 +13,7 @@ A deterministic tree keeps the best candidates of all levels. A sampled tree kee
 """
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
+from functools import cache, reduce
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -107,7 +107,7 @@ def assemble(
     )
 
 
-@lru_cache(maxsize=256)
+@cache  # recorded steps refer to these tensors
 def _layout(
     counts: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
@@ -122,7 +122,7 @@ def _layout(
     return torch.tensor(depth, device=device), torch.tensor(rank, device=device)
 
 
-@lru_cache(maxsize=256)
+@cache  # recorded steps refer to these tensors
 def _origins(expanded: int, children: int, device: torch.device) -> Int[Tensor, "1 n"]:
     """Return the index of each candidate's parent in the frontier above."""
     return torch.arange(expanded, device=device).repeat_interleave(children)[None]
@@ -283,7 +283,8 @@ class TreeBuilder:
         """Return the likeliest tokens, as columns, and their processed log-probabilities.
 
         These are the support of the distribution that children are sampled from, or the children
-        themselves. Processors see only `DISTRIBUTION_SIZE` tokens, whose order is cheap to compute.
+        themselves. Processors get only the `DISTRIBUTION_SIZE` likeliest tokens, which take little
+        time to sort.
         """
         count = self.shape.children
         if not self.shape.sampled and not self.sampling.processes_drafts:

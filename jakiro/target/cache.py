@@ -335,10 +335,12 @@ def _kv_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
 
     The result has the shape [batch, token, layer, head * dim].
     """
-    is_all = layers == tuple(range(block.shape[0]))
-    part = block if is_all else block[list(layers)]
-    shape = (part.shape[0], -1, part.shape[2], -1, part.shape[4])
-    taken = part.gather(3, slots[None, :, None, :, None].expand(shape))
+    if layers == tuple(range(block.shape[0])):
+        shape = (block.shape[0], -1, block.shape[2], -1, block.shape[4])
+        taken = block.gather(3, slots[None, :, None, :, None].expand(shape))
+    else:  # without a copy of all slots of these layers
+        index = slots[:, None, :, None].expand(-1, block.shape[2], -1, block.shape[4])
+        taken = torch.stack([block[layer].gather(2, index) for layer in layers])
     return taken.permute(1, 3, 0, 2, 4).flatten(start_dim=3)
 
 

@@ -15,7 +15,7 @@ from inference.engine import accept_batched
 from inference.engine.sibling_checks import Checks
 from inference.engine.siblings import Siblings
 from inference.engine.support import Support
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def initialize(
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
-    """Return whether a new drafter starts as a whole layer of the target, with a fitted input.
+    """Return whether a new drafter starts with all weights of a target layer and a fitted input.
 
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
     are no tail layers. Only a drafter whose trunk reads features can be fitted.

@@ -49,7 +49,8 @@ class MethodChange(NamedTuple):
 class Changes(NamedTuple):
     """The changes of all methods, and other differences between two documents."""
 
-    no_longer_identical: tuple[MethodKey, ...]  # greedy tokens equal the target's only before
+    # methods whose greedy tokens equal the target's in the first document, but not in the second
+    no_longer_identical: tuple[MethodKey, ...]
     methods: tuple[MethodChange, ...]
     only_in: list[tuple[str, MethodKey]]  # "before" or "after", and a method of only that document
     differences: list[Difference]  # in the machine, versions, settings and trees

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from inference.draft_tree import CandidateKind, DraftTree, SparseDistribution
 from inference.engine import sibling_checks, support
-from inference.sampling import Sampling
+from inference.sampling.options import Sampling
 from inference.trees import builder
 from inference.trees.shape import TreeShape
 
@@ -69,16 +69,15 @@ def test_trees_of_two_levels_keep_the_target_distribution(
 # Planted faults: the enumeration must detect each of them.
 
 
-def _not_renormalized(log_probs: Tensor) -> SparseDistribution:
-    best = log_probs.topk(builder.DISTRIBUTION_SIZE, dim=-1)
-    return SparseDistribution(best.indices, best.values.exp())
+def _not_renormalized(columns: Tensor, log_probs: Tensor) -> SparseDistribution:
+    return SparseDistribution(columns, log_probs.exp())
 
 
 def test_a_cut_draft_distribution_that_is_not_renormalized_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(builder, "DISTRIBUTION_SIZE", 2)
-    monkeypatch.setattr(builder, "_sparse", _not_renormalized)
+    monkeypatch.setattr(builder, "_distribution", _not_renormalized)
     assert _error(ONE_LEVEL, _unchanged) > CLEARLY_WRONG
 
 

@@ -11,6 +11,7 @@ from helpers.variants import VARIANTS
 from torch import Tensor
 
 from inference import SpeculativeDecoder
+from inference.draft_tree import SequenceTree
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import pipeline
 from inference.engine.captured_run import CapturedRun
@@ -19,6 +20,7 @@ from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
 from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
+from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError, NumericalError
 from jakiro.target.adapter import TargetAdapter
@@ -59,6 +61,27 @@ class Replayed:
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
+
+
+class _LearningPolicy:
+    """A policy that notes in which order its methods are called."""
+
+    autoregressive_seconds: float | None = None
+
+    def __init__(self, budget: Budget, calls: list[str]) -> None:
+        self.budget = budget
+        self.calls = calls
+
+    def next_budget(self) -> Budget:
+        """Return the limits of the next trees."""
+        self.calls.append("plan")
+        return self.budget
+
+    def learn(
+        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+    ) -> None:
+        """Note the call."""
+        self.calls.append("learn")
 
 
 def _requests(
@@ -260,3 +283,58 @@ def test_a_decoder_with_captured_steps_gives_the_same_text() -> None:
 def test_compiled_steps_cannot_be_captured() -> None:
     with pytest.raises(ConfigError, match="captured=True and compiled=True"):
         SpeculativeDecoder(tiny_llama(), compiled=True, captured=True)
+
+
+def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> None:
+    target = TargetAdapter(tiny_llama())
+    (greedy,) = _requests(target, [[1, 2, 3]], max_new_tokens=6, do_sample=False)
+    (sampled,) = _requests(target, [[4, 5]], max_new_tokens=40, do_sample=True)
+    (penalized,) = _requests(
+        target, [[6, 7]], max_new_tokens=40, do_sample=False, repetition_penalty=1.8
+    )
+    alone = [
+        DecodeRun(target, None, own).finish().token_ids for own in (greedy, sampled, penalized)
+    ]
+    for later, expected in ((sampled, alone[1]), (penalized, alone[2])):
+        run = CapturedRun(target, None, greedy, PipelinePool())
+        for number, _ in enumerate(run):
+            if number == 1:
+                run.admit([later])
+        assert [state.token_ids for state in run.sequences] == [alone[0], expected]
+
+
+def test_a_policy_that_learns_learns_from_each_step_before_it_plans_the_next_one() -> None:
+    calls: list[str] = []
+    target = TargetAdapter(tiny_llama())
+    drafter = _drafter(target)
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
+    run = CapturedRun(target, drafter, request, PipelinePool())
+    run.policy = _LearningPolicy(Budget(drafter.max_nodes), calls)
+    expected = DecodeRun(target, drafter, request).finish().token_ids
+    assert run.finish().token_ids == expected
+    assert calls == ["plan", "learn"] * (len(calls) // 2)
+    assert len(calls) > 4
+
+
+def test_the_caches_of_a_failed_run_are_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
+    steps = iter(CapturedRun(target, _drafter(target), request, pool))
+    next(steps)
+    logits = target.logits
+    monkeypatch.setattr(target, "logits", lambda features: logits(features) * float("nan"))
+    with pytest.raises(NumericalError):
+        list(steps)
+    assert pool._unused == []
+
+
+def test_caches_are_not_used_again_after_the_weights_have_changed() -> None:
+    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=9)
+    CapturedRun(target, None, request, pool).finish()
+    (pipeline,) = pool._unused
+    with torch.no_grad():
+        next(iter(target.model.parameters())).mul_(1.5)
+    run = CapturedRun(target, None, request, pool)
+    assert run._own is not pipeline
+    assert run.finish().token_ids == DecodeRun(target, None, request).finish().token_ids

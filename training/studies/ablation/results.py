@@ -25,9 +25,8 @@ class ArmRow(Settings):
         tau: tokens per forward pass of the target, pooled over seeds and prompts; 1 for
             autoregressive decoding.
         tau_ratio: tau divided by tau of the base.
-        conditional_acceptance_rate: for each depth, the share of decoding steps that accepted a
-            candidate at this depth, among those with a candidate there (below an accepted path),
-            averaged over seeds.
+        conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
+            to check at this depth that accepted one of them, averaged over seeds.
         tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
         seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts;
             None if it was not measured.
