@@ -30,7 +30,7 @@ if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
     install_import_hook(PACKAGES, "beartype.beartype")
 
 # Checks run only in the first seconds of each test, because they double the time that a test takes.
-SECONDS_OF_CHECKS = float(os.environ.get("JAKIRO_TYPECHECK_SECONDS", "0.3"))
+SECONDS_OF_CHECKS = float(os.environ.get("JAKIRO_TYPECHECK_SECONDS", "0.1"))
 
 
 @pytest.fixture(autouse=True)

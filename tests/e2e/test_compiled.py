@@ -70,7 +70,14 @@ def test_compiled_steps_give_the_same_tokens(name: str) -> None:
     _run(PROGRAM, name)
 
 
-@pytest.mark.parametrize("name", ["E2-mixture-P1", "feedback-mixture-P2", "tail-1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "E2-mixture-P1",
+        pytest.param("feedback-mixture-P2", marks=pytest.mark.slow),
+        pytest.param("tail-1", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_steps_do_not_mark_buffers_themselves(name: str) -> None:
     _run(MARKS + PROGRAM, name)
 

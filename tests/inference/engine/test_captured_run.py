@@ -37,6 +37,19 @@ TREES = {
 }
 
 
+# One drafter for every kind of trunk, memory and experts; the others are variants of these.
+QUICK = {
+    "E2-mixture-P1",
+    "hidden-unordered",
+    "tail-1",
+    "draft-vocabulary",
+    "feedback-mixture-P2",
+    "feedback-no-first",
+    "hybrid-mixture-P2",
+    "hybrid-sum-hidden-fused",
+}
+
+
 class Replayed:
     """A double of a recorded function, whose results are overwritten by the next call."""
 
@@ -131,7 +144,10 @@ def test_tokens_and_statistics_are_those_of_uncaptured_steps(
     _assert_same(*_both(target, drafter, PROMPTS[:batch], **generation))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+)
 def test_every_kind_of_drafter_can_run_on_the_device(name: str) -> None:
     target = TargetAdapter(tiny_llama())
     settings = VARIANTS[name]
@@ -143,7 +159,10 @@ def test_every_kind_of_drafter_can_run_on_the_device(name: str) -> None:
     _assert_same(*_both(target, drafter, PROMPTS[:2], max_new_tokens=30, do_sample=False))
 
 
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize(
+    "count",
+    [count if count < 5 else pytest.param(count, marks=pytest.mark.slow) for count in range(1, 9)],
+)
 def test_a_length_limit_may_cut_an_accepted_path(count: int) -> None:
     target = TargetAdapter(tiny_llama())
     _assert_same(*_both(target, _drafter(target), PROMPTS[:2], max_new_tokens=count))

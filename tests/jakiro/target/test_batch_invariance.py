@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.families import FAMILIES, tiny_family
+from helpers.families import FAMILIES, MECHANISMS, tiny_family
 from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -65,7 +65,14 @@ def _bf16(model: PreTrainedModel, product: type[nn.Linear] = _ExactLinear) -> Ta
     return TargetAdapter(model)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith(WITH_EXPERTS)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in MECHANISMS else pytest.mark.slow)
+        for name in FAMILIES
+        if not name.startswith(WITH_EXPERTS)
+    ],
+)
 def test_tokens_of_dense_families_have_the_same_bits_in_every_step(name: str) -> None:
     target = _bf16(tiny_family(name))
     target.make_batch_invariant()
