@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from jakiro.cli import options
+from jakiro.cli.output import refuse_standard_output
 from jakiro.utils.logs import quiet_libraries
 
 
@@ -41,6 +42,7 @@ def demo(
     from jakiro.utils.files import ensure_writable_folder
 
     # before the model is downloaded
+    refuse_standard_output(json_file, "--json", "the figures")
     for needed in (cache_dir, None if json_file is None else json_file.absolute().parent):
         if needed is not None:
             ensure_writable_folder(needed)

@@ -16,6 +16,26 @@ def say(message: str) -> None:
     typer.echo(" ".join(message.split()), err=True)
 
 
+def refuse_standard_output(path: Path | None, option: str, content: str) -> None:
+    """Refuse the path `-`, which would become a file of this name.
+
+    Args:
+        path: path of a new file, or None.
+        option: name of the option that gave the path.
+        content: name of the content in the error message.
+
+    Raises:
+        ConfigError: the path is `-`.
+    """
+    if path == STANDARD_OUTPUT:
+        raise ConfigError(
+            f"{option} cannot write {content} to standard output",
+            expected="the name of a new file",
+            got=path,
+            remedy=f"choose another name for {option}",
+        )
+
+
 def writer(
     path: Path | None,
     option: str = "--json",
@@ -44,12 +64,7 @@ def writer(
     if path == STANDARD_OUTPUT:
         if standard_output:
             return lambda text: typer.echo(text, nl=False)
-        raise ConfigError(
-            f"{option} cannot write {content} to standard output",
-            expected="the name of a new file",
-            got=path,
-            remedy=f"choose another name for {option}",
-        )
+        refuse_standard_output(path, option, content)
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
 

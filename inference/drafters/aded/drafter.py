@@ -24,7 +24,7 @@ class AdedSettings(Settings):
     depth: int = Field(8, ge=1, le=MOST_CANDIDATES)  # largest number of tokens on a path
     search: SearchSettings = SearchSettings()
     # Largest number of learned bigrams; each takes 112 bytes if there are 12 successors.
-    max_bigrams: int = Field(2**17, ge=1, le=2**32)
+    max_bigrams: int = Field(2**17, ge=1, le=2**28)  # 30 GB
     successors: int = Field(12, ge=1, le=256)  # largest number of successors of each bigram
     # Weight that a trigram gains at each occurrence, 0.04 in the paper; 0 to learn nothing from
     # texts.

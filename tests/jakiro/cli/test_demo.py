@@ -63,3 +63,11 @@ def test_a_gpu_that_is_not_there_is_refused(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert exit_code("demo", "--device", "cuda", "--cache-dir", str(tmp_path)) == 2
     assert "error: there is no GPU" in capsys.readouterr().err
+
+
+def test_figures_are_not_written_to_a_file_named_like_standard_output(
+    plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_demo(lambda **_: pytest.fail("the demo has begun"))
+    assert exit_code("demo", "--preset", "smoke", "--json", "-") == 2
+    assert "--json cannot write the figures to standard output" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from helpers.losslessness import (
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.tables import Tables, no_processors, two_step_error
+from pydantic import ValidationError
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from inference import SpeculativeDecoder
@@ -272,3 +273,8 @@ def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) ->
         memory = drafter.encode_memory(target.forward(step, target.new_cache(1, 64)))
     session.advance(commit_of((end,), (end,), verified, root, memory))
     return session
+
+
+def test_continuations_that_are_larger_than_any_tree_are_refused() -> None:
+    with pytest.raises(ValidationError, match="grafts times graft_nodes at most 4096"):
+        CombinedSettings(grafts=1024, graft_nodes=5)
