@@ -1,4 +1,4 @@
-"""How much longer decoding steps take than the cost model predicts."""
+"""Estimates of how much longer decoding steps take than the cost model predicts."""
 
 import numpy as np
 from numpy.typing import NDArray
