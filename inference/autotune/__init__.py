@@ -1,1 +1,1 @@
-"""Trees, threads and formats of weights that are fastest on this machine, by measured costs."""
+"""Choice of the fastest trees, threads and weight formats on this machine, by measured costs."""

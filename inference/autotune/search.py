@@ -1,4 +1,4 @@
-"""Search for the fastest draft trees on this machine, by recorded acceptance and measured costs."""
+"""Search for the fastest draft trees on this machine, from measured costs and acceptance."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The difference between measured and modeled durations of decoding steps."""
+"""Estimates of how much longer decoding steps take than the cost model predicts."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,13 +6,12 @@ from numpy.typing import NDArray
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
 CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
-# Longest duration of a step that is averaged, as a multiple of the expected duration; a longer
-# duration counts as this one.
+# Durations are capped at this multiple of the expected duration before they are averaged.
 OUTLIER = 2.0
 
 
 class Slowness:
-    """Ratios of measured to modeled seconds, for each size of trees and for no drafts.
+    """Ratios of measured to modeled seconds for each tree size and for steps without drafts.
 
     The cost model ignores the batch size, the context length and the load of the machine. The load
     changes quickly, and slows down all kinds of steps alike; it is estimated from the most recent
@@ -52,7 +51,7 @@ class Slowness:
         self._counts = np.minimum(self._counts, 1)
 
     def take(self, arm: int, ratio: float) -> None:
-        """Learn from a drafted step.
+        """Learn from a step with drafts.
 
         Args:
             arm: index of the tree size.

@@ -1,4 +1,4 @@
-"""Runs whose decoding steps start before the host has read the previous step."""
+"""Runs whose decoding steps start before the host has read the result of the previous step."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Decoding steps on the device, which start before the host has read the previous step.
+"""Decoding steps on the device, which start before the host has read the previous result.
 
 A step drafts, verifies, accepts and commits without waiting for the host. On a GPU, it is recorded
 as a CUDA graph. What a step has computed beyond the end of a sequence is discarded.

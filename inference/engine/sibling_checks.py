@@ -1,8 +1,8 @@
-"""The checks of all children of a node, under the assumption that earlier children are rejected.
+"""Checks of all children of a node at once, each as if the children before it were rejected.
 
-Later checks and the residual distribution do not depend on random numbers under this assumption.
-Whoever compares the probabilities with random numbers uses the checks up to the first accepted
-child, or the residual distribution if no child is accepted.
+Under this assumption, later checks and the residual distribution do not depend on random numbers.
+When the probabilities are compared with random numbers, only the checks up to the first accepted
+child are used, or the residual distribution if no child is accepted.
 
 A deterministic candidate is checked like a candidate that was sampled from a point mass.
 """

@@ -1,4 +1,4 @@
-"""The checks of `sibling_checks` as one Triton program for each sequence.
+"""The checks of all children of a node in Triton, with one program for each sequence.
 
 Triton must be installed to import this module.
 """

@@ -1,4 +1,4 @@
-"""The few hundred ids whose target probabilities change when the children of a node are rejected.
+"""The few hundred tokens whose target probabilities change when children of a node are rejected.
 
 A rejection changes the residual distribution at the ids of the node's recorded draft distribution
 and at the tokens of the children. All other probabilities are only scaled, so their sum is enough

@@ -104,7 +104,8 @@ def shards(
         bool,
         typer.Option(
             "--leave-out-persons",
-            help="Leave out records that seem to name persons, about whom models invent facts.",
+            help="Leave out records that seem to name people, because models tend to invent facts "
+            "about people.",
         ),
     ] = False,
 ) -> None:

@@ -16,7 +16,7 @@ def demo(
         Literal["chat", "small", "smoke"],
         typer.Option(
             help="chat: a chat model that is downloaded (about 100 MB); small: a toy model that is "
-            "trained for minutes; smoke: a toy model that is trained for seconds."
+            "trained for a few minutes; smoke: a toy model that is trained for a few seconds."
         ),
     ] = "chat",
     cache_dir: Annotated[
@@ -30,7 +30,8 @@ def demo(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
-            help="Model to draft for, instead of the toy model; the preset chat then means small.",
+            help="Model to draft for, instead of the preset's model; the default preset is then "
+            "small.",
         ),
     ] = None,
     json_file: Annotated[
@@ -38,7 +39,7 @@ def demo(
         typer.Option("--json", metavar="FILE", help="Write all figures to this file."),
     ] = None,
 ) -> None:
-    """Train a drafter for minutes, and show how much faster a model generates with it."""
+    """Train a drafter for a few minutes, and show how much faster a model generates with it."""
     from jakiro.utils.files import ensure_writable_folder
 
     # before the model is downloaded

@@ -56,7 +56,7 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Answer a question or continue a text exactly as the target would, sped up by a drafter."""
+    """Answer a question or continue a text exactly as the target would, but faster."""
     from inference.generation.streaming import TextPrinter
 
     text = _prompt_text(prompt)

@@ -82,8 +82,8 @@ OtherWeights = Annotated[
     bool,
     typer.Option(
         "--other-weights",
-        help="Use a trained drafter although the target has other weights than the one that the "
-        "drafter was trained for, such as those before a quantization.",
+        help="Use a trained drafter even if the target's weights differ from those that it was "
+        "trained for, for example because they were not quantized.",
     ),
 ]
 ThreadCount = Annotated[
@@ -104,8 +104,8 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="Compute a target in half precision on a CPU so that drafts never change greedy text; "
-        "decoding steps then take longer.",
+        help="For a target in half precision on a CPU: compute in such a way that drafts never "
+        "change greedy text, which makes decoding steps slower.",
     ),
 ]
 RecordsOut = Annotated[

@@ -140,8 +140,8 @@ def gpu(
         typer.Option(
             "--json",
             metavar="FILE",
-            help="New file for the document, which is written again after every row; by default "
-            "gpu-TIME.json in the current folder.",
+            help="File to create for the results, which is rewritten after every measurement; by "
+            "default gpu-TIME.json in the current folder.",
         ),
     ] = None,
     only: Annotated[

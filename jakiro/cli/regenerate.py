@@ -30,7 +30,10 @@ def regenerate(
         int, typer.Option(help="Largest number of tokens of an answer.")
     ] = 512,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens to keep of a plain text as its prompt.")
+        int,
+        typer.Option(
+            help="Largest number of tokens at the start of a plain text to use as its prompt."
+        ),
     ] = 64,
     batch_size: Annotated[int, typer.Option(help="Number of records to answer together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,

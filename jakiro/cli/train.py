@@ -69,9 +69,9 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only estimate memory, disk space, time and, if the target is on this "
-            "machine, the tau that makes decoding faster; downloads no weights, and tokenizes data "
-            "only if epochs is set.",
+            help="Only estimate memory, disk space and time; if the target is on this machine, "
+            "also the tau above which drafting makes decoding faster. No weights are downloaded, "
+            "and data is tokenized only if epochs is set.",
         ),
     ] = False,
     device_memory: Annotated[

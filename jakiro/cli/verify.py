@@ -42,8 +42,8 @@ def verify(
     samples: Annotated[
         int | None,
         typer.Option(
-            help="Number of continuations to sample for each of the sampled prompts, at least 50; "
-            "by default 2000."
+            help="Number of continuations to sample for each prompt of --sampled-prompts, at least "
+            "50; by default 2000."
         ),
     ] = None,
     quick: Annotated[

@@ -1,4 +1,4 @@
-"""Check that a token's features do not depend on the other tokens that a target computes with."""
+"""Check that a token's features do not depend on the other tokens of a target's forward pass."""
 
 from collections.abc import Iterator
 

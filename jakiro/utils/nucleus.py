@@ -1,4 +1,4 @@
-"""Nucleus (top-p) filter with the result of transformers, which sorts only the largest scores."""
+"""Nucleus (top-p) filter that sorts only the largest scores; the result is that of transformers."""
 
 import torch
 from jaxtyping import Float

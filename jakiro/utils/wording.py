@@ -1,4 +1,4 @@
-"""Parts of sentences in messages."""
+"""Numbers with their nouns, for messages: "1 prompt", "2 prompts"."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Compares the Triton program of the checks with torch; run with TRITON_INTERPRET=1."""
+"""Compares the sibling checks in Triton with those in torch; run with TRITON_INTERPRET=1."""
 
 import torch
 from helpers.supports import random_support

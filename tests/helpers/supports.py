@@ -1,4 +1,4 @@
-"""Random target and draft probabilities, and children to check by them."""
+"""Random target and draft probabilities, with children of nodes to check against them."""
 
 import torch
 from helpers.random_trees import RandomTrees, joined

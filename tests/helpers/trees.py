@@ -1,4 +1,4 @@
-"""A small draft tree with branches of several depths, as a step of the target."""
+"""A small draft tree with branches of several depths, as the input of a forward pass."""
 
 import torch
 

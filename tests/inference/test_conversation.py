@@ -1,4 +1,4 @@
-"""Turns of a conversation give the tokens of a fresh start and read only new tokens."""
+"""Each turn of a conversation gives the tokens of a fresh start, and reads only new tokens."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

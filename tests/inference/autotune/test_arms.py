@@ -1,4 +1,4 @@
-"""Sizes of trees are distinct, and count accepted nodes where larger trees count them."""
+"""Arms are distinct tree sizes with their costs; nodes have comparable positions in all sizes."""
 
 from helpers.tables import no_processors
 

@@ -1,4 +1,4 @@
-"""Measurements are kept on disk, until the machine is quiet if other processes slowed them down."""
+"""Measurements are kept on disk, and are repeated later if other processes slowed them down."""
 
 from pathlib import Path
 

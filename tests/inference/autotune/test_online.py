@@ -1,4 +1,4 @@
-"""`tree="auto"` drafts while that saves time, stops when not, and never changes a token."""
+"""`tree="auto"` drafts only while this saves time, and never changes a token."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The decoding policy follows from the drafter and the trees; only trained drafters have shapes."""
+"""The draft policy follows from drafter and trees; only trained drafters have tree shapes."""
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama

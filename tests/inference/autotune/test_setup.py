@@ -1,4 +1,4 @@
-"""Targets and drafters are set up as requested, and requests that contradict are refused."""
+"""Targets and drafters are set up as requested, and contradictory requests are refused."""
 
 from typing import Any
 

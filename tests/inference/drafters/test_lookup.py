@@ -1,4 +1,4 @@
-"""The lookup drafter: its longest matches, their continuations, and the tree of them."""
+"""The lookup drafter: its longest matches, their continuations, and the resulting tree."""
 
 import numpy as np
 import pytest

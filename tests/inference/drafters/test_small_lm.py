@@ -1,4 +1,4 @@
-"""A small language model as the drafter: the output is the target's, and the cache is right."""
+"""A small language model as the drafter: the output is the target's, and the cache is exact."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Acceptance takes few operations, each of which costs time on a GPU even for few numbers."""
+"""Acceptance takes few operations, because every operation costs time on a GPU."""
 
 import pytest
 import torch

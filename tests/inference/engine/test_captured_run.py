@@ -1,4 +1,4 @@
-"""Steps that start before the last one has been read give the same tokens and statistics."""
+"""Steps that start before the previous result is read give the same tokens and statistics."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,8 @@
-"""The checks of all children at once are those of recursive rejection sampling and point masses."""
+"""Checking all children of a node at once gives the same results as checking them one by one.
+
+Sampled children are checked by recursive rejection sampling, and deterministic children as point
+masses.
+"""
 
 import sys
 from types import SimpleNamespace

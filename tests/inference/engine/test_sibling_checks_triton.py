@@ -1,4 +1,4 @@
-"""The Triton program of the checks gives the results of torch, on a GPU and interpreted."""
+"""The sibling checks in Triton agree with those in torch, on a GPU and in Triton's interpreter."""
 
 import os
 import subprocess

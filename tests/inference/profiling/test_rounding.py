@@ -1,4 +1,4 @@
-"""Rounding decides no greedy token in single precision."""
+"""In single precision, rounding changes no greedy token."""
 
 import json
 from pathlib import Path

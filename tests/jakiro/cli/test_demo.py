@@ -1,4 +1,4 @@
-"""`jakiro demo` passes its options on, and refuses what the demo could not use before it begins."""
+"""`jakiro demo` passes its options on, and refuses unusable options before the demo begins."""
 
 from collections.abc import Callable
 from pathlib import Path

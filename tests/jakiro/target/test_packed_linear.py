@@ -1,4 +1,4 @@
-"""Packed layers have equal products, follow changed weights, and leave the model unchanged."""
+"""Packed layers give equal products, follow changed weights, and leave the model unchanged."""
 
 import pytest
 import torch

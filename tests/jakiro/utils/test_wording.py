@@ -1,4 +1,4 @@
-"""Parts of sentences in messages."""
+"""A noun in a message agrees with its number."""
 
 from jakiro.utils.wording import counted
 

@@ -1,4 +1,4 @@
-"""The parts of a training step do its arithmetic, again and again."""
+"""The parts of a training step together perform the operations of the whole step."""
 
 import pytest
 from helpers.models import tiny_settings

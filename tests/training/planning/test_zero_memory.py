@@ -1,4 +1,4 @@
-"""The memory of parameters and states is that of real engines, divided among the processes."""
+"""The estimated memory of parameters and states equals that of real engines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

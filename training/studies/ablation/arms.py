@@ -94,8 +94,8 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
     if closed or not keys:
         raise ConfigError(
             f"the ablation {path} cannot be compared with the base",
-            expected=f"one or more settings below {', '.join(_OPEN)}, except {_WIDTH}, "
-            "which is computed so that all arms have equally many parameters",
+            expected=f"one or more of these settings, or of those below them: {', '.join(_OPEN)}; "
+            f"except {_WIDTH}, which is computed so that all arms have equally many parameters",
             got=", ".join(closed) or "nothing",
             remedy="put settings that all arms share into the base, or change them with --set",
         )

@@ -1,4 +1,4 @@
-"""Batches: the same ratio for several sequences, the host's time per sequence, and peak memory."""
+"""Batches: speed over autoregressive decoding, the host's time per sequence, and peak memory."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

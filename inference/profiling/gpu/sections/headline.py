@@ -1,4 +1,4 @@
-"""Headline: tokens per second of an oracle over the fastest autoregressive decoding."""
+"""Headline: tokens per second of an oracle, relative to the fastest autoregressive decoding."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

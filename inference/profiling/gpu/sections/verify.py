@@ -1,4 +1,4 @@
-"""Verification: milliseconds of the target's forward pass over trees, for contexts and sizes."""
+"""Verification: milliseconds of the target's forward pass, by context length and tree size."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

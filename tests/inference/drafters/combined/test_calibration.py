@@ -1,4 +1,4 @@
-"""Statistics of two sources: rates converge, fade, can be cleared, and set sampled budgets."""
+"""Statistics of two drafters: rates converge, fade, can be cleared, and divide sampled trees."""
 
 import numpy as np
 import pytest

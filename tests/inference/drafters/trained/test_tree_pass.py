@@ -1,4 +1,4 @@
-"""Draft distributions: one expert acts as one head, and a posterior routes parallel levels."""
+"""Draft distributions equal their definition for one and several experts and parallel levels."""
 
 import itertools
 

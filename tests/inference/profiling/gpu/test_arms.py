@@ -1,4 +1,4 @@
-"""An arm that fails, is wrong or does not exist leaves the other arms alone."""
+"""An arm that fails, is wrong or does not exist does not affect the other arms."""
 
 from inference.profiling.gpu.arms import NotThere, TimedArm, guarded_row, measured_rows
 from inference.profiling.gpu.document import Row

@@ -1,4 +1,4 @@
-"""Events of a profiler's trace are counted in one window."""
+"""Events of a profiler's trace are counted within one window of time."""
 
 from typing import Any
 
