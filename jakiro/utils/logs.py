@@ -53,11 +53,17 @@ def _is_first_process(_record: logging.LogRecord) -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _is_important(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Setting accelerator to CPU")
+
+
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Hide the progress bars and hints of transformers, which would disrupt Jakiro's own output.
 
-    Downloads from the hub, which may take long, still show their progress.
+    Downloads from the hub, which may take long, still show their progress. Where DeepSpeed is
+    installed, accelerate imports it to save a model, and DeepSpeed then writes to standard output
+    that there is no GPU; this is hidden as well.
     """
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging  # takes seconds to import
@@ -65,6 +71,9 @@ def quiet_libraries() -> Iterator[None]:
     verbosity = transformers_logging.get_verbosity()
     has_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
+    deepspeed_logger = logging.getLogger("DeepSpeed")
+    is_outermost = _is_important not in deepspeed_logger.filters
+    deepspeed_logger.addFilter(_is_important)
     hides_downloads = are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()  # hides downloads as well
     if not hides_downloads:
@@ -73,5 +82,7 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+        if is_outermost:
+            deepspeed_logger.removeFilter(_is_important)
         if has_bars:  # if there were none, the caller had hidden them before
             transformers_logging.enable_progress_bar()

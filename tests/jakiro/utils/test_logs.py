@@ -1,5 +1,7 @@
 """Only the first process logs, to standard error; the bars of libraries can be hidden."""
 
+import logging
+
 import pytest
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils.logging import is_progress_bar_enabled
@@ -35,6 +37,23 @@ def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
         assert not is_progress_bar_enabled()
         assert not are_progress_bars_disabled()  # downloads keep their bars
     assert is_progress_bar_enabled()
+
+
+def test_deepspeed_does_not_say_that_there_is_no_gpu() -> None:
+    logger = logging.getLogger("DeepSpeed")
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    hint = "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to"
+    with quiet_libraries():
+        with quiet_libraries():
+            pass
+        logger.error(hint)
+        logger.error("The loss is not finite.")
+    logger.error(hint)
+    logger.removeHandler(handler)
+    assert [record.getMessage() for record in heard] == ["The loss is not finite.", hint]
 
 
 def test_a_line_is_not_broken_where_there_is_no_terminal(
