@@ -15,6 +15,7 @@ from inference.drafters.registry import (
     UntrainedName,
     build_second,
     build_untrained,
+    refuse_misspelt,
 )
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -50,8 +51,9 @@ def load_parts(
     """Load the parts of a decoder: target, drafter, tokenizer and trees.
 
     Args:
-        drafter: folder or hub id of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
-            `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
+        drafter: folder or hub id of a trained drafter, also as `drafter=DRAFTER`; or `aded`,
+            `aded=TABLE`, `lookup` or `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or
+            `lookup+lm=MODEL`.
         target: folder or hub id of the target; None for the target named in the drafter's config.
         tree: trees, as for `SpeculativeDecoder`. If shapes are given for a pair with a
             trained drafter, they are built into that drafter, and the returned `tree` is "fixed".
@@ -63,9 +65,10 @@ def load_parts(
 
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-        ConfigError: `target` is None, but the drafter does not name a target; the vocabulary is too
-            large for `aded`; or the trained drafter of a pair cannot draft trees of the given
-            shapes or compute with the given formats of weights.
+        ConfigError: `target` is None, but the drafter does not name a target; the drafter does not
+            exist and has a name similar to `aded` or `lookup`; the vocabulary is too large
+            for `aded`; or the trained drafter of a pair cannot draft trees of the given shapes or
+            compute with the given formats of weights.
         TargetMismatch: a trigram table or a small model was made with a tokenizer other than the
             target's, or the trained drafter of a pair belongs to another target.
         TargetNotSupported: a small model, or the target of a pair with a trained drafter, cannot
@@ -73,8 +76,9 @@ def load_parts(
     """
     name = str(drafter)
     pair = PairName.parse(name)
-    first = name if pair is None else pair.first.removeprefix("drafter=")
+    first = (name if pair is None else pair.first).removeprefix("drafter=")
     if UntrainedName.parse(first) is None:
+        refuse_misspelt(first)
         loaded = JakiroDrafter.from_pretrained(first)
         model, tokenizer = _load_target(
             str(target or loaded.config.target_record.name_or_path), load
@@ -104,10 +108,11 @@ def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedToken
         tokenizer: tokenizer of the target.
     """
     if (pair := PairName.parse(drafter)) is not None:
-        parts = parts_over(pair.first.removeprefix("drafter="), target, tokenizer)
-        return _paired(parts, pair, _PairOptions())
+        return _paired(parts_over(pair.first, target, tokenizer), pair, _PairOptions())
+    drafter = drafter.removeprefix("drafter=")
     if (untrained := UntrainedName.parse(drafter)) is not None:
         return Parts(target, build_untrained(untrained, target, tokenizer), tokenizer)
+    refuse_misspelt(drafter)
     return Parts(target, JakiroDrafter.from_pretrained(drafter), tokenizer)
 
 

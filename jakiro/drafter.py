@@ -16,10 +16,11 @@ from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
+from jakiro.utils.packaged_drafters import packaged_drafter
 from jakiro.utils.pretrained import (
     LOADING_ERRORS,
+    reason_of,
     refuse_files_elsewhere,
-    summary_of,
 )
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
@@ -140,7 +141,8 @@ class JakiroDrafter(PreTrainedModel):
         """Load a drafter and check that its weights match its config exactly.
 
         Args:
-            path: local folder, or id on the Hugging Face hub.
+            path: local folder, id on the Hugging Face hub, or name of a drafter in this package,
+                such as `smollm2-135m-instruct`.
             **kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
@@ -149,6 +151,7 @@ class JakiroDrafter(PreTrainedModel):
                 drafted are invalid.
             ResourceError: there is too little memory for the drafter.
         """
+        path = packaged_drafter(path) or path
         refuse_missing_folder(path, "a drafter from", _REMEDY)
         refuse_files_elsewhere(Path(path), "the drafter")
         # With these options, transformers does not raise an error for mismatched weights, but
@@ -165,8 +168,9 @@ class JakiroDrafter(PreTrainedModel):
                 raise too_little_memory(f"the drafter {path}", error) from error
             raise CheckpointError(
                 f"cannot load a drafter from {path}",
-                expected="config.json and model.safetensors as written by save_pretrained",
-                got=summary_of(error),
+                expected="a folder or hub id with config.json and model.safetensors, as written by "
+                "save_pretrained",
+                got=reason_of(error, path),
                 remedy=_REMEDY,
             ) from error
         drafter, report = loaded

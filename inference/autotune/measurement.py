@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 from typing import TypeVar
@@ -23,6 +24,7 @@ from jakiro.utils.settings import Settings
 CONTEXT = 128  # number of tokens in the context during timing
 REFERENCE_SECONDS = 0.03  # duration of each check whether other processes slow this one down
 QUIET = 1.3  # largest ratio of reference times at which a measurement is not provisional
+PROVISIONAL_SECONDS = 600  # age up to which a provisional measurement is not repeated
 
 _logger = get_logger(__name__)
 _in_this_process: dict[Path, Settings] = {}
@@ -39,8 +41,8 @@ def cached(
 ) -> MeasuredT:
     """Return a measurement from the cache, or measure and cache the result.
 
-    A result that other processes may have slowed down is provisional: later processes use it as
-    long as the machine is busy, and measure again when it is quiet.
+    A result that other processes may have slowed down is provisional: later processes use it for
+    ten minutes, and as long as the machine is busy. After that, they measure again.
 
     Args:
         kind: class of the measurement.
@@ -58,7 +60,8 @@ def cached(
     if isinstance(known, kind):
         return known
     before = _reference()
-    measured = None if _is_quiet(before) else _stored(kind, provisional)
+    is_due = _is_quiet(before) and _age(provisional) > PROVISIONAL_SECONDS
+    measured = None if is_due else _stored(kind, provisional)
     if measured is None:
         measured = measure()
         if _is_quiet(before, _reference()):
@@ -67,6 +70,7 @@ def cached(
                 provisional.unlink()
         else:
             _store(provisional, measured)
+            _logger.info("other processes disturbed the measurement, so it will be repeated later")
     _in_this_process[path] = measured
     return measured
 
@@ -138,6 +142,14 @@ def _reference() -> tuple[float, float]:
 def _is_quiet(*references: tuple[float, float]) -> bool:
     values = [value for reference in references for value in reference]
     return max(values) <= QUIET * min(values)
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a file was written; infinity if there is no file."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return inf
 
 
 def _stored(kind: type[MeasuredT], path: Path) -> MeasuredT | None:

@@ -1,6 +1,7 @@
 """Names of the drafters that need no training, and construction of these drafters."""
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from inference.drafters.aded.file import load_trigrams, vocabulary_size
 from inference.drafters.aded.index import check_vocabulary
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from jakiro.errors import ConfigError
 from jakiro.utils.settings import SettingsT, load_settings
 
 ADED, LOOKUP, LM = "aded", "lookup", "lm"
@@ -64,6 +66,25 @@ class PairName(NamedTuple):
         """Parse a pair such as `aded+drafter=DRAFTER`; return None for a single drafter."""
         found = _PAIR.fullmatch(text)
         return None if found is None else cls(found[1], found[2])
+
+
+def refuse_misspelt(name: str) -> None:
+    """Raise an error for the name of a drafter that looks like a misspelt training-free drafter.
+
+    Args:
+        name: folder or hub id of a trained drafter, or another name.
+
+    Raises:
+        ConfigError: nothing exists at this path, and the name is similar to `aded` or `lookup`.
+    """
+    similar = get_close_matches(name.partition("=")[0].lower(), (ADED, LOOKUP), n=1, cutoff=0.7)
+    if similar and "/" not in name and not Path(name).exists():
+        raise ConfigError(
+            f"there is no drafter {name}",
+            expected="a folder, a hub id such as owner/name, aded, aded=TABLE, lookup or lm=MODEL",
+            got=name,
+            remedy=f"use {similar[0]}",
+        )
 
 
 def build_second(

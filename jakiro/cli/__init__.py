@@ -5,10 +5,11 @@ torch.
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +44,7 @@ from jakiro.utils.extras import missing_extra
 from jakiro.utils.files import is_disk_full
 
 _DEBUG = "--debug"
+_BRACES = re.compile("[{}]")  # around required arguments
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, demo),
     "Train": (init, train, features, plot, ablate),
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         # `--debug` is removed here, so that it may come before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
-        code = app(words_of_command, prog_name="jakiro", standalone_mode=False)
+        code = app(words_of_command or ["--help"], prog_name="jakiro", standalone_mode=False)
     except (JakiroError, ModuleNotFoundError, OSError, typer.TyperException) as error:
         explained = _explainable(error)
         if explained is None:
@@ -118,7 +120,12 @@ def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
 def _explain(error: JakiroError | typer.TyperException) -> str:
     if isinstance(error, JakiroError):
         return str(error)
-    return f"{error.format_message().rstrip('.')}; remedy: see `jakiro --help`"
+    context: Any = getattr(error, "ctx", None)
+    command = "jakiro" if context is None else context.command_path
+    message = error.format_message().rstrip(".")
+    if message.startswith("Missing argument"):
+        message += f"; expected: {_BRACES.sub('', context.get_usage()).removeprefix('Usage: ')}"
+    return f"{message}; remedy: see `{command} --help`"
 
 
 def _show_version(is_asked: bool) -> bool:

@@ -31,7 +31,7 @@ def chat(
     target: options.TargetOfDrafter = None,
     system: options.System = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens of an answer.")
+        int, typer.Option(min=1, help="Largest number of tokens of an answer.")
     ] = 512,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,

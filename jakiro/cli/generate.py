@@ -34,7 +34,7 @@ def generate(
         ),
     ] = False,
     system: options.System = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Largest number of new tokens.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of new tokens.")] = 128,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -60,6 +60,7 @@ def generate(
     from inference.generation.streaming import TextPrinter
 
     text = _prompt_text(prompt)
+    _refuse_empty(text)  # before the models are loaded
     decoder = load_decoder(context)
     is_chat = _is_chat(decoder, raw, system)
     sampling: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
@@ -145,9 +146,12 @@ def _is_chat(decoder: "SpeculativeDecoder", raw: bool, system: str | None) -> bo
     return is_chat
 
 
-def _messages(text: str, system: str | None) -> list[dict[str, Any]]:
+def _refuse_empty(text: str) -> None:
     if not text.strip():
-        raise PromptError("the prompt is empty", expected="a question", got=repr(text))
+        raise PromptError("the prompt is empty", expected="a question or a text", got=repr(text))
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, Any]]:
     start = [] if system is None else [{"role": "system", "content": system}]
     return [*start, {"role": "user", "content": text}]
 

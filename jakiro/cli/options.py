@@ -35,18 +35,28 @@ Dtype = Annotated[
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 TopP = Annotated[
     float | None,
-    typer.Option(help="As in generate(); by default the value of the target's generation config."),
+    typer.Option(
+        min=0,
+        max=1,
+        help="As in generate(); by default the value of the target's generation config.",
+    ),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(help="As in generate(); by default the value of the target's generation config."),
+    typer.Option(
+        min=0, help="As in generate(); by default the value of the target's generation config."
+    ),
 ]
 DRAFTERS = (
     "aded, aded=TABLE, lookup, lm=MODEL (a smaller model with the same tokenizer), or two "
     "drafters that share trees, such as aded+drafter=DRAFTER"
 )
 DrafterName = Annotated[
-    str, typer.Argument(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}.")
+    str,
+    typer.Argument(
+        help="Folder or hub id of a drafter, or smollm2-135m-instruct for the drafter in this "
+        f"package; or, with --target, {DRAFTERS}."
+    ),
 ]
 TargetOfDrafter = Annotated[
     str | None,
@@ -58,8 +68,9 @@ TargetOfDrafter = Annotated[
 Temperature = Annotated[
     float | None,
     typer.Option(
+        min=0,
         help="0 for greedy decoding, above 0 for sampling; by default the value of the target's "
-        "generation config."
+        "generation config.",
     ),
 ]
 System = Annotated[

@@ -8,7 +8,14 @@ from typing import Any
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 _BY_OPTION = {"temperature": "T", "temperatures": "T", "top_p": "P", "top_k": "K"}
-_BY_TYPE = {"bool": "", "int": "N", "int range": "N", "float": "X", "list[float]": "X"}
+_BY_TYPE = {
+    "bool": "",
+    "int": "N",
+    "int range": "N",
+    "float": "X",
+    "float range": "X",
+    "list[float]": "X",
+}
 
 
 class _NamedValues:
@@ -32,6 +39,7 @@ def _named(parameter: Any, context: Any) -> Any:
     """Return a parameter after naming its value, unless its declaration has a metavar."""
     if isinstance(parameter, TyperArgument):
         parameter.display_type_rich = _no_type  # type: ignore[method-assign]
+        parameter.metavar = parameter.metavar or str(parameter.name).upper()
     elif isinstance(parameter, TyperOption) and parameter.metavar is None:
         kind, name = parameter.display_type(context).strip("<>"), str(parameter.name)
         by_type = kind if "|" in kind else _BY_TYPE.get(kind, name.upper())

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import jakiro
 from inference.benchmark.document import ComparisonDocument, ComparisonSettings
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.report.table import figures_table
@@ -24,6 +23,7 @@ from jakiro.errors import CheckpointError
 from jakiro.utils.fetch import fetch_model
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.packaged_drafters import assets_of
 from jakiro.utils.pretrained import Device, choose_device
 from jakiro.utils.progress import ProgressDisplay
 from jakiro.utils.settings import load_settings
@@ -32,7 +32,7 @@ from training.distributed.processes import launch_environment
 from training.train import train
 
 MODEL = "smollm2-135m-instruct"
-ASSETS = Path(jakiro.__file__).parent / "assets" / MODEL
+ASSETS = assets_of(MODEL)
 STEPS = 40  # largest number of steps of the drafter that the demo trains
 MINUTES = 3.0  # largest number of minutes that these steps take
 MAX_NEW_TOKENS = 32
@@ -41,14 +41,8 @@ QUESTION = "Why do cats purr?"  # answered before the table of results
 
 
 def is_available() -> bool:
-    """Fetch the model, and return whether the demo can run; if not, print the reason.
-
-    The finished drafter is part of the repository, but not of wheels.
-    """
+    """Fetch the model, and return whether the demo can run; if not, print the reason."""
     console = Console(stderr=True)
-    if not (ASSETS / "drafter").is_dir():
-        console.print(f"Only a clone of the repository has the finished drafter for {MODEL}.")
-        return False
     if find_spec("gguf") is None:
         console.print("Reading the model needs the package gguf: pip install 'jakiro[gguf]'.")
         return False

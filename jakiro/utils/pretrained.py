@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
@@ -27,7 +28,7 @@ from transformers import (
 )
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
-from jakiro.utils.fetch import fetched_model
+from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
@@ -102,7 +103,8 @@ def load_causal_lm(
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
     refuse_files_elsewhere(Path(folder), what)
-    load = _NO_CODE | hub_options(folder) | load | {"output_loading_info": True}
+    hub = hub_options(folder)
+    load = _NO_CODE | hub | {"adapter_kwargs": hub} | load | {"output_loading_info": True}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
         model, report = loaded
@@ -217,8 +219,9 @@ def load_config(
 
     path = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(path, what, remedy)
+    in_cache_only = bool(hub_options(path))
     try:
-        if find_adapter_config_file(path) is not None:
+        if find_adapter_config_file(path, local_files_only=in_cache_only) is not None:
             from peft import PeftConfig  # an optional package, and slow to import
 
             path = PeftConfig.from_pretrained(path).base_model_name_or_path or path
@@ -275,15 +278,25 @@ def _cannot_load(
 ) -> CheckpointError | ResourceError:
     if is_out_of_memory(error):
         return too_little_memory(f"{what} {name_or_path}", error)
-    got = summary_of(error)
-    if hub_options(name_or_path) and isinstance(error, OSError):
-        got = f"no such folder, no such model in the cache, and no connection to {HF_ENDPOINT}"
+    similar = get_close_matches(str(name_or_path), KNOWN_MODELS, n=1)
     return CheckpointError(
         f"cannot load {what} {name_or_path}",
         expected="a folder or hub id of a causal language model with its tokenizer",
-        got=got,
-        remedy=remedy,
+        got=reason_of(error, name_or_path),
+        remedy=f"use {similar[0]}, which `jakiro fetch` downloads" if similar else remedy,
     )
+
+
+def reason_of(error: Exception, name_or_path: str | Path) -> str:
+    """Return in one line why something could not be loaded.
+
+    Args:
+        error: error of a library.
+        name_or_path: folder or hub id that could not be loaded.
+    """
+    if hub_options(name_or_path) and isinstance(error, OSError):
+        return f"no such folder, no such model in the cache, and no connection to {HF_ENDPOINT}"
+    return summary_of(error)
 
 
 def summary_of(error: Exception) -> str:

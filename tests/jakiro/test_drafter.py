@@ -81,8 +81,8 @@ def test_a_gguf_file_is_no_drafter(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     with pytest.raises(CheckpointError, match="is a GGUF model, not a drafter"):
         JakiroDrafter.from_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="smollm2-135m-instruct is a GGUF model"):
-        JakiroDrafter.from_pretrained("smollm2-135m-instruct")
+    with pytest.raises(CheckpointError, match=r"qwen2\.5-coder-1\.5b-instruct is a GGUF"):
+        JakiroDrafter.from_pretrained("qwen2.5-coder-1.5b-instruct")
 
 
 @pytest.mark.parametrize(

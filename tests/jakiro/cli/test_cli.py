@@ -75,7 +75,7 @@ def test_a_fault_of_the_program_is_not_hidden(plant_demo: Callable[[Demo], None]
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((), "Missing command"),
+        (("demo", "--target"), "'--target'"),
         (("dmeo",), "No such command 'dmeo'"),
         (("--color",), "No such option"),
         (("demo", "--preset", "huge"), "'--preset'"),
@@ -90,7 +90,18 @@ def test_a_malformed_command_is_one_line_with_a_remedy(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert complaint in line
-    assert line.endswith("; remedy: see `jakiro --help`")
+    assert line.endswith(("; remedy: see `jakiro --help`", "; remedy: see `jakiro demo --help`"))
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    assert "generate" in capsys.readouterr().out
+
+
+def test_the_usage_is_shown_if_an_argument_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "Why?") == 2
+    message = capsys.readouterr().err
+    assert "expected: jakiro generate [OPTIONS] DRAFTER PROMPT; remedy:" in message
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

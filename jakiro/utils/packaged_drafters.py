@@ -1,0 +1,25 @@
+"""The trained drafters in this package, which are named after the models that they draft for."""
+
+from pathlib import Path
+
+_ASSETS = Path(__file__).parents[1] / "assets"
+
+
+def assets_of(model: str) -> Path:
+    """Return the folder with the drafter for a model, its training data and its settings.
+
+    Args:
+        model: name of the model, as for `jakiro fetch`.
+    """
+    return _ASSETS / model
+
+
+def packaged_drafter(name: str | Path) -> Path | None:
+    """Return the folder of a packaged drafter; None if the name is a path or that of no drafter.
+
+    Args:
+        name: name of a model, as for `jakiro fetch`, or another name.
+    """
+    folder = assets_of(str(name)) / "drafter"
+    is_name = len(Path(name).parts) == 1 and not Path(name).exists()
+    return folder if is_name and folder.is_dir() else None

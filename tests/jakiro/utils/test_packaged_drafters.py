@@ -1,0 +1,29 @@
+"""The drafters in the package can be named after their targets."""
+
+from pathlib import Path
+
+import pytest
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.utils.packaged_drafters import assets_of, packaged_drafter
+
+NAME = "smollm2-135m-instruct"
+
+
+def test_a_drafter_is_named_after_its_target() -> None:
+    folder = packaged_drafter(NAME)
+    assert folder == assets_of(NAME) / "drafter"
+    assert JakiroDrafter.from_pretrained(NAME).config.target_record.name_or_path == NAME
+
+
+@pytest.mark.parametrize("name", ["qwen", ".", "..", "", f"owner/{NAME}", f"../assets/{NAME}"])
+def test_other_names_are_those_of_no_packaged_drafter(name: str) -> None:
+    assert packaged_drafter(name) is None
+
+
+def test_a_folder_of_the_same_name_is_preferred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / NAME).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert packaged_drafter(NAME) is None
