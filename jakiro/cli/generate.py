@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inference import SpeculativeDecoder
 
 _STANDARD_INPUT = "-"
+_LONG = 4000  # number of characters from which a prompt may take seconds to read
 
 
 @quiet_libraries()
@@ -63,6 +64,8 @@ def generate(
     _refuse_empty(text)  # before the models are loaded
     decoder = load_decoder(context)
     is_chat = _is_chat(decoder, raw, system)
+    if len(text) > _LONG and decoder.tokenizer is not None:
+        say(f"reading a prompt of {len(decoder.tokenizer(text).input_ids)} tokens")
     sampling: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
     output = decoder.generate(
         _messages(text, system) if is_chat else text,

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,14 @@ def test_an_empty_prompt_is_refused_before_a_model_is_loaded(
 ) -> None:
     assert _run("nowhere/to be found", " ") == 2
     assert "the prompt is empty" in capsys.readouterr().err
+
+
+def test_a_long_prompt_is_announced(
+    drafter_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jakiro.cli.generate._LONG", 20)
+    assert _run(str(drafter_path), "def " * 8, "--max-new-tokens", "2", "--tree", "fixed") == 0
+    assert re.search(r"^reading a prompt of \d+ tokens$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_a_drafter_may_be_named_as_in_pairs(
