@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -206,7 +207,7 @@ def test_an_empty_prompt_is_refused_before_a_model_is_loaded(
 def test_a_long_prompt_is_announced(
     drafter_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jakiro.cli.generate._LONG", 20)
+    monkeypatch.setattr(sys.modules["jakiro.cli.generate"], "_LONG", 20)
     assert _run(str(drafter_path), "def " * 8, "--max-new-tokens", "2", "--tree", "fixed") == 0
     assert re.search(r"^reading a prompt of \d+ tokens$", capsys.readouterr().err, re.MULTILINE)
 
