@@ -1,6 +1,6 @@
 """Token ids of texts, chat messages, and padded batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
@@ -34,6 +34,8 @@ def encode_prompt(
     elif isinstance(prompt, str):
         _check_characters(prompt)
         ids = list(needed(tokenizer)(prompt)["input_ids"])
+    elif isinstance(prompt, Mapping) or not isinstance(prompt, Iterable):
+        raise _unusable(f"a {type(prompt).__name__}")
     elif prompt and isinstance(prompt[0], dict):
         _check_messages(prompt)
         ids = _templated(prompt, needed(tokenizer))
@@ -54,7 +56,7 @@ def encode_prompt(
 def _unusable(got: str) -> PromptError:
     return PromptError(
         "the prompt cannot be used",
-        expected="a text, chat messages, or a list of token ids",
+        expected="a text, a list of chat messages, or a list of token ids",
         got=got,
         remedy="use generate_batch for several prompts",
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from threading import Thread
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
@@ -225,6 +226,15 @@ def test_streaming_without_a_tokenizer_is_refused_before_any_work(
 def test_no_prompts_are_refused_where_requests_are_prepared() -> None:
     with pytest.raises(PromptError, match="nothing to decode; expected: at least one prompt"):
         prepare_requests(tiny_llama(), [], seed=0, max_position=128)
+
+
+@pytest.mark.parametrize("prompt", [{"role": "user", "content": "Why?"}, {}, 3, None])
+def test_a_prompt_that_is_no_sequence_is_refused(
+    prompt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
+    with pytest.raises(PromptError, match=r"a list of chat messages.*got: a \w+"):
+        _decoder().generate(prompt)
 
 
 def test_bytes_are_refused() -> None:
