@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
+from threading import Event, Lock, Thread
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -56,9 +58,10 @@ COLUMNS_WITH_RATE = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[
 
 
 class ProgressDisplay(Progress):
-    """A progress display of rich; without a terminal, it writes a line at most every half minute.
+    """A progress display of rich; without a terminal, it writes a line every half minute.
 
-    Without a terminal, tasks that end within the first half minute write nothing.
+    Without a terminal, tasks that end within the first half minute write nothing. Between `start`
+    and `stop`, lines are also written while no task makes progress.
 
     Args:
         *columns: columns of the bars; by default description, bar, numbers and times.
@@ -74,6 +77,20 @@ class ProgressDisplay(Progress):
         super().__init__(*(columns or COLUMNS), console=console, disable=not is_bar)
         self._writes_lines = is_shown and not is_bar
         self._due: dict[TaskID, float] = {}  # time of the next line
+        self._writing = Lock()
+        self._stopped = Event()
+
+    def start(self) -> None:
+        """Start the display, as in rich."""
+        super().start()
+        if self._writes_lines:
+            self._stopped.clear()
+            Thread(target=self._write_regularly, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the display, as in rich."""
+        self._stopped.set()
+        super().stop()
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
         """Add a task, as in rich."""
@@ -96,12 +113,20 @@ class ProgressDisplay(Progress):
         super().advance(task_id, advance)
         self._write_line(task_id)
 
+    def _write_regularly(self) -> None:
+        while not self._stopped.wait(INTERVAL / 4):
+            for task in self.tasks:
+                if not task.finished:
+                    self._write_line(task.id)
+
     def _write_line(self, task_id: TaskID) -> None:
-        now = time.monotonic()
-        if not self._writes_lines or now < self._due[task_id]:
+        if not self._writes_lines:
             return
-        self._due[task_id] = now + INTERVAL
-        self.console.print(line_of(self._tasks[task_id]), highlight=False, soft_wrap=True)
+        with self._writing:
+            now = time.monotonic()
+            if now >= self._due.get(task_id, inf):
+                self._due[task_id] = now + INTERVAL
+                self.console.print(line_of(self._tasks[task_id]), highlight=False, soft_wrap=True)
 
 
 def tracked(progress: Progress) -> Callable[[str, int], Callable[[], None]]:

@@ -40,6 +40,12 @@ def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
     yield LEGEND
     if any(has_too_few(method.samples) for method in document.methods):
         yield f"Intervals need at least {FEWEST_PROMPTS} prompts."
+    load, processors = document.environment.load_average, document.environment.num_cpus
+    if load is not None and processors is not None and load > processors:
+        yield (
+            f"Other programs ran when the measurement started (load average {load:.1f} on "
+            f"{processors} processors), so speeds are unreliable."
+        )
 
 
 def _cells(figures: MethodFigures) -> tuple[str, ...]:

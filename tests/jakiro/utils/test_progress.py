@@ -1,6 +1,7 @@
 """Progress of long work: bars in a terminal, lines elsewhere."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -106,3 +107,15 @@ def test_generated_records_are_shown_with_tokens_per_second(
         advance(4, 8000)
     assert "Writing: 4 of 10, " in (printed := capsys.readouterr().err)
     assert "tokens/s" in printed
+
+
+def test_lines_are_written_while_nothing_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.02)
+    stream = io.StringIO()
+    with ProgressDisplay(console=Console(file=stream)) as display:
+        display.add_task("Writing", total=12)
+        time.sleep(0.3)
+    written = stream.getvalue()
+    assert written.count("Writing: 0 of 12, 0:00 elapsed") >= 2
+    time.sleep(0.1)
+    assert stream.getvalue() == written

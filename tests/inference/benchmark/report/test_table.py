@@ -2,6 +2,7 @@
 
 from io import StringIO
 
+import pytest
 from helpers.comparisons import make_document
 from rich.console import Console
 
@@ -29,3 +30,12 @@ def test_intervals_of_too_few_prompts_are_left_out_and_one_sentence_says_why() -
     assert f"{document.figures('drafter=mine', 0.0).speedup:.2f} " in shown
     assert "[" not in shown.replace("speed-up [95%]", "")
     assert shown.count("Intervals need at least 5 prompts.") == 1
+
+
+@pytest.mark.parametrize(("load", "is_busy"), [(None, False), (2.0, False), (4.25, True)])
+def test_a_busy_machine_is_mentioned(load: float | None, is_busy: bool) -> None:
+    document = make_document()
+    environment = document.environment.model_copy(update={"load_average": load, "num_cpus": 2})
+    shown = " ".join(printed(document.model_copy(update={"environment": environment})).split())
+    assert ("Other programs ran" in shown) is is_busy
+    assert not is_busy or "load average 4.2 on 2 processors" in shown
