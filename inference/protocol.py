@@ -191,7 +191,8 @@ class DraftSession(ABC):
         afterwards.
 
         Args:
-            other: session with the same sampling options.
+            other: session whose sampling options the drafter allows in the same session (see
+                `Drafter.can_share`).
 
         Raises:
             NotImplementedError: sessions of this kind cannot be joined.
@@ -289,6 +290,17 @@ class Drafter(ABC):
             capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
+
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether sequences with these sampling options can be in the same session.
+
+        By default, this is the case if their tokens are selected in the same way.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return one.description == other.description
 
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None

@@ -107,6 +107,15 @@ class TokenDrafter(Drafter):
         """Return a new proposer for one sequence; the default proposer calls `draft`."""
         return _Stateless(self)
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return True, because the candidates do not depend on the sampling options.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return True
+
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
         """Return a session for `batch` sequences of up to `capacity` tokens.
 

@@ -63,6 +63,15 @@ class DelegatingDrafter(AdaptiveDrafter):
         """
         return self.drafter.new_session(sampling, capacity, batch)
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether both can be in the same session of the wrapped drafter.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return self.drafter.can_share(one, other)
+
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:

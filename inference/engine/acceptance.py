@@ -1,6 +1,5 @@
 """Acceptance of a batch of verified trees, with few copies from the device to the host."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from inference.engine.accept import accept_greedy_path, accept_path, sample_toke
 from inference.engine.accept_batched import AcceptedPaths, accept_paths
 from inference.engine.accept_greedy import accept_greedy_paths
 from inference.engine.request import SequenceState
+from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
@@ -98,13 +98,11 @@ def accept_trees(
         DraftError: a candidate is outside the target's vocabulary, or has probability zero in the
             drafter's `draft_probs`.
     """
-    alike: defaultdict[object, list[int]] = defaultdict(list)
-    for index, state in enumerate(sequences):
-        alike[state.request.sampling.description].append(index)
-    if len(alike) == 1:
+    groups = BatchSampling([state.request.sampling for state in sequences]).groups
+    if len(groups) == 1:
         return _accept_alike(tree, logits, sequences, random)
     results: dict[int, AcceptResult] = {}
-    for indices in alike.values():
+    for _, indices in groups:
         group = [sequences[index] for index in indices]
         accepted = _accept_alike(
             tree.of_sequences(indices), logits[indices], group, random.of_sequences(indices)

@@ -48,7 +48,7 @@ class DecodeRun:
         target: frozen target.
         drafter: drafter of the trees; None for autoregressive decoding.
         requests: one request or several requests. With a drafter, their tokens must be selected in
-            the same way, because the drafter adapts its trees to the selection.
+            the same way.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
             as the drafter allows.
         context: context of an earlier chat turn, for a run with a single request. The context
@@ -131,12 +131,12 @@ class DecodeRun:
         sequences.
 
         Args:
-            requests: requests; with a drafter, their tokens must be selected like those of the
-                first requests.
+            requests: requests, which may select tokens in different ways. With a drafter, their
+                trees must have the shape of the first requests' trees (see `Drafter.can_share`).
 
         Raises:
-            PromptError: the run is closed or belongs to a conversation, or the tokens are selected
-                in another way.
+            PromptError: the run is closed or belongs to a conversation, or the drafter has other
+                trees for these requests.
         """
         if self.is_closed or self.is_context_lent:
             raise PromptError(
@@ -145,16 +145,16 @@ class DecodeRun:
                 got="a closed run" if self.is_closed else "a run of a conversation",
                 remedy="start another run",
             )
-        own = self.sampling
+        own, drafter = self.sampling, self.drafter
         others = [
             request.sampling
             for request in requests
-            if request.sampling.description != own.description
+            if drafter is not None and not drafter.can_share(own, request.sampling)
         ]
-        if self.drafter is not None and others:
+        if others:
             raise PromptError(
-                "requests that select tokens in different ways cannot share a drafter's session",
-                expected=str(own),
+                "the trees of requests that select tokens in different ways differ in shape",
+                expected=f"tokens selected as by {own}, or with trees of the same shape",
                 got=str(others[0]),
                 remedy="start another run for these requests, or decode without a drafter",
             )
@@ -202,13 +202,15 @@ class DecodeRun:
         return added
 
     def _new_context(self, sequences: Sequence[SequenceState], capacity: int) -> Context:
-        return Context(self.target, self.drafter, self.sampling, len(sequences), capacity)
+        sampling = sequences[0].request.sampling
+        return Context(self.target, self.drafter, sampling, len(sequences), capacity)
 
     @torch.inference_mode()
     def _read_prompts(self) -> list[DecodeStep]:
         """Read a chunk of new prompts; return the first tokens after the last chunk."""
         if self._prefill is None and self._waiting:
-            newcomers, self._waiting = self._waiting, []
+            newcomers = self._alike(self._waiting)
+            self._waiting = self._waiting[len(newcomers) :]
             longest_prompt = max(len(state.token_ids) for state in newcomers)
             self._prefill = Prefill(self._new_context(newcomers, longest_prompt), newcomers)
         if self._prefill is None:
@@ -222,6 +224,15 @@ class DecodeRun:
                 return []
             prefill, self._prefill = self._prefill, None
             return self._start(prefill)
+
+    def _alike(self, sequences: list[SequenceState]) -> list[SequenceState]:
+        """Return the first sequences whose tokens are selected alike; all without a drafter."""
+        if self.drafter is None:
+            return sequences
+        first = sequences[0].request.sampling.description
+        each = enumerate(state.request.sampling.description for state in sequences)
+        end = next((index for index, own in each if own != first), len(sequences))
+        return sequences[:end]
 
     def _start(self, prefill: Prefill) -> list[DecodeStep]:
         """Emit the first tokens of sequences, which become part of the batch."""
