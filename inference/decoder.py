@@ -25,9 +25,11 @@ from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.engine.captured_run import CapturedRun
-from inference.engine.details import OutputOptions, options_for
-from inference.engine.loop import DecodeRun, DecodeStep
+from inference.engine.decode_step import DecodeStep
+from inference.engine.details import options_for
+from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
+from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, unpadded

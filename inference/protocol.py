@@ -62,6 +62,8 @@ class VerifyResult:
     target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
     # (batch index, nodes) -> the target's logits after these nodes, before any processor
     logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
+    # batch indices of sequences that could not be verified, from which nothing can be learned
+    failed: frozenset[int] = frozenset()
 
 
 class RequestCounter:
@@ -206,6 +208,12 @@ class DraftSession(ABC):
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left, which may contain NaN, by zeros.
+
+        Masks do not hide NaN from the sequences that will use this memory.
+        """
 
     def close(self) -> None:
         """Free the memory of the session."""

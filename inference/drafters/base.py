@@ -215,6 +215,8 @@ class TokenSession(AdaptiveSession):
         if result.base_length != list(self.lengths) or not self._proposed:
             return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, proposed in enumerate(self._proposed):
+            if index in result.failed:
+                continue
             path = result.path[index]
             accepted = proposed.token_ids[path].tolist()
             self.learn(index, accepted, partial(result.logits, index, [ROOT, *path]))

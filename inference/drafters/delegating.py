@@ -158,6 +158,10 @@ class DelegatingSession(AdaptiveSession):
         """Make room for sequences of up to `capacity` tokens in the wrapped session."""
         self.session.reserve(capacity)
 
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left the wrapped session by zeros."""
+        self.session.clear_unused()
+
     def close(self) -> None:
         """Close the wrapped session."""
         self.session.close()

@@ -152,6 +152,8 @@ class SmallLMSession(DraftSession):
         batch: number of sequences.
     """
 
+    sampling: BatchSampling
+
     def __init__(
         self, drafter: SmallLMDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
@@ -220,6 +222,10 @@ class SmallLMSession(DraftSession):
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity)
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left by zeros."""
+        self.cache.cache.clear_unused()
 
     def close(self) -> None:
         """Free the cache."""

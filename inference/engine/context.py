@@ -262,6 +262,27 @@ class Context:
             self.session.append_sequences(other.session)
 
     @torch.inference_mode()
+    def copy(self, sampling: Sampling) -> "Context":
+        """Return a context with a copy of the cached tokens, none of which its session has got.
+
+        Args:
+            sampling: options by which the tokens of the copy are selected.
+        """
+        other = Context(self.target, self.drafter, sampling, 0, self.cache.capacity - self._margin)
+        other.cache.append_sequences(self.cache)
+        other.lengths = self.lengths
+        if self.drafter is not None:
+            count = len(self.lengths)
+            other.session = self.drafter.new_session(sampling, other.cache.capacity, count)
+        return other
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left, which may contain NaN, by zeros."""
+        self.cache.clear_unused()
+        if self.session is not None:
+            self.session.clear_unused()
+
+    @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens; if a cache grows, it at least doubles."""
         needed = capacity + self._margin

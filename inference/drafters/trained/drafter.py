@@ -218,6 +218,7 @@ class TrainedSession(DeviceSession):
     """
 
     lengths: tuple[int, ...] = ()
+    sampling: BatchSampling
 
     def __init__(
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
@@ -336,6 +337,10 @@ class TrainedSession(DeviceSession):
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity + self.scratch)
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left by zeros."""
+        self.cache.clear_unused()
 
     def close(self) -> None:
         """Free the cache."""
