@@ -20,7 +20,7 @@ from inference.protocol import AdaptiveSession, VerifyResult
 from inference.sampling.random_numbers import StepRandom
 
 
-class Batch:
+class DecodeBatch:
     """Sequences that are decoded together; a sequence that is complete or has failed leaves.
 
     Args:
@@ -88,6 +88,15 @@ class Batch:
                 own.catch_up([state.token_ids for state in states])
         self.context.append_sequences(context)
         self.live += sequences
+
+    @property
+    def prefill_threads(self) -> int | None:
+        """The number of threads that read prompts; None for torch's current number.
+
+        Prompts are read with all threads, unless the target is batch-invariant: the number of
+        threads may affect rounding.
+        """
+        return self.threads if self.target.modules.is_batch_invariant else None
 
     @property
     def _commits_last(self) -> bool:

@@ -268,12 +268,11 @@ class Context:
         Args:
             sampling: options by which the tokens of the copy are selected.
         """
-        other = Context(self.target, self.drafter, sampling, 0, self.cache.capacity - self._margin)
+        count, capacity = len(self.lengths), self.cache.capacity - self._margin
+        other = Context(self.target, self.drafter, sampling, count, capacity)
+        other.cache.select_sequences([])
         other.cache.append_sequences(self.cache)
         other.lengths = self.lengths
-        if self.drafter is not None:
-            count = len(self.lengths)
-            other.session = self.drafter.new_session(sampling, other.cache.capacity, count)
         return other
 
     def clear_unused(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from inference.engine.acceptance import AcceptResult
-from inference.engine.batch import Batch
+from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy
@@ -20,7 +20,7 @@ from jakiro.errors import PromptError
 from jakiro.target.adapter import TargetAdapter
 
 
-class DecodeRun(Batch):
+class DecodeRun(DecodeBatch):
     """Requests that are decoded together; iteration yields first tokens, then decoding steps.
 
     Further requests may be admitted at any time. Each sequence gets the same tokens as alone, up to
@@ -196,13 +196,11 @@ class DecodeRun(Batch):
             newcomers = self._alike(self._waiting)
             self._waiting = self._waiting[len(newcomers) :]
             longest_prompt = max(len(state.token_ids) for state in newcomers)
-            self._prefill = Prefill(self._new_context(newcomers, longest_prompt), newcomers)
+            context = self._new_context(newcomers, longest_prompt)
+            self._prefill = Prefill(context, newcomers, follows=len(newcomers) == 1)
         if self._prefill is None:
             return []
-        # Prompts are read with all threads, unless the target is batch-invariant: the number of
-        # threads may affect rounding.
-        threads = self.threads if self.target.modules.is_batch_invariant else None
-        with self._clock("prefill"), num_threads(threads):
+        with self._clock("prefill"), num_threads(self.prefill_threads):
             self._prefill.read_chunk()
             if not self._prefill.is_complete:
                 return []
