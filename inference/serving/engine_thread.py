@@ -10,8 +10,7 @@ from typing import Any
 
 from transformers import LogitsProcessorList
 
-from inference.autotune.online import AutoTree
-from inference.autotune.policy import numbered
+from inference.autotune.policy import fixed_policy, numbered
 from inference.decoder import SpeculativeDecoder
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
@@ -52,7 +51,9 @@ class EngineThread:
 
     def __init__(self, decoder: SpeculativeDecoder, places: int = 8, capacity: int = 4096) -> None:
         self.decoder = decoder
-        self.policy = _fixed(decoder.policy)
+        self.policy = fixed_policy(
+            decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
+        )
         longest = min(capacity, decoder.target.spec.max_position)
         self.scheduler = Scheduler(open_lanes(decoder, self.policy, places, longest))
         self.error: BaseException | None = None  # why the thread died; None if it did not
@@ -219,11 +220,6 @@ def open_lanes(
     return [
         Lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
     ]
-
-
-def _fixed(policy: DraftPolicy) -> DraftPolicy:
-    """Return a policy whose trees do not depend on the durations of decoding steps."""
-    return policy.reproducible() if isinstance(policy, AutoTree) else policy
 
 
 def _stopped(error: BaseException | None) -> JakiroError:
