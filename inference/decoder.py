@@ -25,9 +25,11 @@ from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.engine.captured_run import CapturedRun
-from inference.engine.details import OutputOptions, options_for
-from inference.engine.loop import DecodeRun, DecodeStep
+from inference.engine.decode_step import DecodeStep
+from inference.engine.details import options_for
+from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
+from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, unpadded
@@ -455,10 +457,11 @@ class SpeculativeDecoder:
     ) -> list[int]:
         """Add prompts to a run of this decoder, and return their indices in the run.
 
-        The prompts are read in chunks between the decoding steps of the other sequences. Without a
-        drafter, the sampling options may differ from those of the run. The run's options determine
-        which scores and log-probabilities are returned. If decoding a sequence raises an error, the
-        whole run ends.
+        The prompts are read in chunks between the decoding steps of the other sequences. The
+        sampling options may differ from those of the run, unless the drafter has trees of another
+        shape for them, as trained drafters have for greedy decoding and for sampling. The run's
+        options determine which scores and log-probabilities are returned. If decoding a sequence
+        raises an error, the whole run ends.
 
         Args:
             run: run from `start`, which need not have begun.
@@ -470,8 +473,7 @@ class SpeculativeDecoder:
 
         Raises:
             PromptError: a prompt or an argument cannot be used; the run was started by another
-                decoder, or is closed; or there is a drafter and the sampling options differ from
-                those of the run.
+                decoder, or is closed; or the drafter's trees differ in shape from those of the run.
         """
         if run.target is not self.target or run.drafter is not self.drafter:
             raise PromptError(

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.engine.details import OutputOptions
-from inference.engine.loop import DecodeRun, DecodeStep
-from inference.engine.request import SequenceState
+from inference.engine.decode_step import DecodeStep
+from inference.engine.loop import DecodeRun
+from inference.engine.request import OutputOptions, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.generation.colored_text import colored_html, pieces_by_depth
 
@@ -87,7 +87,7 @@ def output_of(
         tokenizer: tokenizer that decodes the text; None to return no text.
         run: run of the sequence, which need not be finished.
     """
-    options = run.record or OutputOptions()
+    options = state.request.record or run.record or OutputOptions()
     state.stats.seconds.update(run.seconds)
     details = [step.details for step in steps if step.details is not None]
     return GenerateOutput(

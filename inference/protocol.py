@@ -62,6 +62,8 @@ class VerifyResult:
     target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
     # (batch index, nodes) -> the target's logits after these nodes, before any processor
     logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
+    # batch indices of sequences that could not be verified, from which nothing can be learned
+    failed: frozenset[int] = frozenset()
 
 
 class RequestCounter:
@@ -191,7 +193,8 @@ class DraftSession(ABC):
         afterwards.
 
         Args:
-            other: session with the same sampling options.
+            other: session whose sampling options the drafter allows in the same session (see
+                `Drafter.can_share`).
 
         Raises:
             NotImplementedError: sessions of this kind cannot be joined.
@@ -205,6 +208,12 @@ class DraftSession(ABC):
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left, which may contain NaN, by zeros.
+
+        Masks do not hide NaN from the sequences that will use this memory.
+        """
 
     def close(self) -> None:
         """Free the memory of the session."""
@@ -289,6 +298,17 @@ class Drafter(ABC):
             capacity: largest number of tokens of a sequence, including the root and a draft tree.
             batch: number of sequences.
         """
+
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether sequences with these sampling options can be in the same session.
+
+        By default, this is the case if their tokens are selected in the same way.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return one.description == other.description
 
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None

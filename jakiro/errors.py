@@ -64,5 +64,9 @@ class NumericalError(JakiroError, ArithmeticError):
     """Logits, a loss or a gradient are not finite, or logits processing excludes every token."""
 
 
+class EngineStopped(JakiroError, RuntimeError):
+    """The thread that decodes was closed, or has died."""
+
+
 class DraftError(JakiroError, ValueError):
     """A drafter proposed a draft tree that cannot be verified."""

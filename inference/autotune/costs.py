@@ -71,6 +71,7 @@ def measure_costs(
     model: JakiroDrafter | None = None,
     max_passes: int = 0,
     forms: DraftForms = OWN_FORMS,
+    batch: int = 1,
 ) -> Costs:
     """Measure the seconds of verification and drafting, alternating between the two.
 
@@ -82,10 +83,11 @@ def measure_costs(
         model: the drafter; None to time only verification.
         max_passes: largest number of trunk passes to time.
         forms: formats of the weights that the drafter computes with.
+        batch: number of sequences that are decoded together.
     """
     _logger.info("measuring the times of verification and drafting on this machine")
-    steps = verifications(target, NODE_COUNTS)
-    drafts = {} if model is None else _draftings(target, model, max_passes, forms)
+    steps = verifications(target, NODE_COUNTS, batch)
+    drafts = {} if model is None else _draftings(target, model, max_passes, forms, batch)
     verify: dict[int, list[float]] = {count: [] for count in steps}
     draft: dict[int, list[float]] = {passes: [] for passes in drafts}
     for _ in range(REPEATS):
@@ -110,6 +112,7 @@ def known_costs(
     model: JakiroDrafter | None,
     folder: Path | None = None,
     forms: DraftForms = OWN_FORMS,
+    batch: int = 1,
 ) -> Costs:
     """Return costs from the cache, or measure the costs in a few seconds and cache them.
 
@@ -118,14 +121,17 @@ def known_costs(
         model: the trained drafter; None to time only verification.
         folder: folder of the cache; None for the user's cache folder.
         forms: formats of the weights that the drafter computes with.
+        batch: number of sequences that are decoded together.
     """
-    if model is None:
-        return cached(Costs, "costs", target_facts(target), lambda: measure_costs(target), folder)
-    passes = timed_passes(model)
-    key = [*target_facts(target), passes, facts_of(model), forms.model_dump()]
+    passes = 0 if model is None else timed_passes(model)
+    key = target_facts(target)
+    if model is not None:
+        key = [*key, passes, facts_of(model), forms.model_dump()]
+    if batch > 1:
+        key = [*key, f"{batch} sequences"]
 
     def measure() -> Costs:
-        return measure_costs(target, model, passes, forms)
+        return measure_costs(target, model, passes, forms, batch)
 
     return cached(Costs, "costs", key, measure, folder)
 
@@ -136,7 +142,7 @@ def facts_of(model: JakiroDrafter) -> object:
 
 
 def _draftings(
-    target: TargetAdapter, model: JakiroDrafter, max_passes: int, forms: DraftForms
+    target: TargetAdapter, model: JakiroDrafter, max_passes: int, forms: DraftForms, batch: int
 ) -> dict[int, Callable[[], object]]:
     """Return, for each number of trunk passes, a function that drafts as in a decoding step.
 
@@ -152,15 +158,15 @@ def _draftings(
     def start(passes: int) -> Callable[[], object]:
         shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
         budget = Budget(shape.max_nodes, shape.depth)
-        context = Context(target, drafter, greedy, 1, length + 1)
+        context = Context(target, drafter, greedy, batch, length + 1)
         with torch.inference_mode():
-            context.read([tokens], 0, length)
-        context.lengths = [length]
+            context.read([tokens] * batch, 0, length)
+        context.lengths = [length] * batch
 
         def draft() -> object:
-            if context.session is not None and context.session.lengths == (length,):
+            if context.session is not None and context.session.lengths == (length,) * batch:
                 context.session.rollback(length - 2)
-            return context.propose([tokens], budget, StepRandom()).token_ids.tolist()
+            return context.propose([tokens] * batch, budget, StepRandom()).token_ids.tolist()
 
         return draft
 

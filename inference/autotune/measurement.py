@@ -89,7 +89,7 @@ def target_facts(target: TargetAdapter) -> list[object]:
 
 
 def verifications(
-    target: TargetAdapter, node_counts: Sequence[int]
+    target: TargetAdapter, node_counts: Sequence[int], batch: int = 1
 ) -> dict[int, Callable[[], object]]:
     """Return, for each number of nodes, a function that verifies a chain of this length.
 
@@ -97,19 +97,20 @@ def verifications(
         target: the frozen target.
         node_counts: numbers of nodes, of which those that do not fit into the target's context are
             left out; 0 for a step without drafts.
+        batch: number of sequences that are verified together.
     """
     longest = target.spec.max_position
     context = min(CONTEXT, longest // 2)
     # A target with few positions can verify only small trees.
     fitting = [count for count in node_counts if context + count < longest]
     most = max(fitting)
-    cache = target.new_cache(1, context + most + 1)
-    tokens = torch.zeros(1, context + most + 1, dtype=torch.long, device=target.device)
+    cache = target.new_cache(batch, context + most + 1)
+    tokens = torch.zeros(batch, context + most + 1, dtype=torch.long, device=target.device)
     with torch.inference_mode():
         target.forward(chain_step(tokens[:, :context], 0), cache)
 
     def verify(count: int) -> object:
-        parents = torch.arange(-1, count, device=target.device)[None]
+        parents = torch.arange(-1, count, device=target.device).expand(batch, -1)
         step = chain_step(tokens[:, : count + 1], context)
         step = replace(step, parents=parents, max_depth=min(count + 1, 4))
         return target.logits(target.forward(step, cache).features).argmax(-1).tolist()

@@ -53,6 +53,36 @@ def policy_for(
         return AutoTree(limits, known_costs(target, None))
 
 
+def fixed_policy(
+    target: TargetAdapter,
+    drafter: Drafter | None,
+    policy: DraftPolicy,
+    batch: int,
+    threads: int | None,
+) -> DraftPolicy:
+    """Return a policy with trees of a single size, which does not depend on the load.
+
+    Instead of trees whose size is selected in each step, these trees have the size that is expected
+    to be fastest for a full batch; the costs are measured unless they are known.
+
+    Args:
+        target: the frozen target.
+        drafter: drafter of the trees; None for autoregressive decoding.
+        policy: policy of a decoder; returned unchanged if its trees have a single size already.
+        batch: number of sequences of a full batch.
+        threads: number of threads of decoding steps; None for torch's current number.
+    """
+    if not isinstance(policy, AutoTree):
+        return policy
+    slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
+    with num_threads(threads):
+        if isinstance(slow, TrainedDrafter):
+            costs = known_costs(target, slow.model, forms=slow.forms, batch=batch)
+        else:
+            costs = known_costs(target, None, batch=batch)
+    return AutoTree(policy.trees, costs).reproducible()
+
+
 def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
     """Return the trees of a trained drafter; None for trees with as many levels as in training.
 

@@ -107,6 +107,15 @@ class TokenDrafter(Drafter):
         """Return a new proposer for one sequence; the default proposer calls `draft`."""
         return _Stateless(self)
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return True, because the candidates do not depend on the sampling options.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return True
+
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
         """Return a session for `batch` sequences of up to `capacity` tokens.
 
@@ -206,6 +215,8 @@ class TokenSession(AdaptiveSession):
         if result.base_length != list(self.lengths) or not self._proposed:
             return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, proposed in enumerate(self._proposed):
+            if index in result.failed:
+                continue
             path = result.path[index]
             accepted = proposed.token_ids[path].tolist()
             self.learn(index, accepted, partial(result.logits, index, [ROOT, *path]))

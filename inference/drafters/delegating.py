@@ -63,6 +63,15 @@ class DelegatingDrafter(AdaptiveDrafter):
         """
         return self.drafter.new_session(sampling, capacity, batch)
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether both can be in the same session of the wrapped drafter.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return self.drafter.can_share(one, other)
+
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
@@ -148,6 +157,10 @@ class DelegatingSession(AdaptiveSession):
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens in the wrapped session."""
         self.session.reserve(capacity)
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left the wrapped session by zeros."""
+        self.session.clear_unused()
 
     def close(self) -> None:
         """Close the wrapped session."""

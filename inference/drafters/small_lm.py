@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.draft_tree import DraftTree
 from inference.drafters.small_lm_cache import LMCache
 from inference.protocol import Budget, Committed, Drafter, DraftSession
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
@@ -131,6 +132,15 @@ class SmallLMDrafter(Drafter):
         """Return the shape of a request's trees."""
         return self.shapes[sampling.do_sample]
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether the trees of both have the same shape.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return self.shape(one) == self.shape(other)
+
 
 class SmallLMSession(DraftSession):
     """Caches sequences for the small model, and proposes trees below the roots.
@@ -142,13 +152,15 @@ class SmallLMSession(DraftSession):
         batch: number of sequences.
     """
 
+    sampling: BatchSampling
+
     def __init__(
         self, drafter: SmallLMDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
         self.drafter = drafter
-        self.set_sampling(sampling)
         inner = max(shape.breadth * (shape.depth - 1) for shape in drafter.shapes)
         self.cache = LMCache(drafter.model, batch, capacity, inner, drafter.vocab_size)
+        self.set_sampling(sampling)
         self.step_id = 0
 
     @property
@@ -194,20 +206,26 @@ class SmallLMSession(DraftSession):
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
+        self.sampling = self.sampling.of_sequences(indices)
 
     def append_sequences(self, other: DraftSession) -> None:
         """Add copies of the sequences of another session."""
         assert isinstance(other, SmallLMSession)
         self.cache.append_sequences(other.cache)
+        self.sampling += other.sampling
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for a new request, whose sampling options may differ."""
-        self.sampling = sampling
+        self.sampling = BatchSampling([sampling] * len(self.lengths))
         self.shape = self.drafter.shape(sampling)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity)
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left by zeros."""
+        self.cache.cache.clear_unused()
 
     def close(self) -> None:
         """Free the cache."""

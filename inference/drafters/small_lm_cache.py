@@ -193,6 +193,8 @@ class LMCache:
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._tokens = [self._tokens[index] for index in indices]
         self._num_read = [self._num_read[index] for index in indices]
+        if not indices:
+            self._tree, self._has_root = None, False
         if self._tree is not None:
             self._tree.select_sequences(indices)
 
@@ -202,7 +204,7 @@ class LMCache:
         assert other._tree is None
         self.cache.append_sequences(other.cache)
         self.lengths += other.lengths
-        self._tokens += other._tokens
+        self._tokens += [list(tokens) for tokens in other._tokens]
         self._num_read += other._num_read
         self._has_root = other._has_root
 

@@ -1,8 +1,7 @@
 """Acceptance of a batch of verified trees, with few copies from the device to the host."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,10 +12,11 @@ from inference.engine.accept import accept_greedy_path, accept_path, sample_toke
 from inference.engine.accept_batched import AcceptedPaths, accept_paths
 from inference.engine.accept_greedy import accept_greedy_paths
 from inference.engine.request import SequenceState
+from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
-from jakiro.errors import DraftError
+from jakiro.errors import DraftError, JakiroError, NumericalError
 
 
 class AcceptResult(NamedTuple):
@@ -26,6 +26,8 @@ class AcceptResult(NamedTuple):
     path: list[int]  # accepted nodes, from the first level down
     next_token: int  # bonus or recovered token, selected from the target's distribution
     distribution: ProcessedDistribution  # the target's distribution after each node
+    # why the sequence cannot go on; its path is then empty, and its next token has no meaning
+    error: JakiroError | None = None
 
     @property
     def visited(self) -> list[int]:
@@ -86,25 +88,22 @@ def accept_trees(
 ) -> AcceptedTokens:
     """Return the outcome of accepting and rejecting candidates in each sequence's tree.
 
+    The outcome of a sequence is an error if its tree cannot be verified: a `NumericalError` if the
+    target's logits at a visited node are not finite, or processors leave no token there; a
+    `DraftError` if a candidate is outside the target's vocabulary, or has probability zero in the
+    drafter's `draft_probs`. Other sequences are not affected.
+
     Args:
         tree: trees of all sequences.
         logits: the target's logits after the root and after each node.
         sequences: sequences being decoded.
         random: random numbers of this step.
-
-    Raises:
-        NumericalError: the target's logits at a visited node are not finite, or processors leave
-            no token there.
-        DraftError: a candidate is outside the target's vocabulary, or has probability zero in the
-            drafter's `draft_probs`.
     """
-    alike: defaultdict[object, list[int]] = defaultdict(list)
-    for index, state in enumerate(sequences):
-        alike[state.request.sampling.description].append(index)
-    if len(alike) == 1:
+    groups = BatchSampling([state.request.sampling for state in sequences]).groups
+    if len(groups) == 1:
         return _accept_alike(tree, logits, sequences, random)
     results: dict[int, AcceptResult] = {}
-    for indices in alike.values():
+    for _, indices in groups:
         group = [sequences[index] for index in indices]
         accepted = _accept_alike(
             tree.of_sequences(indices), logits[indices], group, random.of_sequences(indices)
@@ -190,29 +189,16 @@ def read_results(
     logits: Iterable[Tensor],
     sequences: Sequence[SequenceState],
 ) -> list[AcceptResult]:
-    """Return the outcome of each sequence.
+    """Return the outcome of each sequence; a sequence that cannot be verified has an error.
 
     Args:
         tree: the verified trees.
         outcome: the integers of `outcome_of`, of these sequences.
         logits: the target's logits [queries, vocab] of each of these sequences.
         sequences: sequences being decoded.
-
-    Raises:
-        NumericalError: as for `accept_trees`.
-        DraftError: as for `accept_trees`.
     """
     trees, extra = tree.unpacked(outcome)
-    distributions = _distributions(trees, logits, sequences)
-    results = []
-    for own, distribution, integers in zip(trees, distributions, extra, strict=True):
-        *nodes, next_token, is_sound = integers
-        path = [node for node in nodes if node != ROOT]
-        result = AcceptResult(own, path, next_token, distribution)
-        if not is_sound:
-            _explain(result)
-        results.append(result)
-    return results
+    return _each(_unpacked, trees, logits, sequences, extra)
 
 
 def _one_by_one(
@@ -224,34 +210,68 @@ def _one_by_one(
     """
     sampling = sequences[0].request.sampling
     if sampling.is_unprocessed_greedy:
-        return _greedily(tree, logits, sequences)
+        highest, best = logits.max(dim=-1)
+        trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
+        return _each(_greedy, trees, logits, sequences, extra)
     trees, _ = tree.to_host()
-    distributions = _distributions(trees, logits, sequences)
     if not sampling.do_sample:
-        pairs = zip(trees, distributions, strict=True)
-        return [
-            AcceptResult(own, *accept_greedy_path(own, distribution.best), distribution)
-            for own, distribution in pairs
-        ]
+        return _each(_processed_greedy, trees, logits, sequences, [[]] * len(trees))
     numbers = random.uniforms(tree.num_nodes + 1).tolist()
-    each = zip(trees, distributions, numbers, strict=True)
-    return [_alone(own, distribution, iter(uniforms)) for own, distribution, uniforms in each]
+    return _each(_sampled, trees, logits, sequences, numbers)
 
 
-def _greedily(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState]
+Numbers = list[int] | list[float]
+
+
+def _each(
+    accept: Callable[[SequenceTree, ProcessedDistribution, Any], AcceptResult],
+    trees: Sequence[SequenceTree],
+    logits: Iterable[Tensor],
+    sequences: Sequence[SequenceState],
+    numbers: Sequence[Numbers],
 ) -> list[AcceptResult]:
-    highest, best = logits.max(dim=-1)
-    trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
-    distributions = _distributions(trees, logits, sequences)
-    each = zip(trees, distributions, extra, strict=True)
-    return [_greedy(own, distribution, integers) for own, distribution, integers in each]
+    """Return the outcome of each sequence; an error is the outcome of its sequence alone.
+
+    Args:
+        accept: function that returns the outcome of one sequence.
+        trees: tree of each sequence.
+        logits: the target's logits of each sequence.
+        sequences: sequences being decoded.
+        numbers: third argument of `accept` for each sequence.
+    """
+    results = []
+    for tree, own, state, more in zip(trees, logits, sequences, numbers, strict=True):
+        distribution = ProcessedDistribution(own, state.token_ids, tree, state.request.sampling)
+        try:
+            _check_tokens(tree, vocab=own.shape[-1])
+            results.append(accept(tree, distribution, more))
+        except (NumericalError, DraftError) as error:
+            results.append(AcceptResult(tree, [], 0, distribution, error))
+    return results
+
+
+def _unpacked(
+    tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
+) -> AcceptResult:
+    """Return the outcome that was computed on the device.
+
+    Args:
+        tree: tree of the sequence.
+        distribution: the target's distributions.
+        integers: accepted nodes, padded with ROOT; the next token; and 1 if the outcome is valid.
+    """
+    *nodes, next_token, is_sound = integers
+    path = [node for node in nodes if node != ROOT]
+    result = AcceptResult(tree, path, next_token, distribution)
+    if not is_sound:
+        _explain(result)
+    return result
 
 
 def _greedy(
     tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
 ) -> AcceptResult:
-    """Return the outcome of greedy decoding for one sequence.
+    """Return the outcome of greedy decoding without processors.
 
     Args:
         tree: tree of the sequence.
@@ -267,25 +287,23 @@ def _greedy(
     return result
 
 
-def _alone(
-    tree: SequenceTree, distribution: ProcessedDistribution, uniforms: Iterator[float]
+def _processed_greedy(
+    tree: SequenceTree, distribution: ProcessedDistribution, _: Numbers
 ) -> AcceptResult:
-    """Return the outcome of sampling for one sequence."""
+    """Return the outcome of greedy decoding with any processors."""
+    path, next_token = accept_greedy_path(tree, distribution.best)
+    return AcceptResult(tree, path, next_token, distribution)
+
+
+def _sampled(
+    tree: SequenceTree, distribution: ProcessedDistribution, numbers: list[float]
+) -> AcceptResult:
+    """Return the outcome of sampling by uniform random numbers."""
+    uniforms = iter(numbers)
     path, next_probs = accept_path(
         tree, distribution, lambda probability: next(uniforms) < probability
     )
     return AcceptResult(tree, path, sample_token(next_probs, next(uniforms)), distribution)
-
-
-def _distributions(
-    trees: Sequence[SequenceTree], logits: Iterable[Tensor], sequences: Sequence[SequenceState]
-) -> list[ProcessedDistribution]:
-    distributions = []
-    for tree, own, state in zip(trees, logits, sequences, strict=True):
-        _check_tokens(tree, vocab=own.shape[-1])
-        sampling = state.request.sampling
-        distributions.append(ProcessedDistribution(own, state.token_ids, tree, sampling))
-    return distributions
 
 
 def _check_tokens(tree: SequenceTree, vocab: int) -> None:

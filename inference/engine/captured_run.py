@@ -8,7 +8,8 @@ import torch
 
 from inference.engine.acceptance import needs_no_host
 from inference.engine.context import Context
-from inference.engine.loop import DecodeRun, DecodeStep, longest_of
+from inference.engine.decode_step import DecodeStep
+from inference.engine.loop import DecodeRun, longest_of
 from inference.engine.pipeline import Pipeline, PipelinePool
 from inference.engine.policy import AlwaysDraft
 from inference.engine.prefill import Prefill
@@ -91,8 +92,9 @@ class CapturedRun(DecodeRun):
         self._stop_pipeline()
         return super()._start(prefill)
 
-    def _step(self) -> list[DecodeStep]:
-        return self._captured_step() if self._can_capture else super()._step()
+    def step(self) -> list[DecodeStep]:
+        """Perform a decoding step without waiting for the host, if this is possible."""
+        return self._captured_step() if self._can_capture else super().step()
 
     @property
     def _has_prompts(self) -> bool:
@@ -101,9 +103,11 @@ class CapturedRun(DecodeRun):
     @property
     def _can_capture(self) -> bool:
         """Whether decoding steps can run without waiting for the host."""
-        if self.record is not None or not self.context.works_on_device:
-            return False
         requests = [state.request for state in self.live]
+        if any(self._record_of(request) is not None for request in requests):
+            return False
+        if not self.context.works_on_device:
+            return False
         are_alike = len({request.sampling.description for request in requests}) == 1
         is_on_device = are_alike and needs_no_host(requests[0].sampling)
         return is_on_device and not any(request.stop.others for request in requests)
@@ -122,6 +126,7 @@ class CapturedRun(DecodeRun):
             if isinstance(self.policy, AlwaysDraft) and not is_ending:
                 self._start_step(pipeline, self._most_per_step)
             results = pipeline.read(unread, self.live)
+            self._check(results)
         with self._clock("commit"):
             running = [state for state in self.live if not state.is_finished]
             pairs = zip(running, results, strict=True)

@@ -262,6 +262,26 @@ class Context:
             self.session.append_sequences(other.session)
 
     @torch.inference_mode()
+    def copy(self, sampling: Sampling) -> "Context":
+        """Return a context with a copy of the cached tokens, none of which its session has got.
+
+        Args:
+            sampling: options by which the tokens of the copy are selected.
+        """
+        count, capacity = len(self.lengths), self.cache.capacity - self._margin
+        other = Context(self.target, self.drafter, sampling, count, capacity)
+        other.cache.select_sequences([])
+        other.cache.append_sequences(self.cache)
+        other.lengths = self.lengths
+        return other
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left, which may contain NaN, by zeros."""
+        self.cache.clear_unused()
+        if self.session is not None:
+            self.session.clear_unused()
+
+    @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens; if a cache grows, it at least doubles."""
         needed = capacity + self._margin

@@ -1,22 +1,15 @@
-"""Optional details of each emitted token: log-probability, scores and logits."""
+"""Optional details of each emitted token: log-probabilities, likeliest tokens, scores, logits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import GenerationConfig
 
 from inference.engine.acceptance import AcceptResult
+from inference.engine.request import OutputOptions
 from inference.sampling.options import widened
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """The optional details to return for each emitted token."""
-
-    log_probs: bool = False
-    scores: bool = False
-    logits: bool = False
 
 
 def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
@@ -37,6 +30,10 @@ class TokenDetails:
     log_probs: list[float]  # of each token, under the target's processed distribution
     scores: list[Float[Tensor, " vocab"]]  # processed logits
     logits: list[Float[Tensor, " vocab"]]  # raw logits of the target
+    # of each token, under the target's distribution before any processor
+    raw_log_probs: list[float] = field(default_factory=list)
+    # the likeliest tokens before any processor, each with its log-probability
+    likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 def details_of(record: OutputOptions, result: AcceptResult, emitted: list[int]) -> TokenDetails:
@@ -57,4 +54,21 @@ def details_of(record: OutputOptions, result: AcceptResult, emitted: list[int]) 
         for node, token in zip(visited, emitted, strict=True):
             processed = result.distribution.scores(node).log_softmax(dim=-1)
             log_probs.append(float(processed[token]))
-    return TokenDetails(log_probs, scores, logits)
+    raw_log_probs, likeliest = _raw(record, result, emitted)
+    return TokenDetails(log_probs, scores, logits, raw_log_probs, likeliest)
+
+
+def _raw(
+    record: OutputOptions, result: AcceptResult, emitted: list[int]
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Return the raw log-probability of each token, and the likeliest tokens at its position."""
+    if not (record.raw_log_probs or record.num_likeliest):
+        return [], []
+    visited = result.visited[: len(emitted)]
+    raw = torch.stack([result.distribution.raw(node) for node in visited])
+    log_probs = widened(raw).log_softmax(dim=-1)
+    best, token_ids = log_probs.topk(min(record.num_likeliest, log_probs.shape[1]), dim=-1)
+    own = log_probs.gather(1, torch.tensor(emitted, device=raw.device)[:, None])[:, 0]
+    pairs = zip(token_ids.tolist(), best.tolist(), strict=True)
+    likeliest = [list(zip(ids, values, strict=True)) for ids, values in pairs]
+    return own.tolist() if record.raw_log_probs else [], likeliest if record.num_likeliest else []

@@ -18,14 +18,19 @@ class Prefill:
     Args:
         context: context of these sequences, which may contain the first tokens of a prompt.
         sequences: sequences whose prompts are read.
+        follows: whether the drafter's session processes each chunk, except the last one, as soon as
+            the target has read it; there must be a single sequence.
     """
 
-    def __init__(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+    def __init__(
+        self, context: Context, sequences: Sequence[SequenceState], *, follows: bool = False
+    ) -> None:
         self.context = context
         self.sequences = list(sequences)
         pairs = zip(self.sequences, context.lengths, strict=True)
         self._counts = [len(state.token_ids) - length for state, length in pairs]
         self._offset = 0  # number of tokens read of each prompt so far, or more if it has ended
+        self._follows = follows and context.session is not None
         self._features: list[Tensor] = [torch.empty(0)] * len(self._counts)
 
     @property
@@ -44,6 +49,8 @@ class Prefill:
         self._offset += width
         if self.is_complete:
             self.context.lengths = [len(ids) for ids in prompts]
+        elif self._follows:
+            self._catch_up(prompts)
 
     def select_first(self) -> list[AcceptResult]:
         """Return the selection of each sequence's first token, which becomes the root."""
@@ -51,3 +58,24 @@ class Prefill:
         random = StepRandom([state.stream_key for state in self.sequences], logits.device)
         tree = DraftTree.empty(self.context.base_length)
         return accept_trees(tree, logits, self.sequences, random).results
+
+    def select_first_of(self, sequences: Sequence[SequenceState]) -> list[AcceptResult]:
+        """Return the selection of the first token of each continuation of a single prompt.
+
+        Args:
+            sequences: continuations of the prompt, each with its own random numbers.
+        """
+        logits = self.context.target.logits(torch.stack(self._features)[:, None])
+        tree = DraftTree.empty(self.context.base_length)
+        results = []
+        for state in sequences:
+            random = StepRandom([state.stream_key], logits.device)
+            results += accept_trees(tree, logits, [state], random).results
+        return results
+
+    def _catch_up(self, prompts: Sequence[list[int]]) -> None:
+        """Let the session process the tokens that have been read so far."""
+        read, self._offset = self._offset, 0
+        self.context.lengths = [length + read for length in self.context.lengths]
+        self._counts = [count - read for count in self._counts]
+        self.context.catch_up(prompts)

@@ -15,6 +15,7 @@ from inference.engine.stats import DecodeStats
 from inference.protocol import RequestTicket
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StreamKey
+from jakiro.errors import JakiroError
 
 # Subclasses of these criteria are excluded, because they may behave differently.
 HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
@@ -65,6 +66,17 @@ class StopRule:
 
 
 @dataclass(frozen=True)
+class OutputOptions:
+    """The optional details to return for each emitted token."""
+
+    log_probs: bool = False  # log-probabilities under the target's processed distribution
+    scores: bool = False  # processed logits
+    logits: bool = False  # raw logits
+    raw_log_probs: bool = False  # log-probabilities under the target's raw distribution
+    num_likeliest: int = 0  # number of likeliest tokens of the raw distribution
+
+
+@dataclass(frozen=True)
 class Request:
     """A prompt to continue, its sampling options and its stop rule."""
 
@@ -73,6 +85,7 @@ class Request:
     stop: StopRule
     max_length: int  # largest number of tokens, including the prompt
     tickets: tuple[RequestTicket, ...] = ()  # empty if nothing is learned from the request
+    record: OutputOptions | None = None  # details to return; None for those of the run
 
 
 @dataclass
@@ -86,6 +99,7 @@ class SequenceState:
     # number of decoding steps so far, on which the random numbers of the next step depend
     num_steps: int = 0
     is_finished: bool = False
+    error: JakiroError | None = None  # why the sequence failed; None if it did not
 
     @classmethod
     def of(cls, index: int, request: Request) -> "SequenceState":

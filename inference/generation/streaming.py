@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from inference.engine.loop import DecodeRun, DecodeStep
+from inference.engine.decode_step import DecodeStep
+from inference.engine.loop import DecodeRun
 from inference.generation.prompts import needed
 from jakiro.errors import PromptError
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.sampling.options import Sampling
+from inference.sampling.batch import BatchSampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 
@@ -197,13 +197,13 @@ class TreeBuilder:
 
     Args:
         shape: shape of the trees.
-        sampling: options by which the target's tokens are selected; draft distributions are
-            processed in the same way.
+        sampling: options by which the target's tokens are selected; the draft distributions of
+            each sequence are processed in the same way.
         random: random numbers of the decoding step, for sampled trees.
     """
 
     shape: TreeShape
-    sampling: Sampling
+    sampling: BatchSampling
     random: StepRandom = field(default_factory=StepRandom)
 
     def build(
@@ -290,7 +290,7 @@ class TreeBuilder:
         if not self.shape.sampled and not self.sampling.processes_drafts:
             return _top(log_probs, count)
         columns, best = _top(log_probs, DISTRIBUTION_SIZE)
-        processed = self.sampling.processed_draft(best.flatten(0, 1)).view_as(best)
+        processed = self.sampling.processed_draft(best)
         if self.shape.sampled:
             return columns, processed
         best, order = processed.topk(min(count, processed.shape[2]), dim=-1)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from inference import Conversation, SpeculativeDecoder
-from inference.engine.loop import BONUS, DecodeStep
+from inference.engine.decode_step import BONUS, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.generation.colored_text import TextPiece, pieces_by_depth
 from inference.generation.prompts import encode_prompt, needed

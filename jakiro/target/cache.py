@@ -221,6 +221,16 @@ class SlotCache(Cache):
                 storage.reserve(self.capacity)
             self._update_layers()
 
+    def clear_unused(self) -> None:
+        """Overwrite the storage of sequences that have left by zeros."""
+        for storage in self._storages:
+            storage.clear_unused()
+
+    @property
+    def num_rows(self) -> int:
+        """The number of sequences for which there is room without further memory."""
+        return self._storages[0].num_rows
+
     def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
         """Prepare every layer for a forward pass.
 

@@ -48,6 +48,16 @@ class SequenceStorage:
         if num_slots > self._storage.shape[-2]:
             self._replace(self._storage.shape[self._dim], num_slots)
 
+    def clear_unused(self) -> None:
+        """Overwrite the rows that no sequence uses by zeros."""
+        count = self._storage.shape[self._dim] - self._count
+        self._storage.narrow(self._dim, self._count, count).zero_()
+
+    @property
+    def num_rows(self) -> int:
+        """The number of sequences for which there is room."""
+        return self._storage.shape[self._dim]
+
     @property
     def _count(self) -> int:
         return self.live.shape[self._dim]

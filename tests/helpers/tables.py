@@ -11,6 +11,7 @@ from transformers import LogitsProcessorList
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree, SparseDistribution
 from inference.engine import accept
+from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.trees.builder import TreeBuilder, TreeLevel
@@ -143,7 +144,7 @@ def one_step(
     """Return the exact distribution of a decoding step's tokens; `tamper` changes its trees."""
 
     def drafted(chooser: Chooser) -> int:
-        builder = BranchingBuilder(shape, sampling)
+        builder = BranchingBuilder(shape, BatchSampling([sampling]))
         builder.chooser = chooser
         trees.append(builder.build(TableSource(tables, prefix), torch.tensor([len(prefix)])))
         return len(trees) - 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from inference.decoder import SpeculativeDecoder
-from inference.engine.loop import DecodeStep
+from inference.engine.decode_step import DecodeStep
 from inference.outputs import GenerateOutput, output_of
 
 ADMITTED = 1 / 16  # share of the batch that must be waiting before prompts are read together

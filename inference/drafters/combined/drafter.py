@@ -117,6 +117,15 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
             self.cascades,
         )
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether both share the first drafter's sessions and the learned statistics.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return one.do_sample == other.do_sample and self.first.can_share(one, other)
+
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
         """Return the statistics for greedy decoding or sampling with trees of one shape.
 

@@ -208,6 +208,8 @@ class CombinedSession(AdaptiveSession):
         if result.base_length != list(self.lengths) or not self._kept:
             return  # This step had no drafts; its tokens arrive with the next `advance`.
         for index, (pool, kept) in enumerate(zip(self._pools, self._kept, strict=True)):
+            if index in result.failed:
+                continue
             accepted = kept.token_ids[result.path[index]].tolist()
             emitted = [*accepted, result.next_token[index]]
             self.knowledge.learn(pool, emitted)
@@ -263,6 +265,11 @@ class CombinedSession(AdaptiveSession):
         """Make room for sequences of up to `capacity` tokens."""
         self.first.reserve(capacity)
         self.second.reserve(capacity)
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left by zeros."""
+        self.first.clear_unused()
+        self.second.clear_unused()
 
     def close(self) -> None:
         """Free both sessions."""

@@ -20,6 +20,7 @@ from inference.protocol import (
     DraftSession,
     EncodedMemory,
 )
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
@@ -152,6 +153,15 @@ class TrainedDrafter(Drafter):
         """
         return TrainedSession(self, sampling, capacity, batch)
 
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        """Return whether the trees of both have the same shape.
+
+        Args:
+            one: sampling options of one sequence.
+            other: sampling options of another sequence.
+        """
+        return self.plan.shape(one) == self.plan.shape(other)
+
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Tensor:
         """Return the target's embeddings in the drafter's dtype."""
         return self.target.embed(token_ids).to(self.model.dtype)
@@ -208,16 +218,17 @@ class TrainedSession(DeviceSession):
     """
 
     lengths: tuple[int, ...] = ()
+    sampling: BatchSampling
 
     def __init__(
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
         self.drafter = drafter
+        self.lengths = (0,) * batch
         self.set_sampling(sampling)
         # Number of slots from the root on: the root, the expanded nodes, and one for padding.
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
         self.cache = DrafterCache(drafter.network, drafter.tail, batch, capacity + self.scratch)
-        self.lengths = (0,) * batch
         self.root: Tensor | None = None
         self.base_length = torch.zeros(batch, dtype=torch.long, device=drafter.target.device)
         self.step_id = 0
@@ -302,6 +313,7 @@ class TrainedSession(DeviceSession):
         """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
         self.lengths = tuple(self.lengths[index] for index in indices)
+        self.sampling = self.sampling.of_sequences(indices)
         index = torch.tensor(indices, dtype=torch.long, device=self.base_length.device)
         self.root = None if self.root is None else self.root[index]
         self.base_length = self.base_length[index]
@@ -315,15 +327,20 @@ class TrainedSession(DeviceSession):
         self.root = torch.cat((own_root, other.root))
         self.base_length = torch.cat((self.base_length, other.base_length))
         self.lengths += other.lengths
+        self.sampling += other.sampling
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for a new request, whose sampling options may differ."""
-        self.sampling = sampling
+        self.sampling = BatchSampling([sampling] * len(self.lengths))
         self.shape = self.drafter.plan.shape(sampling)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity + self.scratch)
+
+    def clear_unused(self) -> None:
+        """Overwrite memory of sequences that have left by zeros."""
+        self.cache.clear_unused()
 
     def close(self) -> None:
         """Free the cache."""

@@ -94,6 +94,11 @@ class KVBuffer:
             rows.reserve(bucketed(capacity))
         self._show()
 
+    def clear_unused(self) -> None:
+        """Overwrite the rows that no sequence uses by zeros."""
+        for rows in self._rows:
+            rows.clear_unused()
+
     def _show(self) -> None:
         self._tensors = tuple(in_place(rows.live) for rows in self._rows)
 
@@ -263,6 +268,11 @@ class DrafterCache:
         """Make room for `capacity` slots."""
         for cache in self._all:
             cache.reserve(capacity)
+
+    def clear_unused(self) -> None:
+        """Overwrite the rows that no sequence uses by zeros."""
+        for cache in self._all:
+            cache.clear_unused()
 
     @property
     def _all(self) -> list[KVBuffer | SlotCache]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
-import inference.engine.loop as decode_loop
+import inference.engine.batch as decoding
 from inference.benchmark.timing import Work, seconds_of
 from inference.engine.loop import DecodeRun
 from inference.profiling.forwards import Stopwatch
@@ -39,7 +39,7 @@ def _watched(run: DecodeRun, watch: Stopwatch) -> Iterator[None]:
         ("draft", run.context, "propose"),
         ("verify", run.target, "forward"),
         ("verify", run.target, "logits"),
-        ("accept", decode_loop, "accept_trees"),
+        ("accept", decoding, "accept_trees"),
         ("commit", run.context, "commit"),
     ]
     originals = [getattr(owner, name) for _, owner, name in seams]
@@ -61,7 +61,7 @@ def _watched(run: DecodeRun, watch: Stopwatch) -> Iterator[None]:
         yield
     finally:
         for (_, owner, name), original in zip(seams, originals, strict=True):
-            if owner is decode_loop:
+            if owner is decoding:
                 setattr(owner, name, original)
             else:  # the class has the method
                 delattr(owner, name)

@@ -4,8 +4,8 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
-from inference.autotune.online import AutoTree
-from inference.autotune.policy import policy_for, refuse_shape, shapes_of
+from inference.autotune.online import AutoTree, ReproducibleTree
+from inference.autotune.policy import fixed_policy, policy_for, refuse_shape, shapes_of
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -39,6 +39,19 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert automatic.costs.draft
     budget = automatic.reproducible().new_run(no_processors(), 1).next_budget()
     assert budget is None or budget.num_nodes <= drafter.max_nodes
+
+
+def test_a_full_batch_gets_trees_of_one_size_by_its_own_costs() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    automatic = policy_for(target, drafter, "auto", None)
+    assert isinstance(automatic, AutoTree)
+    fixed = fixed_policy(target, drafter, automatic, 4, None)
+    assert isinstance(fixed, ReproducibleTree)
+    assert fixed._auto.trees == automatic.trees
+    assert fixed._auto.costs != automatic.costs
+    always = policy_for(target, drafter, "fixed", None)
+    assert fixed_policy(target, drafter, always, 4, None) is always
 
 
 class Lookalike(LookupDrafter):

@@ -11,6 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.engine.accept import accept_path, sample_token
 from inference.engine.accept_batched import accept_paths
+from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
@@ -32,7 +33,7 @@ PROCESSED = Sampling(
 def _trees(shape: TreeShape, tables: Tables, sampling: Sampling) -> list[DraftTree]:
     trees = []
     for index in range(BATCH):
-        builder = TreeBuilder(shape, sampling, StepRandom([(index,)]))
+        builder = TreeBuilder(shape, BatchSampling([sampling]), StepRandom([(index,)]))
         trees.append(builder.build(TableSource(tables, (index % VOCAB,)), torch.tensor([1])))
     return trees
 

@@ -6,6 +6,7 @@ from helpers.operations import OperationCounter
 from helpers.tables import Tables, TableSource, no_processors
 
 from inference.engine import accept_batched
+from inference.sampling.batch import BatchSampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreeShape
@@ -23,7 +24,7 @@ def _operations(children: int, sampled: bool, monkeypatch: pytest.MonkeyPatch) -
         num_nodes=LEVELS * children,
         sampled=sampled,
     )
-    build = TreeBuilder(shape, no_processors(), StepRandom([(0,)])).build
+    build = TreeBuilder(shape, BatchSampling([no_processors()]), StepRandom([(0,)])).build
     tree = build(TableSource(Tables(vocab=12, components=1, seed=3), (0,)), torch.tensor([1]))
     probs = torch.rand(tree.num_nodes + 1, 12).softmax(dim=-1)
     uniforms = torch.rand(1, tree.num_nodes + 1, dtype=torch.float64)

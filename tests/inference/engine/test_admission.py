@@ -239,8 +239,43 @@ def test_a_single_seed_gives_every_sequence_of_a_run_other_random_numbers(
     assert len({tuple(ids) for ids in (first, *others)}) == 3
 
 
-def test_with_a_drafter_tokens_must_be_selected_in_the_same_way(model: LlamaForCausalLM) -> None:
-    decoder = SpeculativeDecoder(model, _trained(model), tree=CHOSEN)
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3},
+    {"temperature": 0.7, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "top_k": 4},
+    {"temperature": 0.7, "top_p": 0.5},
+    {"temperature": 0.4, "repetition_penalty": 1.5},
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["sampled", "deterministic", "deterministic and greedy", "lookup", "small"]
+)
+def test_requests_that_sample_in_different_ways_share_a_drafter(
+    model: LlamaForCausalLM, name: str
+) -> None:
+    tree = SAMPLED if name == "sampled" else CHOSEN
+    drafter = OTHERS[name](model) if name in OTHERS else _trained(model, "hybrid")
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed" if name in OTHERS else tree)
+    kinds = KINDS.copy()
+    if name in ("deterministic and greedy", "lookup"):
+        kinds[1:3] = [{"temperature": 0}, {"temperature": 0, "repetition_penalty": 1.4}]
+    run = decoder.start([FIRST[0]], seed=SEEDS[:1], max_new_tokens=20, **kinds[0])
+    prompts = [*FIRST, *LATER]
+    each = list(zip(prompts, SEEDS, kinds, strict=True))
+    for number, _ in enumerate(run, start=1):
+        if number < len(each):
+            prompt, seed, kind = each[number]
+            decoder.admit(run, [prompt], seed=[seed], max_new_tokens=20, **kind)
+    for state, (prompt, seed, kind) in zip(run.sequences, each, strict=True):
+        alone = decoder.generate(prompt, seed=seed, max_new_tokens=20, **kind)
+        assert state.new_token_ids == alone.new_token_ids
+        assert state.stats.accepted == alone.stats.accepted
+
+
+def test_with_a_drafter_trees_must_have_the_same_shape(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
     run = decoder.start(FIRST, max_new_tokens=3, temperature=0)
     with pytest.raises(PromptError, match="select tokens in different ways"):
         decoder.admit(run, LATER, max_new_tokens=3, temperature=0.5)

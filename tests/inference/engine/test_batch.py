@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessorList, TopKLogitsWarper
 
 from inference import SpeculativeDecoder
-from inference.engine import context, loop
+from inference.engine import batch, context
 from inference.engine.context import Context
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
@@ -187,4 +187,4 @@ def test_scores_of_rows_that_have_ended_are_zero() -> None:
 def test_the_last_sequences_take_the_places_of_finished_ones(
     is_live: list[bool], order: list[int]
 ) -> None:
-    assert loop._remaining(is_live) == order
+    assert batch._remaining(is_live) == order

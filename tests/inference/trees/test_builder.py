@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import EtaLogitsWarper, LogitsProcessorList, TemperatureLogitsWarper
 
 from inference.draft_tree import ROOT, DraftTree
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder, TreeLevel
@@ -15,7 +16,7 @@ from inference.trees.shape import TreeShape
 
 def _build(shape: TreeShape, seed: int = 3) -> DraftTree:
     tables = Tables(vocab=6, components=2, seed=seed)
-    builder = TreeBuilder(shape, no_processors(), StepRandom([(seed,)]))
+    builder = TreeBuilder(shape, BatchSampling([no_processors()]), StepRandom([(seed,)]))
     return builder.build(TableSource(tables, (0,)), torch.tensor([1]))
 
 
@@ -119,7 +120,7 @@ def test_where_a_distribution_is_not_finite_there_are_no_candidates(
     if not sampled:
         shape = shape.model_copy(update={"num_nodes": 60})
     tables, random = Tables(6, 2, seed=3), StepRandom([(0,)])
-    builder = TreeBuilder(shape, sampling, random)
+    builder = TreeBuilder(shape, BatchSampling([sampling]), random)
     tree = builder.build(HoledSource(tables, (0,), fault, after=4), torch.tensor([1]))
     row = tree.sequence_tree()
     assert not tree.score.isnan().any()

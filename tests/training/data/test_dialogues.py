@@ -61,13 +61,13 @@ def test_a_batch_never_has_more_dialogues_than_allowed(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    original = DecodeRun._step
+    original = DecodeRun.step
 
     def noted(self: DecodeRun) -> Any:
         sizes.append(len(self.live))
         return original(self)
 
-    monkeypatch.setattr(DecodeRun, "_step", noted)
+    monkeypatch.setattr(DecodeRun, "step", noted)
     decoder = SpeculativeDecoder(model)
     endless = map(_dialogue, itertools.count(1))
     results = run_dialogues(decoder, endless, 5)

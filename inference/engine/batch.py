@@ -1,0 +1,238 @@
+"""The decoding steps of a batch: draft, verify, accept and commit."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from inference.draft_tree import DraftTree
+from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
+from inference.engine.context import Context
+from inference.engine.decode_step import BONUS, TARGET, DecodeStep
+from inference.engine.details import details_of
+from inference.engine.policy import StepPolicy
+from inference.engine.request import OutputOptions, Request, SequenceState
+from inference.engine.tree_step import tree_step
+from inference.protocol import AdaptiveSession, VerifyResult
+from inference.sampling.random_numbers import StepRandom
+
+
+class DecodeBatch:
+    """Sequences that are decoded together; a sequence that is complete or has failed leaves.
+
+    Args:
+        context: context of the sequences.
+        policy: policy that decides when and how much to draft.
+        threads: number of threads that decoding steps compute with on a CPU; None for torch's
+            current number.
+        record: details to return for each token of requests that do not specify any; None to
+            return none.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        policy: StepPolicy,
+        threads: int | None = None,
+        record: OutputOptions | None = None,
+    ) -> None:
+        self.context = context
+        self.target, self.drafter = context.target, context.drafter
+        self.policy = policy
+        self.threads = threads
+        self.record = record
+        self.live: list[SequenceState] = []  # sequences with a first token, not complete yet
+        self.num_steps = 0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        most_nodes = self.drafter.max_nodes if self.drafter else 0
+        self._num_uniforms = 1 + most_nodes  # most that a step needs
+
+    @torch.inference_mode()
+    def step(self) -> list[DecodeStep]:
+        """Draft trees, verify them in one forward pass of the target, and emit accepted tokens."""
+        started = time.perf_counter()
+        self.num_steps += 1
+        for state in self.live:
+            state.num_steps += 1
+        random = StepRandom(
+            [state.stream_key for state in self.live], self.target.device, self._num_uniforms
+        )
+        with self._clock("draft"):
+            tree = self._draft(random)
+        with self._clock("verify"):
+            roots = self.context.roots([state.token_ids for state in self.live])
+            step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
+            output = self.target.forward(step, self.context.cache)
+            logits = self.target.logits(output.features)
+        with self._clock("commit"):
+            accepted = accept_trees(tree, logits, self.live, random)
+            self._check(accepted.results)
+            for state in self.live:
+                state.stats.target_forwards += 1
+            steps = self._advance(tree, accepted)
+        return self._learned(accepted.results, steps, time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Add copies of sequences that have a first token.
+
+        Args:
+            context: context of these sequences, which may only be closed afterwards.
+            sequences: the sequences.
+        """
+        for own, states in ((self.context, self.live), (context, sequences)):
+            if own.session is not None and states:
+                own.catch_up([state.token_ids for state in states])
+        self.context.append_sequences(context)
+        self.live += sequences
+
+    @property
+    def prefill_threads(self) -> int | None:
+        """The number of threads that read prompts; None for torch's current number.
+
+        Prompts are read with all threads, unless the target is batch-invariant: the number of
+        threads may affect rounding.
+        """
+        return self.threads if self.target.modules.is_batch_invariant else None
+
+    @property
+    def _commits_last(self) -> bool:
+        """Whether the last tokens of the last sequences are needed afterwards."""
+        return False
+
+    def _check(self, results: Sequence[AcceptResult]) -> None:
+        """Check the outcomes of a step before any token is emitted."""
+
+    def _learned(
+        self, results: Sequence[AcceptResult], steps: list[DecodeStep], seconds: float
+    ) -> list[DecodeStep]:
+        """Let the policy learn from a step, and return the step."""
+        sound = [own for own in results if own.error is None]
+        if sound:
+            self.policy.learn([own.tree for own in sound], [own.path for own in sound], seconds)
+        return steps
+
+    def _draft(self, random: StepRandom) -> DraftTree:
+        budget = self.policy.next_budget()
+        if budget is None or self.context.session is None:
+            return DraftTree.empty(self.context.base_length, self.num_steps)
+        tokens = [state.token_ids for state in self.live]
+        tree = self.context.propose(tokens, budget, random)
+        last = self.target.spec.max_position - 1
+        if max(self.context.lengths) + tree.max_depth > last:
+            tree = tree.limited(last)
+        return replace(tree, step_id=self.num_steps)
+
+    def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
+        """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
+        pairs = zip(self.live, accepted.results, strict=True)
+        steps = [self._emit(state, result) for state, result in pairs]
+        # Without later steps, nothing has to be committed.
+        if self._commits_last or not all(step.finished for step in steps):
+            self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
+        self._notify(tree, accepted.results, steps)
+        self._retire([step.finished for step in steps])
+        return steps
+
+    def _retire(self, is_finished: Sequence[bool]) -> None:
+        """Remove complete sequences, after an adaptive session has learned from them as a whole."""
+        session = self.context.session
+        finished = [index for index, ended in enumerate(is_finished) if ended]
+        has_failed = any(self.live[index].error is not None for index in finished)
+        if isinstance(session, AdaptiveSession):
+            for index in finished:
+                if self.live[index].error is None:
+                    session.on_finished(index, self.live[index].token_ids)
+        self._keep([not ended for ended in is_finished])
+        if has_failed:
+            self.context.clear_unused()
+
+    def _keep(self, is_kept: Sequence[bool]) -> None:
+        """Keep some of the live sequences."""
+        still = _remaining(is_kept)
+        if len(still) < len(is_kept):
+            self._select(still)
+        self.live = [self.live[index] for index in still]
+
+    def _select(self, indices: Sequence[int]) -> None:
+        """Keep the sequences at these batch indices in the context."""
+        self.context.select_sequences(indices)
+
+    def _record_of(self, request: Request) -> OutputOptions | None:
+        return request.record or self.record
+
+    def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
+        """Append accepted tokens and the next token, one by one, until the request is complete."""
+        if result.error is not None:
+            state.is_finished, state.error = True, result.error
+            return DecodeStep([], [], True, state.index, error=result.error)
+        tree, stats = result.tree, state.stats
+        drafted = [(tree.token_ids[n], tree.depth[n], tree.proposer_id[n]) for n in result.path]
+        emitted: list[int] = []
+        depths: list[int] = []
+        proposers: list[int] = []
+        finished = False
+        stats.count_reached(depth for depth, n in enumerate(result.visited) if n in tree.children)
+        stats.proposed_by_proposer.update(
+            tree.proposer_id[n] for siblings in tree.children.values() for n in siblings
+        )
+        for token, depth, proposer in [*drafted, (result.next_token, BONUS, TARGET)]:
+            state.token_ids.append(token)
+            emitted.append(token)
+            depths.append(depth)
+            proposers.append(proposer)
+            if depth != BONUS:
+                stats.accepted[depth] += 1
+                stats.accepted_by_proposer[proposer] += 1
+            finished = state.request.stop(state.token_ids)
+            if finished:
+                break
+        state.is_finished = finished
+        stats.emitted += len(emitted)
+        record = self._record_of(state.request)
+        details = None if record is None else details_of(record, result, emitted)
+        return DecodeStep(emitted, depths, finished, state.index, details, proposer_ids=proposers)
+
+    def _notify(
+        self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
+    ) -> None:
+        """Let an adaptive session learn from the verification."""
+        session = self.context.session
+        if not isinstance(session, AdaptiveSession):
+            return
+        distributions = [result.distribution for result in results]
+        # Tokens accepted after the end of a sequence are not part of its text.
+        pairs = zip(results, steps, strict=True)
+        paths = [result.path[: len(step.token_ids) - 1] for result, step in pairs]
+        verified = VerifyResult(
+            step_id=tree.step_id,
+            base_length=[distribution.length - 1 for distribution in distributions],
+            path=paths,
+            num_accepted=[len(path) for path in paths],
+            next_token=[state.token_ids[-1] for state in self.live],
+            finished=[step.finished for step in steps],
+            failed=frozenset(index for index, own in enumerate(results) if own.error is not None),
+            target_probs=lambda index, node: distributions[index](node),
+            logits=lambda index, nodes: distributions[index].logits[[node + 1 for node in nodes]],
+        )
+        session.on_verified(verified)
+
+    @contextmanager
+    def _clock(self, part: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - started
+
+
+def _remaining(is_live: Sequence[bool]) -> list[int]:
+    """Return the indices of live sequences in their new order.
+
+    The last live sequences move into the gaps. All other sequences keep their index, so that few
+    caches are copied.
+    """
+    count = sum(is_live)
+    moving = [index for index in range(count, len(is_live)) if is_live[index]]
+    return [index if is_live[index] else moving.pop() for index in range(count)]

@@ -1,0 +1,130 @@
+"""A batch with a fixed number of places, which requests take and leave at any time."""
+
+from collections.abc import Sequence
+
+import torch
+
+from inference.engine.batch import DecodeBatch
+from inference.engine.context import Context
+from inference.engine.decode_step import DecodeStep
+from inference.engine.policy import AlwaysDraft, DraftPolicy
+from inference.engine.prefill import Prefill
+from inference.engine.request import Request, SequenceState
+from inference.protocol import AdaptiveSession, Drafter
+from inference.sampling.options import Sampling
+from jakiro.target.adapter import TargetAdapter
+
+
+class Lane(DecodeBatch):
+    """Requests that are decoded together in places that are allocated once.
+
+    A request gets the same tokens as alone, up to rounding, unless the drafter or the policy learns
+    from requests. A sequence that fails leaves with its error, and the others go on.
+
+    Args:
+        target: frozen target.
+        drafter: drafter of the trees; None for autoregressive decoding.
+        sampling: options with which all requests must be able to share a session of the drafter.
+        places: largest number of sequences.
+        capacity: largest number of tokens of a sequence, including its prompt.
+        policy: policy that decides when and how much to draft; None to draft in every step, as much
+            as the drafter allows.
+        threads: number of threads that decoding steps compute with on a CPU; None for torch's
+            current number.
+    """
+
+    def __init__(
+        self,
+        target: TargetAdapter,
+        drafter: Drafter | None,
+        sampling: Sampling,
+        places: int,
+        capacity: int,
+        policy: DraftPolicy | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.sampling = sampling
+        self.places = places
+        self.capacity = capacity
+        context = Context(target, drafter, sampling, places, capacity)
+        self.num_bytes = _num_bytes(context)
+        fixed = policy or AlwaysDraft.with_all_of(drafter)
+        super().__init__(context, fixed.new_run(sampling, places), threads)
+        with torch.inference_mode():
+            self._select([])
+
+    @property
+    def num_free(self) -> int:
+        """The number of places that no sequence uses."""
+        return self.places - len(self.live)
+
+    def can_take(self, request: Request) -> bool:
+        """Return whether the drafter can draft for a request together with those of this lane."""
+        return self.drafter is None or self.drafter.can_share(self.sampling, request.sampling)
+
+    def prefill_of(self, sequences: Sequence[SequenceState]) -> Prefill:
+        """Return a prefill of the prompt of one sequence, or of several with the same prompt.
+
+        The prompt is read in a context of its own. If there is a single sequence, the drafter's
+        session processes each chunk as soon as the target has read it.
+
+        Args:
+            sequences: sequences that will continue the prompt.
+        """
+        first = sequences[0]
+        sampling, length = first.request.sampling, len(first.token_ids)
+        context = Context(self.target, self.drafter, sampling, 1, length)
+        return Prefill(context, [first], follows=len(sequences) == 1)
+
+    @torch.inference_mode()
+    def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
+        """Emit the first token of each sequence, and move sequences that go on into free places.
+
+        Args:
+            prefill: complete prefill of the prompt, whose context is closed.
+            sequences: sequences that continue the prompt; there must be places for all of them.
+        """
+        assert len(sequences) <= self.num_free
+        results = prefill.select_first_of(sequences)
+        steps = [self._emit(state, own) for state, own in zip(sequences, results, strict=True)]
+        context = prefill.context
+        for state in sequences:
+            if state.is_finished:
+                _notify_finished(context, state)
+        going = [state for state in sequences if not state.is_finished]
+        for state in going[:-1]:
+            copy = context.copy(state.request.sampling)
+            self.append(copy, [state])
+            copy.close()
+        if going:
+            self.append(context, going[-1:])
+        context.close()
+        return steps
+
+    @torch.inference_mode()
+    def remove(self, sequences: Sequence[SequenceState]) -> None:
+        """Free the places of sequences between two steps, complete or not.
+
+        Args:
+            sequences: sequences, some of which may have left already.
+        """
+        gone = {id(state) for state in sequences}
+        self._keep([id(state) not in gone for state in self.live])
+
+    def close(self) -> None:
+        """Free the caches."""
+        self.live = []
+        self.context.close()
+
+
+def _notify_finished(context: Context, state: SequenceState) -> None:
+    """Let an adaptive session learn from a sequence that is complete after its first token."""
+    if isinstance(context.session, AdaptiveSession) and state.error is None:
+        context.session.on_finished(0, state.token_ids)
+
+
+def _num_bytes(context: Context) -> int:
+    """Return the size of the caches of target and drafter in bytes."""
+    drafter = context.drafter
+    per_token = context.cache.bytes_per_token + (drafter.bytes_per_token if drafter else 0)
+    return len(context.lengths) * context.cache.capacity * per_token

@@ -1,0 +1,1 @@
+"""Continuous decoding of requests that arrive at any time."""

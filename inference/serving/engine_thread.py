@@ -1,0 +1,227 @@
+"""The thread that owns the models, and that other threads submit prompts to."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any
+
+from transformers import LogitsProcessorList
+
+from inference.autotune.policy import fixed_policy, numbered
+from inference.decoder import SpeculativeDecoder
+from inference.engine.lane import Lane
+from inference.engine.policy import DraftPolicy
+from inference.engine.request import OutputOptions
+from inference.generation.preparation import prepare_requests
+from inference.generation.prompts import Prompt, encode_prompt
+from inference.protocol import request_counter_of
+from inference.sampling.options import Sampling
+from inference.serving.job import Job
+from inference.serving.scheduler import Scheduler
+from jakiro.errors import EngineStopped, JakiroError, PromptError
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+Command = Callable[[], None]
+
+
+class EngineThread:
+    """Decodes prompts that any thread submits at any time, in places that are allocated at start.
+
+    A request with a seed gets the tokens that the decoder gives it alone with the same trees,
+    whatever else is decoded, unless the drafter learns from requests.
+
+    Args:
+        decoder: decoder with the target and the drafter. Only the engine may decode with its
+            target at the same time.
+        places: largest number of sequences in each lane. There is one lane for all requests, or one
+            for greedy decoding and one for sampling if the drafter has different trees for them.
+        capacity: largest number of tokens of a sequence, including its prompt.
+
+    Example:
+        with EngineThread(decoder, places=4, capacity=1024) as engine:
+            job = engine.submit("def main(", temperature=0, max_new_tokens=32)
+            for step in job:
+                print(step.token_ids)
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, places: int = 8, capacity: int = 4096) -> None:
+        self.decoder = decoder
+        self.policy = fixed_policy(
+            decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
+        )
+        longest = min(capacity, decoder.target.spec.max_position)
+        self.scheduler = Scheduler(open_lanes(decoder, self.policy, places, longest))
+        self.error: BaseException | None = None  # why the thread died; None if it did not
+        self._lock = Lock()  # held while commands are added, and while the thread stops
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._is_stopped = False
+        _logger.info(
+            "%d places of %d tokens take %.1f MB",
+            sum(lane.places for lane in self.scheduler.lanes),
+            longest,
+            self.num_bytes / 1e6,
+        )
+        self._thread = Thread(target=self._run, name="jakiro-engine", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "EngineThread":
+        """Return the engine; the end of the block stops it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the engine.
+
+        Args:
+            kind: ignored.
+            error: ignored.
+            trace: ignored.
+        """
+        self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the caches in bytes."""
+        return self.scheduler.num_bytes
+
+    @property
+    def are_seeds_repeatable(self) -> bool:
+        """Whether the same seed always gives the same text, whatever else is decoded."""
+        return request_counter_of(self.decoder.drafter) is None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine accepts prompts."""
+        return not self._is_stopped
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        choices: int = 1,
+        temperature: float | int | None = None,
+        seed: int | None = None,
+        record: OutputOptions | None = None,
+        notify: Callable[[], object] | None = None,
+        **generation: Any,
+    ) -> Job:
+        """Return a job that continues a prompt.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            choices: number of continuations; the prompt is read once.
+            temperature: as for `SpeculativeDecoder.generate`.
+            seed: as for `SpeculativeDecoder.generate`; the continuations get different random
+                numbers, like the sequences of `generate_batch`.
+            record: details to return for each token; None to return none.
+            notify: function that is called after each event of the job, see `Job`.
+            **generation: as for `SpeculativeDecoder.generate`.
+
+        Raises:
+            PromptError: the prompt or an argument cannot be used, or the text may become longer
+                than `capacity`.
+            EngineStopped: the engine was closed, or its thread has died.
+        """
+        decoder = self.decoder
+        if choices < 1:
+            raise PromptError("a prompt needs a continuation", expected="at least 1", got=choices)
+        spec = decoder.target.spec
+        token_ids = encode_prompt(prompt, decoder.tokenizer, spec.vocab_size)
+        requests, config = prepare_requests(
+            decoder.target.model,
+            [token_ids] * choices,
+            generation,
+            temperature=temperature,
+            seed=seed,
+            max_position=spec.max_position,
+            tokenizer=decoder.tokenizer,
+        )
+        requests = [replace(request, record=record) for request in requests]
+        self.scheduler.lane_of(Job(requests))
+        group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
+        job = Job(group.requests, notify)
+        self._command(lambda: self.scheduler.submit(job))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job before its next decoding step, and free its places.
+
+        Args:
+            job: job of this engine, which may have ended already.
+        """
+        with suppress(EngineStopped):
+            self._command(lambda: self.scheduler.cancel(job))
+
+    def close(self) -> None:
+        """Stop the engine after the current decoding step.
+
+        Jobs that are not complete end with an `EngineStopped`.
+        """
+        with self._lock:
+            self._commands.put(None)
+        self._thread.join()
+
+    def _command(self, command: Command) -> None:
+        with self._lock:
+            if self._is_stopped:
+                raise _stopped(self.error)
+            self._commands.put(command)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self.error = error
+            _logger.exception("the engine has died")
+        with self._lock:
+            self._is_stopped = True
+            while not self._commands.empty():  # jobs that the loop has not seen
+                if (command := self._commands.get()) is not None:
+                    command()
+        self.scheduler.close(_stopped(self.error))
+
+    def _loop(self) -> None:
+        is_busy = False
+        while True:
+            while not is_busy or not self._commands.empty():
+                command = self._commands.get()
+                if command is None:
+                    return
+                command()
+                is_busy = True
+            is_busy = self.scheduler.turn()
+
+
+def open_lanes(
+    decoder: SpeculativeDecoder, policy: DraftPolicy, places: int, capacity: int
+) -> list[Lane]:
+    """Return a lane for each kind of requests.
+
+    Args:
+        decoder: decoder with the target and the drafter.
+        policy: policy of the trees.
+        places: number of places of each lane.
+        capacity: largest number of tokens of a sequence.
+    """
+    greedy, sampled = (Sampling(LogitsProcessorList(), do_sample) for do_sample in (False, True))
+    drafter, threads = decoder.drafter, decoder.compute.threads
+    kinds = [greedy]
+    if drafter is not None and not drafter.can_share(greedy, sampled):
+        kinds.append(sampled)
+    return [
+        Lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
+    ]
+
+
+def _stopped(error: BaseException | None) -> JakiroError:
+    cause = "close() was called" if error is None else f"{type(error).__name__}: {error}"
+    return EngineStopped("the engine has stopped", got=cause, remedy="start another engine")

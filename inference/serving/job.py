@@ -1,0 +1,104 @@
+"""Requests on their way through the engine, and the steps that it delivers to them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+from inference.engine.decode_step import DecodeStep
+from inference.engine.request import Request, SequenceState
+from jakiro.errors import JakiroError
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+
+class Job:
+    """A prompt that the engine continues, once or several times.
+
+    Steps wait in a buffer, so the engine never waits for a reader. The buffer needs no limit of its
+    own, because each sequence has a largest number of tokens.
+
+    Args:
+        requests: request of each continuation; all have the same prompt.
+        notify: function that is called, in the engine's thread, after each event; it must return at
+            once. An exception in this function cancels the job. None for no function.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], notify: Callable[[], object] | None = None
+    ) -> None:
+        self.sequences = [SequenceState.of(index, own) for index, own in enumerate(requests)]
+        self.is_ended = False  # no more events follow
+        self.is_abandoned = False  # whether the reader cannot be notified any more
+        self._notify = notify
+        self._num_running = len(self.sequences)
+        self._events: SimpleQueue[DecodeStep | JakiroError | None] = SimpleQueue()
+
+    @property
+    def request(self) -> Request:
+        """The request of the first continuation."""
+        return self.sequences[0].request
+
+    def deliver(self, step: DecodeStep) -> None:
+        """Pass a step of one continuation on to the reader; the last one ends the job.
+
+        Args:
+            step: step whose `index` is the number of the continuation.
+        """
+        if self.is_ended:
+            return
+        self._put(step)
+        self._num_running -= step.finished
+        if self._num_running == 0:
+            self.end()
+
+    def end(self, error: JakiroError | None = None) -> None:
+        """Let the reader know that no more steps follow.
+
+        Args:
+            error: why the job ended before its time; None if it is complete or was cancelled.
+        """
+        if self.is_ended:
+            return
+        self.is_ended = True
+        for ticket in self.request.tickets:
+            ticket.end()
+        self._put(error)
+
+    def __iter__(self) -> Iterator[DecodeStep]:
+        """Yield the steps of all continuations as they arrive, until the job ends.
+
+        Raises:
+            JakiroError: the engine has stopped, or it has no memory for the prompt. The error of a
+                single continuation is in its last step instead.
+        """
+        while (event := self._events.get()) is not None:
+            if isinstance(event, JakiroError):
+                raise event
+            yield event
+
+    def poll(self) -> list[DecodeStep]:
+        """Return the steps that have arrived since the last call, without waiting.
+
+        Raises:
+            JakiroError: as for the iteration.
+        """
+        steps: list[DecodeStep] = []
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except Empty:
+                return steps
+            if isinstance(event, JakiroError):
+                raise event
+            if event is not None:
+                steps.append(event)
+
+    def _put(self, event: DecodeStep | JakiroError | None) -> None:
+        self._events.put(event)
+        if self._notify is None or self.is_abandoned:
+            return
+        try:
+            self._notify()
+        except Exception:
+            self.is_abandoned = True
+            _logger.warning("the reader of a request cannot be notified", exc_info=True)

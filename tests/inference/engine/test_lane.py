@@ -1,0 +1,411 @@
+"""Requests that take and leave the places of a lane get the tokens that they get alone."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.lanes import Work, finish, lane_of, played, read_chunk, request_of, requests_of, start
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.operations import OperationCounter
+from helpers.variants import FEEDBACK, HYBRID
+from torch import Tensor
+from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+
+from inference import SpeculativeDecoder
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.base import TokenDrafter
+from inference.drafters.candidates import Candidates
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.engine.context import Context
+from inference.engine.lane import Lane
+from inference.engine.request import OutputOptions, SequenceState
+from inference.trees.shape import TreeShape
+from jakiro.errors import DraftError, NumericalError
+from jakiro.target.adapter import TargetAdapter
+
+CHOSEN = TreeShape(children=4, breadth=3, num_nodes=12)
+SAMPLED = TreeShape(children=3, breadth=2, sampled=True)
+TAIL = {"combine": "sum", "parallel_levels": 0, "tail_layers": 1}
+TRAINED = {
+    "moa": tiny_settings(),
+    "feedback": tiny_settings(trunk=FEEDBACK),
+    "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
+    "tail": tiny_settings(**TAIL),
+}
+PROMPTS = [
+    [1, 2, 3],
+    [4, 5, 6, 7, 8, 9, 10],
+    [3],
+    [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1],
+    [2, 1, 2, 1, 2],
+    [7, 7],
+    [5, 6, 5, 6, 5, 6],
+    [10, 4],
+]
+LENGTHS = [12, 5, 9, 20, 7, 1, 16, 11]
+GREEDY: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0, "repetition_penalty": 1.4}]
+DRAWS: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 1.2, "top_p": 0.8},
+    {"temperature": 0.6, "repetition_penalty": 1.3},
+]
+OPTIONS = {"greedy": GREEDY, "sampled": DRAWS}
+CANCELLED = {3: 6, 6: 4}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=11)
+
+
+def _trained(model: LlamaForCausalLM, name: str, options: str) -> SpeculativeDecoder:
+    shape = CHOSEN if options == "greedy" else SAMPLED
+    levels = TRAINED[name].schedule.parallel_levels
+    tree = shape.model_copy(update={"parallel_levels": levels})
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model), TRAINED[name]), tree=tree)
+
+
+def _lookup(_: LlamaForCausalLM) -> LookupDrafter:
+    return LookupDrafter(LookupSettings(num_nodes=12, depth=5))
+
+
+def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
+    return SmallLMDrafter(tiny_llama(vocab=11, seed=7), model)
+
+
+def _aded(_: LlamaForCausalLM) -> AdedDrafter:
+    settings = AdedSettings(num_nodes=12, reset_per_request=True, distribution_tokens=3)
+    return AdedDrafter(settings)
+
+
+OTHERS: dict[str, Callable[[LlamaForCausalLM], Any]] = {
+    "none": lambda _: None,
+    "lookup": _lookup,
+    "aded": _aded,
+    "small": _small,
+    "repeating": lambda model: RepeatingDrafter(_lookup(model), RepeatSettings()),
+}
+
+
+def _decoder(model: LlamaForCausalLM, name: str, options: str) -> SpeculativeDecoder:
+    if name in TRAINED:
+        return _trained(model, name, options)
+    return SpeculativeDecoder(model, OTHERS[name](model), tree="fixed")
+
+
+def _works(options: str) -> list[Work]:
+    kinds = OPTIONS[options]
+    return [
+        Work(prompt, 5 + index, {**kinds[index % len(kinds)], "max_new_tokens": length})
+        for index, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
+    ]
+
+
+def _assert_equal_alone(
+    decoder: SpeculativeDecoder, works: list[Work], states: list[SequenceState]
+) -> None:
+    for index, (work, state) in enumerate(zip(works, states, strict=True)):
+        alone = work.alone(decoder)
+        if index in CANCELLED:
+            assert CANCELLED[index] <= len(state.new_token_ids) < len(alone.new_token_ids)
+            assert state.new_token_ids == alone.new_token_ids[: len(state.new_token_ids)]
+        else:
+            assert state.new_token_ids == alone.new_token_ids
+            assert state.stats.accepted == alone.stats.accepted
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", [*OTHERS, *TRAINED])
+def test_requests_that_join_leave_and_are_cancelled_get_the_tokens_that_they_get_alone(
+    model: LlamaForCausalLM, name: str, options: str
+) -> None:
+    decoder, works = _decoder(model, name, options), _works(options)
+    for seed in range(2):
+        _assert_equal_alone(decoder, works, played(decoder, works, CANCELLED, seed))
+
+
+@pytest.mark.parametrize("name", ["aded", "combined"])
+def test_with_a_drafter_that_learns_greedy_tokens_are_those_of_the_request_alone(
+    model: LlamaForCausalLM, name: str
+) -> None:
+    drafter = AdedDrafter() if name == "aded" else CombinedDrafter(_small(model), _lookup(model))
+    decoder, works = SpeculativeDecoder(model, drafter, tree="fixed"), _works("greedy")
+    states = played(decoder, works, {}, seed=0)
+    for work, state in zip(works, states, strict=True):
+        assert state.new_token_ids == work.alone(decoder).new_token_ids
+
+
+@pytest.mark.parametrize("name", ["none", "hybrid"])
+def test_the_number_of_the_lanes_step_in_place_of_the_requests_own_is_caught(
+    model: LlamaForCausalLM, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, works = _decoder(model, name, "sampled"), _works("sampled")
+    original = Lane.step
+
+    def planted(lane: Lane) -> Any:
+        for state in lane.live:
+            state.num_steps = lane.num_steps
+        return original(lane)
+
+    monkeypatch.setattr(Lane, "step", planted)
+    states = played(decoder, works, {}, seed=0)
+    monkeypatch.undo()
+    different = [
+        state.new_token_ids != work.alone(decoder).new_token_ids
+        for work, state in zip(works, states, strict=True)
+    ]
+    assert sum(different) >= 3
+
+
+@pytest.mark.parametrize("name", ["moa", "hybrid", "small", "aded"])
+def test_prompts_that_are_read_in_chunks_while_others_go_on_make_no_difference(
+    model: LlamaForCausalLM, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder(model, name, "sampled")
+    long = Work([1 + index % 7 for index in range(30)], 3, {**DRAWS[0], "max_new_tokens": 12})
+    other = Work([1, 2, 3], 4, {**DRAWS[1], "max_new_tokens": 40})
+    alone = [work.alone(decoder).new_token_ids for work in (long, other)]
+    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 8)
+    states = [
+        SequenceState.of(index, request_of(decoder, work))
+        for index, work in enumerate((long, other))
+    ]
+    lane = lane_of(decoder, states[0].request)
+    start(lane, states[1])
+    prefill = lane.prefill_of(states[:1])
+    while not prefill.is_complete:
+        lane.step()
+        read_chunk(prefill)
+        session = prefill.context.session
+        assert session is not None
+        assert session.lengths[0] >= prefill.context.lengths[0] - 8  # follows chunk by chunk
+    lane.start(prefill, states[:1])
+    finish(lane)
+    if name != "aded":  # which learns something else from other pieces of a text
+        assert states[0].new_token_ids == alone[0]
+    assert states[1].new_token_ids == alone[1]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["none", "aded", "small", "hybrid", "tail"])
+def test_choices_share_a_prefill_and_equal_requests_with_their_row(
+    model: LlamaForCausalLM, name: str, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder(model, name, options)
+    work = Work([4, 5, 6, 7, 5, 6], 3, {**OPTIONS[options][0], "max_new_tokens": 14})
+    requests = requests_of(decoder, work, 4)
+    states = [SequenceState.of(index, request) for index, request in enumerate(requests)]
+    lane = lane_of(decoder, requests[0], places=5)
+    first = SequenceState.of(0, request_of(decoder, _works(options)[0]))
+    start(lane, first)
+    lane.step()
+    num_read = []
+    read = Context.read
+
+    def noted(context: Context, *args: Any) -> Any:
+        num_read.append(len(context.lengths))
+        return read(context, *args)
+
+    monkeypatch.setattr(Context, "read", noted)
+    start(lane, *states)
+    assert num_read == [1]
+    finish(lane)
+    alone = decoder.generate_batch([work.prompt] * 4, seed=3, **work.options)
+    assert [state.new_token_ids for state in states] == [own.new_token_ids for own in alone]
+    if options == "sampled":
+        assert len({tuple(state.new_token_ids) for state in states}) > 1
+    assert first.new_token_ids == _works(options)[0].alone(decoder).new_token_ids
+
+
+class Fails(LogitsProcessor):
+    """Processor that leaves no token once a sequence has a number of tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores if input_ids.shape[1] < self.length else torch.full_like(scores, -torch.inf)
+
+
+class Lies(TokenDrafter):
+    """Drafter that proposes a token outside the vocabulary in one of the texts."""
+
+    def __init__(self, *, lies: bool = True) -> None:
+        super().__init__("lies", max_nodes=2, max_depth=2)
+        self.lies = lies
+
+    def draft(self, token_ids: Any, num_nodes: int, depth: int) -> Candidates:
+        wrong = self.lies and token_ids[0] == 9 and len(token_ids) > 15
+        return Candidates.chain(torch.tensor([99 if wrong else 3, 4]).numpy())
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["none", "small", "hybrid", "lies"])
+def test_a_sequence_that_fails_leaves_with_its_error_and_the_others_go_on(
+    model: LlamaForCausalLM, name: str, options: str
+) -> None:
+    honest = SpeculativeDecoder(model, Lies(lies=False), tree="fixed")
+    decoder = honest if name == "lies" else _decoder(model, name, options)
+    works = [work for work in _works(options) if work.options["max_new_tokens"] > 6]
+    alone = [work.alone(decoder).new_token_ids for work in works]
+    if name == "lies":
+        decoder = SpeculativeDecoder(model, Lies(), tree="fixed")
+        bad, kind = works.index(next(work for work in works if work.prompt[0] == 9)), DraftError
+    else:
+        bad, kind = 2, NumericalError
+        processors = LogitsProcessorList([Fails(len(works[bad].prompt) + 4)])
+        works[bad].options["logits_processor"] = processors
+    requests = [request_of(decoder, work) for work in works]
+    states = [SequenceState.of(index, request) for index, request in enumerate(requests)]
+    lane = lane_of(decoder, requests[0], places=8)
+    for state in states:
+        start(lane, state)
+    errors = []
+    while lane.live:
+        errors += [(step.index, step.error) for step in lane.step() if step.error is not None]
+    assert [index for index, _ in errors] == [bad]
+    assert isinstance(states[bad].error, kind)
+    assert len(states[bad].new_token_ids) < len(alone[bad])
+    for index, (state, expected) in enumerate(zip(states, alone, strict=True)):
+        count = len(state.new_token_ids) if index == bad else None
+        assert state.new_token_ids == expected[:count]
+    start(lane, again := SequenceState.of(0, requests[0]))
+    finish(lane)
+    assert again.new_token_ids == alone[0]
+
+
+class Forces(LogitsProcessor):
+    """Processor that leaves only one token at one position, and excludes it everywhere else."""
+
+    def __init__(self, token: int, length: int) -> None:
+        self.token, self.length = token, length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] != self.length:
+            scores = scores.clone()
+            scores[:, self.token] = -torch.inf
+            return scores
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.token] = 0.0
+        return forced
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+def test_a_failed_sequence_leaves_no_nan_in_its_place(
+    is_cleared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = _decoder(model, "none", "greedy")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[10] = torch.nan
+    if not is_cleared:
+        monkeypatch.setattr(Context, "clear_unused", lambda _: None)
+    never = {"logits_processor": LogitsProcessorList([Forces(10, 99)])}
+    # Joining overwrites the first bucket of slots, so the NaN must be in the second one.
+    bad = Work([1, 2, 3] * 22, 0, {"temperature": 0, "max_new_tokens": 20})
+    bad.options["logits_processor"] = LogitsProcessorList([Forces(10, 70)])
+    good = Work([4, 5, 6], 0, {"temperature": 0, "max_new_tokens": 80, **never})
+    expected = good.alone(decoder).new_token_ids
+    states = [SequenceState.of(0, request_of(decoder, work)) for work in (good, bad, good)]
+    lane = lane_of(decoder, states[0].request, capacity=100)
+    start(lane, states[0])
+    start(lane, states[1])
+    finish(lane)
+    assert isinstance(states[1].error, NumericalError)
+    assert states[0].new_token_ids == expected
+    start(lane, states[2])
+    start(lane, again := SequenceState.of(0, states[0].request))  # in the place that had NaN
+    finish(lane)
+    assert states[2].new_token_ids == expected
+    assert (again.new_token_ids == expected) is is_cleared
+
+
+def test_the_storage_of_a_lane_stays_where_it_is(model: LlamaForCausalLM) -> None:
+    decoder = _decoder(model, "hybrid", "greedy")
+    works = _works("greedy")
+    requests = [request_of(decoder, work) for work in works]
+    lane = lane_of(decoder, requests[0], places=2)
+    capacity = lane.context.cache.capacity
+    assert lane.num_bytes == 2 * capacity * decoder.bytes_per_token
+    addresses = set()
+    for request in requests:
+        start(lane, SequenceState.of(0, request))
+        if lane.live:
+            addresses.add(lane.context.cache.slot_layers[0].keys.data_ptr())
+        finish(lane)
+    assert len(addresses) == 1
+    assert lane.context.cache.num_rows == 2
+    assert lane.context.cache.capacity == capacity
+
+
+class WorkCounter(OperationCounter):
+    """Counts the numbers that operations compute."""
+
+    num_computed = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if isinstance(result, Tensor):
+            self.num_computed += result.numel()
+        return result
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["none", "lookup", "small", "moa", "hybrid"])
+def test_places_without_a_sequence_take_no_work(
+    model: LlamaForCausalLM, name: str, options: str
+) -> None:
+    decoder, work = _decoder(model, name, options), _works(options)[3]
+    counts = []
+    for places in (1, 8):
+        state = SequenceState.of(0, request_of(decoder, work))
+        lane = lane_of(decoder, state.request, places)
+        start(lane, state)
+        with WorkCounter() as counter:
+            finish(lane)
+        counts.append((counter.num_computed, counter.total))
+    # Checks of shapes at the beginning of a test may add a few operations.
+    for alone, among_eight in zip(*counts, strict=True):
+        assert among_eight == pytest.approx(alone, rel=0.01)
+
+
+def test_notes_are_those_that_each_request_asks_for(model: LlamaForCausalLM) -> None:
+    decoder = _decoder(model, "hybrid", "sampled")
+    works = _works("sampled")[:2]
+    asked = OutputOptions(raw_log_probs=True, num_likeliest=3)
+    lane = lane_of(decoder, request_of(decoder, works[0]))
+    states = []
+    for index, work in enumerate(works):
+        request = request_of(decoder, work)
+        request = type(request)(**{**vars(request), "record": asked if index else None})
+        states.append(SequenceState.of(index, request))
+        start(lane, states[-1])
+    noted: list[Any] = []
+    while lane.live:
+        for step in lane.step():
+            assert (step.details is None) == (step.index == 0)
+            assert len(step.proposer_ids) == len(step.depths) == len(step.token_ids)
+            pairs = zip(step.proposer_ids, step.depths, strict=True)
+            assert all((proposer >= 0) == (depth > 0) for proposer, depth in pairs)
+            if step.details is not None:
+                noted += zip(
+                    step.token_ids,
+                    step.details.raw_log_probs,
+                    step.details.likeliest,
+                    strict=True,
+                )
+    ids = torch.tensor([states[1].token_ids])
+    log_probs = model(ids).logits[0].log_softmax(dim=-1)
+    first = len(works[1].prompt)  # the first token was emitted before the first step
+    for offset, (token, log_prob, likeliest) in enumerate(noted):
+        row = log_probs[first + offset]
+        assert log_prob == pytest.approx(row[token].item(), abs=1e-4)
+        best = row.topk(3)
+        assert [own for own, _ in likeliest] == best.indices.tolist()
+        assert [own for _, own in likeliest] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert Counter(token for token, *_ in noted)
