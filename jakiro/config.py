@@ -11,12 +11,19 @@ from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
 from jakiro.utils.settings import Settings, validate_settings
+from moa.attention import AttentionBias
 
 
 def _changed(settings: Settings) -> set[str]:
     """Return the names of the settings that are not at their defaults."""
     fields = type(settings).model_fields
     return {name for name, field in fields.items() if getattr(settings, name) != field.default}
+
+
+# Settings with the names of arguments of `moa.trunk.Trunk`.
+_FORM = {"input_norms", "input_bias", "attention_norm", "attention_bias"}
+# Settings of trunks that read features.
+_OF_FEATURES = {"fusion_layers", "ttt_steps", "input_norms", "input_bias"}
 
 
 class TrunkSettings(Settings):
@@ -50,6 +57,15 @@ class TrunkSettings(Settings):
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
     joined."""
+    input_bias: bool = True
+    """For feedback and hybrid: whether the matrix that joins tokens and features, and the one that
+    fuses hidden states, have a bias."""
+    attention_norm: bool = True
+    """Whether the input of self-attention is normalized; false in EAGLE-1, EAGLE-2 and Jakiro as
+    published. If false, the trunk cannot start with the attention of a target layer."""
+    attention_bias: AttentionBias = "none"
+    """Projections of self-attention that have a bias. none, qkv (queries, keys and values, as in
+    drafters for Qwen2), or all (these and the output)."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -70,6 +86,11 @@ class TrunkSettings(Settings):
     def geometry(self) -> dict[str, Any]:
         """The geometry that all attention modules of the trunk share, as keyword arguments."""
         return self.model_dump(include=set(AttentionShape.model_fields))
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The other settings that determine the trunk's modules, as keyword arguments."""
+        return self.model_dump(include=_FORM)
 
     def heads_for(self, attention: AttentionShape) -> AttentionShape:
         """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
@@ -98,7 +119,7 @@ class TrunkSettings(Settings):
 
     @model_validator(mode="after")
     def _feedback_is_fed_back(self) -> "TrunkSettings":
-        given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
+        given = _OF_FEATURES & _changed(self)
         if given and not self.reads_features:
             names = ", ".join(sorted(given))
             raise ValueError(f"{names} can be set only if trunk.kind is feedback or hybrid")
@@ -170,6 +191,8 @@ class DrafterSettings(Settings):
     """The mixture of experts after the trunk."""
     schedule: ScheduleSettings = ScheduleSettings()
     """The depth of the draft tree."""
+    norm_eps: float = Field(1e-6, gt=0)
+    """Epsilon of all norms of the drafter. Published drafters for Llama 3 have 1e-5."""
     tail_layers: Literal[0, 1, 2] = 0
     """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
     the experts. The experts then predict the input of the first of these layers. Requires

@@ -69,13 +69,15 @@ class JakiroDrafter(PreTrainedModel):
             hidden=target.hidden_size,
             attends_memory=settings.trunk.attends_memory,
             reads_features=settings.trunk.reads_features,
-            input_norms=settings.trunk.input_norms,
+            norm_eps=settings.norm_eps,
+            **settings.trunk.form,
             **settings.trunk.geometry,
         )
         self.attends_first = settings.trunk.first_position
         self.experts = MixtureOfExperts(
             hidden=target.hidden_size,
             num_parallel=settings.schedule.parallel_levels,
+            norm_eps=settings.norm_eps,
             **settings.experts.model_dump(),
         )
         size = config.draft_vocab_size
@@ -202,8 +204,10 @@ def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryE
     """Return the encoders of memory and of features; None for an output that the trunk ignores."""
     settings, target = config.settings, config.target_record
     sizes = settings.memory.model_dump(exclude={"source", "layers"})
+    sizes["norm_eps"] = settings.norm_eps
     fused = sizes | {"layer_attention": False, "common_width": None}
     fused["always_project"] = settings.trunk.fusion_layers is not None
+    fused["output_bias"] = settings.trunk.input_bias
 
     def build(source: StateSource | None, sizes: dict[str, Any]) -> MemoryEncoder | None:
         if source is None:

@@ -70,6 +70,7 @@ class MixtureOfExperts(nn.Module):
         combine: "sum" or "mixture", see above.
         contrastive_head: whether parallel levels use the contrast between experts (with "sum", only
             level 1 does); has no effect if there is only one expert.
+        norm_eps: epsilon of the norm.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class MixtureOfExperts(nn.Module):
         num_parallel: int,
         combine: Combine,
         contrastive_head: bool,
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.num_experts = num_experts
@@ -87,7 +89,7 @@ class MixtureOfExperts(nn.Module):
         contrast = contrastive_head and num_experts > 1 and num_parallel > 0
         self.published_contrast = contrast and combine == "sum"
         own_levels = num_parallel - int(self.published_contrast)
-        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
         self.gate_up = nn.Linear(hidden, num_experts * 2 * intermediate_size, bias=False)
         self.down = _stacked(num_experts, intermediate_size, hidden)

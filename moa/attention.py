@@ -1,6 +1,6 @@
 """Self-attention over tokens; cross-attention to memory of verified tokens (arXiv 2410.03804)."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from moa.rotary import Rotary
+
+
+AttentionBias = Literal["none", "qkv", "all"]
 
 
 class KV(NamedTuple):
@@ -42,15 +45,22 @@ class CrossAttention(nn.Module):
         num_kv_heads: number of key/value heads, a divisor of `num_heads`.
         head_dim: size of one head, an even number.
         rope_theta: base (theta) of the rotary embedding.
+        norm_eps: epsilon of the norms.
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float
+        self,
+        hidden: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rope_theta: float,
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.norm = nn.RMSNorm(hidden, eps=1e-6)
-        self.memory_norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
+        self.memory_norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
         self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
@@ -94,7 +104,7 @@ class CrossAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Pre-norm grouped-query attention with a residual connection.
+    """Grouped-query attention with a residual connection, and by default a norm before it.
 
     If the input consists of token embeddings, the keys and values of a token depend only on the
     token and its position, so that the keys and values of accepted tokens can be cached.
@@ -105,17 +115,30 @@ class SelfAttention(nn.Module):
         num_kv_heads: number of key/value heads, a divisor of `num_heads`.
         head_dim: size of one head, an even number.
         rope_theta: base (theta) of the rotary embedding.
+        norm_eps: epsilon of the norm.
+        has_norm: whether the input is normalized first; EAGLE (arXiv 2401.15077) has no norm here.
+        bias: projections with a bias: "none", "qkv" (queries, keys and values) or "all" (these and
+            the output).
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float
+        self,
+        hidden: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rope_theta: float,
+        norm_eps: float = 1e-6,
+        has_norm: bool = True,
+        bias: AttentionBias = "none",
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.norm = nn.RMSNorm(hidden, eps=norm_eps) if has_norm else nn.Identity()
         # One matrix for queries, keys and values, in this order.
-        self.project = nn.Linear(hidden, (num_heads + 2 * num_kv_heads) * head_dim, bias=False)
-        self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
+        projected = (num_heads + 2 * num_kv_heads) * head_dim
+        self.project = nn.Linear(hidden, projected, bias=bias != "none")
+        self.output = nn.Linear(num_heads * head_dim, hidden, bias=bias == "all")
         self.rotary = Rotary(head_dim, rope_theta)
 
     @property
@@ -134,8 +157,10 @@ class SelfAttention(nn.Module):
             embeddings: the residual stream at each token.
             positions: absolute positions of the tokens.
         """
-        weight = self.project.weight[self.num_heads * self.head_dim :]
-        keys, values = self._heads(linear(self.norm(embeddings), weight)).chunk(2, dim=1)
+        start = self.num_heads * self.head_dim
+        weight, bias = self.project.weight[start:], self.project.bias
+        projected = linear(self.norm(embeddings), weight, None if bias is None else bias[start:])
+        keys, values = self._heads(projected).chunk(2, dim=1)
         return KV(self.rotary(keys, positions), values)
 
     def forward(

@@ -20,15 +20,18 @@ class LayerSelfAttention(nn.Module):
         num_heads: number of attention heads, independent of the target's number of heads.
         head_dim: size of one head, an even number.
         mlp_width: inner width of the SwiGLU feed-forward part.
+        norm_eps: epsilon of the norms.
     """
 
-    def __init__(self, width: int, num_heads: int, head_dim: int, mlp_width: int) -> None:
+    def __init__(
+        self, width: int, num_heads: int, head_dim: int, mlp_width: int, norm_eps: float = 1e-6
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.attention_norm = nn.RMSNorm(width, eps=1e-6)
+        self.attention_norm = nn.RMSNorm(width, eps=norm_eps)
         self.query_key_value = nn.Linear(width, 3 * num_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, width, bias=False)
-        self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
+        self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
         self.gate_up = nn.Linear(width, 2 * mlp_width, bias=False)
         self.down = nn.Linear(mlp_width, width, bias=False)
         self.rotary = Rotary(head_dim, base=10_000.0)
@@ -61,11 +64,14 @@ class LayerProjection(nn.Module):
         num_layers: number of target layers that are read.
         width: size of one layer's raw state.
         common_width: size after the projection.
+        norm_eps: epsilon of the norm.
     """
 
-    def __init__(self, num_layers: int, width: int, common_width: int) -> None:
+    def __init__(
+        self, num_layers: int, width: int, common_width: int, norm_eps: float = 1e-6
+    ) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.weight = nn.Parameter(torch.randn(num_layers, width, common_width) * width**-0.5)
 
     def forward(
@@ -94,6 +100,8 @@ class MemoryEncoder(nn.Module):
         layer_attention: whether the states of a token's layers attend to each other.
         always_project: whether to project the concatenated states even if they are already as wide
             as memory; has no effect with layer self-attention, whose output is always projected.
+        norm_eps: epsilon of the norms.
+        output_bias: whether the projection to the drafter's width has a bias.
     """
 
     def __init__(
@@ -107,20 +115,24 @@ class MemoryEncoder(nn.Module):
         common_width: int | None = None,
         layer_attention: bool = True,
         always_project: bool = False,
+        norm_eps: float = 1e-6,
+        output_bias: bool = True,
     ) -> None:
         super().__init__()
         inner = width if common_width is None else common_width
         self.project_layers: nn.Module = (
             nn.Identity()
             if common_width is None
-            else LayerProjection(num_layers, width, common_width)
+            else LayerProjection(num_layers, width, common_width, norm_eps)
         )
         self.layer_attention = (
-            LayerSelfAttention(inner, num_heads, head_dim, mlp_width) if layer_attention else None
+            LayerSelfAttention(inner, num_heads, head_dim, mlp_width, norm_eps)
+            if layer_attention
+            else None
         )
         total = inner if layer_attention else num_layers * inner
         is_memory = not (layer_attention or common_width or always_project) and total == hidden
-        self.output = nn.Identity() if is_memory else nn.Linear(total, hidden)
+        self.output = nn.Identity() if is_memory else nn.Linear(total, hidden, output_bias)
 
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moa.attention import KV, CrossAttention, KVStore, SelfAttention, no_history
+from moa.attention import KV, AttentionBias, CrossAttention, KVStore, SelfAttention, no_history
 
 Vectors = Float[Tensor, "batch queries hidden"]
 
@@ -25,13 +25,17 @@ class FeatureInput(nn.Module):
     Args:
         hidden: width of embeddings and features.
         input_norms: whether embeddings and features are normalized first, as in EAGLE-3.
+        norm_eps: epsilon of the norms.
+        bias: whether the joining matrix has a bias.
     """
 
-    def __init__(self, hidden: int, input_norms: bool) -> None:
+    def __init__(
+        self, hidden: int, input_norms: bool, norm_eps: float = 1e-6, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.token_norm = nn.RMSNorm(hidden, eps=1e-6) if input_norms else nn.Identity()
-        self.feature_norm = nn.RMSNorm(hidden, eps=1e-6) if input_norms else nn.Identity()
-        self.join = nn.Linear(2 * hidden, hidden)
+        self.token_norm = nn.RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
+        self.feature_norm = nn.RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
+        self.join = nn.Linear(2 * hidden, hidden, bias)
 
     def forward(self, embeddings: Vectors, previous: Vectors) -> Vectors:
         """Return the start of the residual stream.
@@ -88,6 +92,10 @@ class Trunk(nn.Module):
         attends_memory: whether there is cross-attention to memory.
         reads_features: whether token embeddings are joined with features.
         input_norms: whether embeddings and features are normalized before they are joined.
+        attention_norm: whether the input of self-attention is normalized; false in EAGLE.
+        norm_eps: epsilon of the norms.
+        input_bias: whether the matrix that joins embeddings and features has a bias.
+        attention_bias: projections of self-attention with a bias, as for `SelfAttention`.
     """
 
     def __init__(
@@ -100,11 +108,17 @@ class Trunk(nn.Module):
         attends_memory: bool = True,
         reads_features: bool = False,
         input_norms: bool = True,
+        attention_norm: bool = True,
+        norm_eps: float = 1e-6,
+        input_bias: bool = True,
+        attention_bias: AttentionBias = "none",
     ) -> None:
         super().__init__()
-        geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta)
-        self.feature_input = FeatureInput(hidden, input_norms) if reads_features else None
-        self.self_attention = SelfAttention(*geometry)
+        geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta, norm_eps)
+        self.feature_input = (
+            FeatureInput(hidden, input_norms, norm_eps, input_bias) if reads_features else None
+        )
+        self.self_attention = SelfAttention(*geometry, attention_norm, attention_bias)
         self.cross_attention = CrossAttention(*geometry) if attends_memory else None
 
     def kv(

@@ -13,6 +13,7 @@ HYBRID = {"kind": "hybrid"}
 NO_FIRST = {"first_position": False}
 PUBLISHED = FEEDBACK | {"input_norms": False}
 FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
+EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
 
 # At least one drafter of each kind.
 VARIANTS = {
@@ -45,6 +46,14 @@ VARIANTS = {
     "feedback-no-first": tiny_settings(combine="sum", trunk=FEEDBACK | NO_FIRST),
     "hybrid-tail-1-no-first": tiny_settings(
         combine="sum", parallel_levels=0, tail_layers=1, trunk=HYBRID | NO_FIRST
+    ),
+    "eagle": tiny_settings(1, "sum", parallel_levels=0, trunk=EAGLE, norm_eps=1e-3),
+    "eagle-qwen2": tiny_settings(
+        1, "sum", parallel_levels=0, trunk=EAGLE | {"attention_bias": "qkv", "input_bias": False}
+    ),
+    "published": tiny_settings(combine="sum", trunk=EAGLE, norm_eps=1e-3),
+    "hybrid-unnormed-biased": tiny_settings(
+        trunk=HYBRID | {"attention_norm": False, "attention_bias": "all"}, norm_eps=1e-3
     ),
     "hybrid-sum-hidden-fused": tiny_settings(
         combine="sum", trunk=HYBRID | {"fusion_layers": (0, 2)}, source="hidden", layers=(3, 1)
