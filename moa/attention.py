@@ -9,7 +9,6 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from moa.rotary import Rotary
 
-
 AttentionBias = Literal["none", "qkv", "all"]
 
 

@@ -78,8 +78,8 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     """Return whether a new drafter starts with all weights of a target layer and a fitted input.
 
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
-    are no tail layers. Only a drafter whose trunk reads features, and joins them with a bias, can be
-    fitted.
+    are no tail layers. Only a drafter whose trunk reads features, and joins them with a bias, can
+    be fitted.
 
     Args:
         settings: settings of the run.

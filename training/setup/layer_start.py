@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
@@ -44,7 +44,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
     own = trunk.self_attention
     own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
     own.output.weight.copy_(attention.output)
-    own.norm.weight.copy_(attention.gain)
+    _set_gain(own.norm, attention.gain)
     cross = trunk.cross_attention
     if cross is not None:
         cross.query.weight.copy_(attention.query)
@@ -52,6 +52,11 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
         cross.output.weight.copy_(attention.output)
         for norm in (cross.norm, cross.memory_norm):
             norm.weight.copy_(attention.gain)
+
+
+def _set_gain(norm: nn.Module, gain: Tensor) -> None:
+    assert isinstance(norm, nn.RMSNorm), "checked before a drafter starts as a layer"
+    norm.weight.copy_(gain)
 
 
 def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
@@ -139,7 +144,7 @@ def scale_to_features(
         output.weight.copy_(fit.encoder)
         output.bias.zero_()
     gain = attention.gain * fit.shrinkage / fit.scale
-    trunk.self_attention.norm.weight.copy_(gain)
+    _set_gain(trunk.self_attention.norm, gain)
     trunk.self_attention.output.weight.copy_(fit.scale[:, None] * attention.output)
     if trunk.cross_attention is not None:
         trunk.cross_attention.norm.weight.copy_(gain)

@@ -1,0 +1,74 @@
+"""Writes an imported drafter with the record of its origin, and settings to train it further."""
+
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jakiro import __version__
+from jakiro.drafter import JakiroDrafter
+from jakiro.exchange.plan import ImportPlan, described
+from jakiro.utils.files import publish, write_atomically
+
+SETTINGS_FILE = "train.yaml"
+_HEADER = """\
+# Settings to train the imported drafter further. The file of a run contains `extends:` with the
+# path of this file, data, and the settings that differ.
+"""
+
+
+def record_of(plan: ImportPlan, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of an import, which becomes part of the drafter's config.
+
+    Args:
+        plan: plan of the import.
+        measured: measurements of the drafter with its target.
+    """
+    checkpoint = plan.table.checkpoint
+    return {
+        "import": {
+            "family": plan.family,
+            "source": checkpoint.source,
+            "revision": checkpoint.revision,
+            "licence": checkpoint.licence,
+            "files": checkpoint.checksums(),
+            "jakiro": __version__,
+            "measured": measured,
+        }
+    }
+
+
+def write_import(drafter: JakiroDrafter, folder: Path) -> None:
+    """Write an imported drafter and its settings, in full or not at all.
+
+    Args:
+        drafter: imported drafter, with its record.
+        folder: folder to write, which must not exist yet.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        drafter.save_pretrained(partial)
+        write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
+        publish(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
+    """Return settings for training that start with the drafter's weights."""
+    values = {
+        "extends": "base",
+        "target": {"name_or_path": drafter.config.target_record.name_or_path},
+        "drafter": described(drafter.config.settings),
+        "initialize": {
+            "drafter": str(folder.absolute()),
+            "attention_layer": None,
+            "fit_tokens": 0,
+        },
+    }
+    return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
