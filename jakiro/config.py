@@ -7,11 +7,14 @@ from pydantic import Field, field_validator, model_validator
 from transformers import PreTrainedConfig
 
 from jakiro.errors import ConfigError
+from jakiro.experts import OutputNorm
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
 from jakiro.utils.settings import Settings, validate_settings
 from moa.attention import AttentionBias
+from moa.memory import FusionNorm
+from moa.trunk import InputKind, Residual
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -21,9 +24,15 @@ def _changed(settings: Settings) -> set[str]:
 
 
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = {"input_norms", "input_bias", "attention_norm", "attention_bias"}
+_FORM = {
+    *("input", "residual", "input_norms", "input_bias"),
+    *("attention_norm", "attention_bias", "qk_norm"),
+}
 # Settings of trunks that read features.
-_OF_FEATURES = {"fusion_layers", "ttt_steps", "input_norms", "input_bias"}
+_OF_FEATURES = {
+    *("fusion_layers", "fusion_norm", "ttt_steps"),
+    *("input", "residual", "input_norms", "input_bias"),
+}
 
 
 class TrunkSettings(Settings):
@@ -54,9 +63,18 @@ class TrunkSettings(Settings):
     """For feedback and hybrid: number of drafting steps that training simulates (training-time
     test). The first step reads the target's features; each later step reads features that the
     drafter predicted."""
+    fusion_norm: FusionNorm = "none"
+    """Norm of the hidden states before they are fused. none, each (each hidden state alone, as in
+    EAGLE-3.1), or all (all hidden states together). Requires fusion_layers."""
+    input: InputKind = "join"
+    """For feedback and hybrid: way to read tokens and features. join: a matrix joins both, as in
+    EAGLE-1 and EAGLE-2. wide: self-attention reads both side by side, and the residual stream
+    starts with the feature, as in EAGLE-3; this requires attention_norm false."""
+    residual: Residual = "feature"
+    """With input wide: start of the residual stream, which is the feature, or the normed one."""
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
-    joined."""
+    joined or read side by side."""
     input_bias: bool = True
     """For feedback and hybrid: whether the matrix that joins tokens and features, and the one that
     fuses hidden states, have a bias."""
@@ -66,6 +84,9 @@ class TrunkSettings(Settings):
     attention_bias: AttentionBias = "none"
     """Projections of self-attention that have a bias. none, qkv (queries, keys and values, as in
     drafters for Qwen2), or all (these and the output)."""
+    qk_norm: bool = False
+    """Whether queries and keys of self-attention are normalized before their rotation, as in
+    Qwen3."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -125,6 +146,16 @@ class TrunkSettings(Settings):
             raise ValueError(f"{names} can be set only if trunk.kind is feedback or hybrid")
         return self
 
+    @model_validator(mode="after")
+    def _wide_input_fits(self) -> "TrunkSettings":
+        if self.input == "wide" and self.attention_norm:
+            raise ValueError("input wide requires attention_norm false")
+        if self.residual == "normed" and not (self.input == "wide" and self.input_norms):
+            raise ValueError("residual normed requires input wide and input_norms true")
+        if self.fusion_norm != "none" and self.fusion_layers is None:
+            raise ValueError("fusion_norm requires fusion_layers")
+        return self
+
 
 class MemorySettings(Settings):
     """Memory made from the target's per-layer state (see `moa.memory`)."""
@@ -163,6 +194,19 @@ class ExpertsSettings(Settings):
     feature, which has one softmax."""
     contrastive_head: bool = True
     """Whether the parallel levels use the difference between the experts' outputs."""
+    output_norm: OutputNorm = "none"
+    """Use of a norm of the predicted features. none; head: the draft head normalizes features, and
+    they are fed back without a norm, as in EAGLE-3; feedback: normed features are fed back, as in
+    EAGLE-3.1."""
+    head: Literal["target", "own"] = "target"
+    """Head that turns features into logits of the draft vocabulary. target: the target's head. own:
+    a matrix of the drafter, which starts with the rows of the target's head, as in EAGLE-3; it
+    adds draft_vocab_size times the hidden size parameters."""
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The settings of the mixture of experts, without the head, as keyword arguments."""
+        return self.model_dump(exclude={"head"})
 
 
 class ScheduleSettings(Settings):
@@ -216,6 +260,11 @@ class DrafterSettings(Settings):
         if self.tail_layers and not fits:
             raise ValueError(
                 "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
+            )
+        own = self.experts.head == "own" or self.experts.output_norm != "none"
+        if self.tail_layers and own:
+            raise ValueError(
+                "tail_layers requires experts.head=target and experts.output_norm=none"
             )
         return self
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
+from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource, TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
@@ -38,8 +40,9 @@ class JakiroDrafter(PreTrainedModel):
     features, the output also depends on the drafter's own predictions at the unverified positions
     before i. Parallel level k predicts the feature at i + k.
 
-    Embeddings and the head are the target's. The caller passes embedded tokens and computes logits
-    with a `DraftHead`, so the drafter contains no weights of the target.
+    Embeddings are the target's, and so is the head, unless the setting `experts.head` is `own`. The
+    caller passes embedded tokens and computes logits with `draft_head`. The drafter contains no
+    weights of the target.
 
     `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, in ascending order,
     and is part of the checkpoint. `draft_ids` is None if all tokens may be drafted.
@@ -78,9 +81,13 @@ class JakiroDrafter(PreTrainedModel):
             hidden=target.hidden_size,
             num_parallel=settings.schedule.parallel_levels,
             norm_eps=settings.norm_eps,
-            **settings.experts.model_dump(),
+            **settings.experts.form,
         )
         size = config.draft_vocab_size
+        self.own_head: torch.nn.Linear | None = None
+        if settings.experts.head == "own":
+            num_drafted = target.vocab_size if size is None else size
+            self.own_head = torch.nn.Linear(target.hidden_size, num_drafted, bias=False)
         self.draft_ids: torch.Tensor | None
         self.register_buffer("draft_ids", None if size is None else torch.arange(size))
         self.post_init()
@@ -136,6 +143,15 @@ class JakiroDrafter(PreTrainedModel):
                 values that the queries may attend to.
         """
         return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
+
+    def draft_head(self, target: TargetAdapter, form: HeadForm = "own") -> DraftHead:
+        """Return the head that turns features into logits of the tokens that may be drafted.
+
+        Args:
+            target: target of the drafter.
+            form: format of the head's weights.
+        """
+        return DraftHead(target, self.draft_ids, form, self.experts.head_norm, self.own_head)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "JakiroDrafter":  # type: ignore[override]
@@ -207,7 +223,7 @@ def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryE
     sizes["norm_eps"] = settings.norm_eps
     fused = sizes | {"layer_attention": False, "common_width": None}
     fused["always_project"] = settings.trunk.fusion_layers is not None
-    fused["output_bias"] = settings.trunk.input_bias
+    fused |= {"output_bias": settings.trunk.input_bias, "state_norm": settings.trunk.fusion_norm}
 
     def build(source: StateSource | None, sizes: dict[str, Any]) -> MemoryEncoder | None:
         if source is None:

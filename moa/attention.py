@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -118,6 +119,8 @@ class SelfAttention(nn.Module):
         has_norm: whether the input is normalized first; EAGLE (arXiv 2401.15077) has no norm here.
         bias: projections with a bias: "none", "qkv" (queries, keys and values) or "all" (these and
             the output).
+        qk_norm: whether each query and key is normalized before its rotation, as in Qwen3.
+        input_width: width of the input; None for `hidden`.
     """
 
     def __init__(
@@ -130,14 +133,19 @@ class SelfAttention(nn.Module):
         norm_eps: float = 1e-6,
         has_norm: bool = True,
         bias: AttentionBias = "none",
+        qk_norm: bool = False,
+        input_width: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.norm = nn.RMSNorm(hidden, eps=norm_eps) if has_norm else nn.Identity()
+        width = hidden if input_width is None else input_width
+        self.norm = nn.RMSNorm(width, eps=norm_eps) if has_norm else nn.Identity()
         # One matrix for queries, keys and values, in this order.
         projected = (num_heads + 2 * num_kv_heads) * head_dim
-        self.project = nn.Linear(hidden, projected, bias=bias != "none")
+        self.project = nn.Linear(width, projected, bias=bias != "none")
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=bias == "all")
+        self.query_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.key_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.rotary = Rotary(head_dim, rope_theta)
 
     @property
@@ -147,43 +155,54 @@ class SelfAttention(nn.Module):
 
     def kv(
         self,
-        embeddings: Float[Tensor, "batch tokens hidden"],
+        embeddings: Float[Tensor, "batch tokens width"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
         """Return the keys and values of tokens.
 
         Args:
-            embeddings: the residual stream at each token.
+            embeddings: the input at each token.
             positions: absolute positions of the tokens.
         """
         start = self.num_heads * self.head_dim
         weight, bias = self.project.weight[start:], self.project.bias
         projected = linear(self.norm(embeddings), weight, None if bias is None else bias[start:])
         keys, values = self._heads(projected).chunk(2, dim=1)
+        keys = keys if self.key_norm is None else self.key_norm(keys)
         return KV(self.rotary(keys, positions), values)
 
     def forward(
         self,
-        embeddings: Float[Tensor, "batch queries hidden"],
+        embeddings: Float[Tensor, "batch queries width"],
         positions: Int[Tensor, "batch queries"],
         mask: Bool[Tensor, "batch 1 queries keys"],
         store: KVStore = no_history,
+        residual: Float[Tensor, "batch queries hidden"] | None = None,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Return the residual stream after each query has attended to earlier tokens.
 
         Args:
-            embeddings: the residual stream at each query.
+            embeddings: the input at each query.
             positions: absolute positions of the queries.
             mask: True where a query may attend to a key that `store` returns.
             store: function from the queries' own keys and values to all keys and values that the
                 queries may attend to.
+            residual: the residual stream, if it is not the input.
         """
         heads = self._heads(self.project(self.norm(embeddings)))
-        rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)
+        rotated = self.rotary(self._normed(heads[:, : -self.num_kv_heads]), positions)
         queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
         keys, values = store(KV(own_keys, heads[:, -self.num_kv_heads :]))
         mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
-        return embeddings + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+        stream = embeddings if residual is None else residual
+        return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
 
     def _heads(self, flat: Tensor) -> Tensor:
         return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)
+
+    def _normed(self, heads: Tensor) -> Tensor:
+        """Return queries followed by keys, normalized if this attention has norms for them."""
+        if self.query_norm is None or self.key_norm is None:
+            return heads
+        queries, keys = heads.split((self.num_heads, self.num_kv_heads), dim=1)
+        return torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)

@@ -1,12 +1,16 @@
 """Memory: one vector per verified token, made from the target's layers (arXiv 2410.03804)."""
 
+from typing import Literal
+
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from moa.rotary import Rotary
+
+FusionNorm = Literal["none", "each", "all"]
 
 
 class LayerSelfAttention(nn.Module):
@@ -81,6 +85,29 @@ class LayerProjection(nn.Module):
         return torch.einsum("btlw,lwc->btlc", self.norm(state), self.weight)
 
 
+class StateNorm(nn.Module):
+    """Normalizes hidden states of several layers before they are fused.
+
+    Args:
+        num_layers: number of states of a token.
+        width: size of one state.
+        is_joint: whether all states of a token are normalized together, instead of each alone.
+        norm_eps: epsilon of the norm.
+    """
+
+    def __init__(self, num_layers: int, width: int, is_joint: bool, norm_eps: float) -> None:
+        super().__init__()
+        self.shape = (num_layers, width) if is_joint else (width,)
+        self.eps = norm_eps
+        self.weight = nn.Parameter(torch.ones(num_layers, width))
+
+    def forward(
+        self, state: Float[Tensor, "batch tokens layers width"]
+    ) -> Float[Tensor, "batch tokens layers width"]:
+        """Return the normalized states, each channel of each layer with its own gain."""
+        return rms_norm(state, self.shape, eps=self.eps) * self.weight
+
+
 class MemoryEncoder(nn.Module):
     """Computes memory: layer self-attention, mean over layers, projection to the drafter's width.
 
@@ -102,6 +129,8 @@ class MemoryEncoder(nn.Module):
             as memory; has no effect with layer self-attention, whose output is always projected.
         norm_eps: epsilon of the norms.
         output_bias: whether the projection to the drafter's width has a bias.
+        state_norm: norm of the states before anything else: "none", "each" (each layer alone, as in
+            EAGLE-3.1) or "all" (all layers together).
     """
 
     def __init__(
@@ -117,8 +146,14 @@ class MemoryEncoder(nn.Module):
         always_project: bool = False,
         norm_eps: float = 1e-6,
         output_bias: bool = True,
+        state_norm: FusionNorm = "none",
     ) -> None:
         super().__init__()
+        self.state_norm = (
+            None
+            if state_norm == "none"
+            else StateNorm(num_layers, width, state_norm == "all", norm_eps)
+        )
         inner = width if common_width is None else common_width
         self.project_layers: nn.Module = (
             nn.Identity()
@@ -138,7 +173,8 @@ class MemoryEncoder(nn.Module):
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens hidden"]:
         """Return one memory vector per token; no token influences another token's vector."""
-        projected = self.project_layers(state)
+        normed = state if self.state_norm is None else self.state_norm(state)
+        projected = self.project_layers(normed)
         tokens = rearrange(projected, "b t l w -> (b t) l w")
         if self.layer_attention is None:
             joined = tokens.flatten(start_dim=1)

@@ -69,7 +69,7 @@ def import_drafter(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Convert a published drafter (EAGLE-1, EAGLE-2, HASS, Jakiro), and measure it.
+    """Convert a published drafter (EAGLE-1, EAGLE-2, EAGLE-3, HASS, Jakiro), and measure it.
 
     The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
     Before anything is written, the drafter's agreement with the target and tau are measured.
@@ -146,11 +146,12 @@ def _measured(
     record = record_target(adapter.spec, target, tokenizer)
     weights = plan.table.converted()
     results = []
-    for settings in plan.candidates:
+    candidates = plan.candidates((adapter.spec.num_hidden_states or 0) - 1)
+    for settings in candidates:
         drafter = build_drafter(settings, record, dict(weights))
         measured = measure_agreement(model, drafter, tokenizer, texts[:num_prompts], max_new_tokens)
         results.append((drafter, measured))
-        if len(plan.candidates) > 1:
+        if len(candidates) > 1:
             typer.echo(f"hidden states {list(settings.trunk.fusion_layers or ())}: {measured}")
     drafter, best = max(results, key=lambda result: result[1].agreement)
     others = {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.eagle import read_eagle, read_published_jakiro
+from jakiro.exchange.eagle3 import read_eagle3
 from jakiro.exchange.plan import ImportPlan
 from jakiro.exchange.table import cannot_import
 
@@ -32,6 +33,8 @@ def _reader_for(checkpoint: DraftCheckpoint) -> Reader:
     names = checkpoint.tensors
     if _any("layers.0.mlp_moe.", names):
         return read_published_jakiro
+    if not names.keys().isdisjoint(("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")):
+        return read_eagle3
     fused = names.get("fc.weight")
     if fused is not None and fused.shape[1:] == (2 * fused.shape[0],):
         return read_eagle

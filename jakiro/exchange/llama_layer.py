@@ -81,8 +81,8 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
         raise cannot_import(source, f"a usable {name} in config.json", first["msg"]) from error
     theta = (config.rope_parameters or {}).get("rope_theta")
     if None not in (theta, config.rope_theta) and theta != config.rope_theta:
-        got = f"{config.rope_theta:g} and {theta:g}"
-        raise cannot_import(source, "one rope_theta in config.json", got)
+        both = f"{config.rope_theta:g} and {theta:g}"
+        raise cannot_import(source, "one rope_theta in config.json", both)
     scaling = config.rope_scaling or config.rope_parameters or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     window = config.sliding_window if config.use_sliding_window else None
@@ -131,6 +131,9 @@ def take_attention(
         f"{ours}.output.weight",
         {f"{prefix}o_proj.weight": (hidden, heads.num_heads * heads.head_dim)},
     )
+    for name in ("query", "key"):
+        if table.has(norm := f"{prefix}{name[0]}_norm.weight"):
+            table.take(f"{ours}.{name}_norm.weight", {norm: (heads.head_dim,)})
     if not table.has(f"{prefix}q_proj.bias"):
         return "none"
     table.take(

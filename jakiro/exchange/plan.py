@@ -36,9 +36,10 @@ class ImportPlan:
         table: every tensor, and the parameter that it becomes.
         hidden_size: hidden size that the target must have.
         vocab_size: vocabulary size that the target must have.
-        fusion_layers: possible indices of the hidden states that are read, if the published drafter
-            leaves them open; the first are those in `settings`.
-        notes: remarks for users.
+        fusion_layers: possible indices of the hidden states that are read; empty if the drafter
+            reads the last one only, or those of `reads_default`.
+        reads_default: whether the drafter reads the default hidden states of EAGLE-3, which depend
+            on the target's number of layers.
     """
 
     family: str
@@ -47,15 +48,33 @@ class ImportPlan:
     hidden_size: int
     vocab_size: int
     fusion_layers: tuple[tuple[int, ...], ...] = ()
-    notes: tuple[str, ...] = ()
+    reads_default: bool = False
 
-    @property
-    def candidates(self) -> list[DrafterSettings]:
-        """The settings that are possible, of which the measured agreement selects one."""
-        if not self.fusion_layers:
+    def candidates(self, num_layers: int) -> list[DrafterSettings]:
+        """Return the possible settings, one of which the measured agreement selects.
+
+        Args:
+            num_layers: number of layers of the target.
+
+        Raises:
+            CheckpointError: the drafter reads hidden states that the target does not have, or the
+                last one before the target's final norm.
+        """
+        possible = self.fusion_layers
+        if self.reads_default:
+            possible = ((2, num_layers // 2, num_layers - 3),)
+        if not possible:
             return [self.settings]
+        # Engines mean the state before the final norm by the last index; ours is after the norm.
+        usable = [ids for ids in possible if ids[0] >= 0 and ids[-1] < num_layers]
+        if not usable or any(len(set(ids)) < len(ids) for ids in usable):
+            raise self.table.unusable(
+                f"hidden states below the last one of the target's {num_layers} layers",
+                " or ".join(str(list(ids)) for ids in possible),
+                "pass the target that the drafter was published for as --target",
+            )
         trunk = self.settings.trunk
-        trunks = [trunk.model_copy(update={"fusion_layers": ids}) for ids in self.fusion_layers]
+        trunks = [trunk.model_copy(update={"fusion_layers": ids}) for ids in usable]
         return [self.settings.model_copy(update={"trunk": each}) for each in trunks]
 
     def lines(self) -> Iterator[str]:
@@ -70,7 +89,11 @@ class ImportPlan:
             yield f"  {row.ours} <- {' + '.join(row.theirs) or 'nothing'} ({row.how})"
         for name, reason in self.table.dropped.items():
             yield f"  dropped: {name} ({reason})"
-        yield from (f"note: {note}" for note in self.notes)
+        if self.reads_default:
+            yield "hidden states: 2, half of the target's layers, and its layers minus 3"
+        elif len(self.fusion_layers) > 1:
+            shown = " or ".join(str(list(ids)) for ids in self.fusion_layers)
+            yield f"hidden states: {shown}; the better agreement with the target decides"
 
 
 def described(settings: DrafterSettings) -> dict[str, object]:

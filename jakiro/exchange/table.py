@@ -86,6 +86,23 @@ class TensorTable:
             self._left.discard(name)
         self.rows.append(Conversion(ours, tuple(theirs), how, convert))
 
+    def read(self, name: str, shape: Shape) -> Tensor:
+        """Return a small tensor of integers, which determines the conversion of others.
+
+        Args:
+            name: name of the tensor.
+            shape: shape that it must have.
+
+        Raises:
+            CheckpointError: the tensor is missing, has another shape, or no integers.
+        """
+        if (got := self.shape(name)) != shape:
+            raise self.unusable(f"{name} of shape {list(shape)}", f"shape {list(got)}")
+        tensor = self.checkpoint.tensor(name)
+        if tensor.is_floating_point():
+            raise self.unusable(f"integers in {name}", tensor.dtype)
+        return tensor.long()
+
     def zeros(self, ours: str, shape: Shape) -> None:
         """Add a parameter of zeros that the published drafter does not have.
 

@@ -11,8 +11,15 @@ from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
 from jakiro.exchange.plan import ImportPlan, described
 from jakiro.utils.files import publish, write_atomically
+from jakiro.utils.settings import merge
 
 SETTINGS_FILE = "train.yaml"
+_TOKENS_ONLY = {
+    "token_weight": 1.0,
+    "feature_weight": 0.0,
+    "contrast_weight": 0.0,
+    "distance_decay": 0.8,
+}
 _HEADER = """\
 # Settings to train the imported drafter further. The file of a run contains `extends:` with the
 # path of this file, data, and the settings that differ.
@@ -61,7 +68,7 @@ def write_import(drafter: JakiroDrafter, folder: Path) -> None:
 
 def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
     """Return settings for training that start with the drafter's weights."""
-    values = {
+    values: dict[str, object] = {
         "extends": "base",
         "target": {"name_or_path": drafter.config.target_record.name_or_path},
         "drafter": described(drafter.config.settings),
@@ -71,4 +78,7 @@ def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
             "fit_tokens": 0,
         },
     }
+    if drafter.own_head is not None:  # EAGLE-3 learns tokens only, on its own features too
+        values["drafter"] = merge(described(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
+        values["objective"] = _TOKENS_ONLY
     return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -45,6 +45,8 @@ def tiny_settings(
     tail_layers: int = 0,
     draft_vocab_size: int | None = None,
     norm_eps: float = 1e-6,
+    output_norm: str = "none",
+    head: str = "target",
     **memory: object,
 ) -> DrafterSettings:
     """Return the settings of a drafter with some ten thousand parameters."""
@@ -63,6 +65,8 @@ def tiny_settings(
             intermediate_size=24,
             combine=combine,
             contrastive_head=contrastive_head,
+            output_norm=output_norm,
+            head=head,
         ),
         schedule=ScheduleSettings(
             autoregressive_levels=autoregressive_levels, parallel_levels=parallel_levels

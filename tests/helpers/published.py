@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-HIDDEN, INNER, HEADS, KV_HEADS, DIM = 32, 24, 4, 2, 8
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, WIDE_DIM = 32, 24, 4, 2, 8, 12
 Weights = dict[str, Tensor]
 
 
@@ -83,6 +83,64 @@ def jakiro_weights(seed: int = 0) -> Weights:
     for expert in range(2):
         shapes |= _mlp_shapes(f"layers.0.mlp_moe.experts.{expert}.", HIDDEN)
     return weights | _random(shapes, seed)
+
+
+def eagle3_weights(
+    num_drafted: int = 23,
+    vocab: int = 61,
+    fused: str = "none",
+    qk_norm: bool = False,
+    seed: int = 0,
+) -> Weights:
+    """Return random weights of a drafter of EAGLE-3, whose heads are wider than its hidden size.
+
+    Args:
+        num_drafted: size of the draft vocabulary; without `d2t` if it is the whole vocabulary.
+        vocab: size of the vocabulary.
+        fused: norm of the fused states: none, each (EAGLE-3.1) or all.
+        qk_norm: whether queries and keys are normalized.
+        seed: seed of the weights.
+    """
+    shapes = {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "midlayer.hidden_norm.weight": (HIDDEN,),
+        "midlayer.input_layernorm.weight": (HIDDEN,),
+        **_attention_shapes("midlayer.self_attn.", 2 * HIDDEN, WIDE_DIM),
+        "midlayer.post_attention_layernorm.weight": (HIDDEN,),
+        **_mlp_shapes("midlayer.mlp.", INNER),
+        "norm.weight": (HIDDEN,),
+        "lm_head.weight": (num_drafted, HIDDEN),
+    }
+    if fused == "each":
+        shapes |= {f"fc_norm.{index}.weight": (HIDDEN,) for index in range(3)}
+    elif fused == "all":
+        shapes["input_norm.weight"] = (3 * HIDDEN,)
+    if qk_norm:
+        shapes |= {f"midlayer.self_attn.{name}_norm.weight": (WIDE_DIM,) for name in "qk"}
+    weights = _random(shapes, seed)
+    if num_drafted < vocab:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randperm(vocab, generator=generator)[:num_drafted].sort().values
+        is_drafted = torch.zeros(vocab, dtype=torch.bool)
+        is_drafted[ids] = True
+        weights |= {"d2t": ids - torch.arange(num_drafted), "t2d": is_drafted}
+    return weights
+
+
+def eagle3_config(vocab: int = 61, num_drafted: int = 23, **changes: Any) -> dict[str, Any]:
+    """Return the config of a drafter of EAGLE-3 in the layout of EAGLE, with changes."""
+    own = {"head_dim": WIDE_DIM, "draft_vocab_size": num_drafted}
+    return eagle_config(vocab, architectures=["LlamaForCausalLMEagle3"], **(own | changes))
+
+
+def as_speculators(
+    weights: Weights, config: dict[str, Any], **changes: Any
+) -> tuple[Weights, dict[str, Any]]:
+    """Return the weights and the config of a drafter of EAGLE-3 in the layout of speculators."""
+    renamed = {name.replace("midlayer.", "layers.0."): part for name, part in weights.items()}
+    own = {"speculators_model_type": "eagle3", "draft_vocab_size": config["draft_vocab_size"]}
+    ids = {key: value for key, value in config.items() if key.endswith("layer_ids")}
+    return renamed, own | ids | {"transformer_layer_config": config} | changes
 
 
 def save_published(
@@ -235,6 +293,73 @@ class PublishedDrafter:
         difference = later[:, :1] * experts[0] - later[:, 1:] * experts[1]
         is_first_best = later[:, :1] >= later[:, 1:]
         return [x + first, x + torch.where(is_first_best, difference, -difference)]
+
+
+class PublishedEagle3(PublishedDrafter):
+    """The forward pass of EAGLE-3 and EAGLE-3.1.
+
+    Args:
+        weights: tensors under their published names, in the layout of EAGLE.
+        target: target of the drafter.
+        layers: indices of the target's hidden states that are fused.
+        residual_is_normed: whether the residual stream starts with the normed feature.
+        feeds_normed_back: whether the output of the final norm is fed back.
+        eps: epsilon of the norms.
+        theta: base of the rotary embedding.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        target: PreTrainedModel,
+        layers: Sequence[int],
+        residual_is_normed: bool = False,
+        feeds_normed_back: bool = False,
+        eps: float = 1e-3,
+        theta: float = 10_000.0,
+    ) -> None:
+        super().__init__(weights, target, eps)
+        self.layers, self.residual_is_normed = layers, residual_is_normed
+        self.feeds_normed_back = feeds_normed_back
+        self.frequencies = frequencies_of(theta, WIDE_DIM)
+
+    def read(self, states: tuple[Tensor, ...]) -> Tensor:
+        """Return the fused states of the verified tokens."""
+        w = self.weights
+        parts = [states[layer][0] for layer in self.layers]
+        if "fc_norm.0.weight" in w:
+            gains = [w[f"fc_norm.{index}.weight"] for index in range(3)]
+            parts = [_norm(part, gain, self.eps) for part, gain in zip(parts, gains, strict=True)]
+        joined = torch.cat(parts, -1)
+        if "input_norm.weight" in w:
+            joined = _norm(joined, w["input_norm.weight"], self.eps)
+        return joined @ w["fc.weight"].T
+
+    def fed_back(self, output: Tensor) -> Tensor:
+        """Return the output before or after the final norm."""
+        if not self.feeds_normed_back:
+            return output
+        return _norm(output, self.weights["norm.weight"], self.eps)
+
+    def head(self, output: Tensor) -> Tensor:
+        """Return the logits of all tokens, which are -inf for those that are not drafted."""
+        w = self.weights
+        own = _norm(output, w["norm.weight"], self.eps) @ w["lm_head.weight"].T
+        if "d2t" not in w:
+            return own
+        logits = own.new_full((*own.shape[:-1], self.target.config.vocab_size), float("-inf"))
+        return logits.index_copy(-1, torch.arange(len(w["d2t"])) + w["d2t"], own)
+
+    def levels(self, embedded: Tensor, features: Tensor) -> list[Tensor]:
+        """Return the outputs before the final norm for all tokens."""
+        w = self.weights
+        normed = _norm(features, w["midlayer.hidden_norm.weight"], self.eps)
+        embedded = _norm(embedded, w["midlayer.input_layernorm.weight"], self.eps)
+        both = torch.cat((embedded, normed), -1)
+        x = normed if self.residual_is_normed else features
+        x = x + _attended(both, w, "midlayer.self_attn.", self.frequencies, self.eps)
+        x_normed = _norm(x, w["midlayer.post_attention_layernorm.weight"], self.eps)
+        return [x + _mlp(x_normed, w, "midlayer.mlp.")]
 
 
 def greedy_texts(target: PreTrainedModel, prompts: Tensor, length: int = 24) -> Tensor:

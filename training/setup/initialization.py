@@ -16,6 +16,7 @@ from training.setup.layer_start import (
     replaced_layer,
     start_as_layer,
     start_from,
+    start_head,
     warn_of_left_behind,
 )
 from training.setup.target_layer import LayerAttention, layers_of, read_attention
@@ -61,6 +62,8 @@ def initialize(
     if start is not None:
         drafter.load_state_dict(start.state_dict())
         return
+    if drafter.own_head is not None:
+        start_head(drafter.own_head, target, drafter.draft_ids)
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     attention = _attention_to_start_from(settings, target, heads, is_logged=True)
     if attention is None:
@@ -121,11 +124,11 @@ def _attention_to_start_from(
 
 def _check_trunk(trunk: TrunkSettings) -> None:
     """Raise an error unless the trunk's attention has the form of a target layer's attention."""
-    if not trunk.attention_norm:
+    if not trunk.attention_norm:  # as with every wide input
         raise ConfigError(
             "the trunk's attention does not have the form of a target layer's attention",
-            expected="drafter.trunk.attention_norm=true",
-            got="false",
+            expected="drafter.trunk.attention_norm=true and drafter.trunk.input=join",
+            got=f"attention_norm={str(trunk.attention_norm).lower()} and input={trunk.input}",
             remedy="set initialize.attention_layer to null",
         )
 

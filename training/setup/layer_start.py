@@ -54,6 +54,23 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
             norm.weight.copy_(attention.gain)
 
 
+@torch.no_grad()
+def start_head(own: nn.Linear, target: TargetAdapter, token_ids: Tensor | None) -> None:
+    """Copy the rows of the target's head to a drafter's own head, if they are a matrix of numbers.
+
+    Args:
+        own: head of the drafter.
+        target: the frozen target.
+        token_ids: ids of the tokens that may be drafted; None for all tokens.
+    """
+    weight = getattr(target.head, "weight", None)
+    if type(target.head) is not nn.Linear or not isinstance(weight, Tensor):
+        _logger.info("the drafter's own head starts with random weights")
+        return
+    rows = weight if token_ids is None else weight[token_ids.to(weight.device)]
+    own.weight.copy_(rows)
+
+
 def _set_gain(norm: nn.Module, gain: Tensor) -> None:
     assert isinstance(norm, nn.RMSNorm), "checked before a drafter starts as a layer"
     norm.weight.copy_(gain)
@@ -135,8 +152,10 @@ def scale_to_features(
     """
     trunk = drafter.trunk
     assert trunk.feature_input is not None
-    trunk.feature_input.join.weight.copy_(fit.weight)
-    trunk.feature_input.join.bias.copy_(fit.bias)
+    join = trunk.feature_input.join
+    assert join is not None
+    join.weight.copy_(fit.weight)
+    join.bias.copy_(fit.bias)
     if fit.encoder is not None:
         assert drafter.feature_encoder is not None
         output = drafter.feature_encoder.output
