@@ -7,7 +7,6 @@ from pydantic import Field, field_validator, model_validator
 from transformers import PreTrainedConfig
 
 from jakiro.errors import ConfigError
-from jakiro.experts import OutputNorm
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
@@ -194,7 +193,7 @@ class ExpertsSettings(Settings):
     feature, which has one softmax."""
     contrastive_head: bool = True
     """Whether the parallel levels use the difference between the experts' outputs."""
-    output_norm: OutputNorm = "none"
+    output_norm: Literal["none", "head", "feedback"] = "none"
     """Use of a norm of the predicted features. none; head: the draft head normalizes features, and
     they are fed back without a norm, as in EAGLE-3; feedback: normed features are fed back, as in
     EAGLE-3.1."""
@@ -206,7 +205,8 @@ class ExpertsSettings(Settings):
     @property
     def form(self) -> dict[str, Any]:
         """The settings of the mixture of experts, without the head, as keyword arguments."""
-        return self.model_dump(exclude={"head"})
+        feeds_normed_back = self.output_norm == "feedback"
+        return self.model_dump(exclude={"head"}) | {"output_norm": feeds_normed_back}
 
 
 class ScheduleSettings(Settings):

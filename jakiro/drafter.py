@@ -83,6 +83,9 @@ class JakiroDrafter(PreTrainedModel):
             norm_eps=settings.norm_eps,
             **settings.experts.form,
         )
+        self.head_norm: torch.nn.Module | None = None
+        if settings.experts.output_norm == "head":
+            self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
         size = config.draft_vocab_size
         self.own_head: torch.nn.Linear | None = None
         if settings.experts.head == "own":
@@ -151,7 +154,7 @@ class JakiroDrafter(PreTrainedModel):
             target: target of the drafter.
             form: format of the head's weights.
         """
-        return DraftHead(target, self.draft_ids, form, self.experts.head_norm, self.own_head)
+        return DraftHead(target, self.draft_ids, form, self.head_norm, self.own_head)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "JakiroDrafter":  # type: ignore[override]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 Combine = Literal["sum", "mixture"]
-OutputNorm = Literal["none", "head", "feedback"]
 
 
 class ExpertsOutput(NamedTuple):
@@ -72,9 +71,7 @@ class MixtureOfExperts(nn.Module):
         contrastive_head: whether parallel levels use the contrast between experts (with "sum", only
             level 1 does); has no effect if there is only one expert.
         norm_eps: epsilon of the norms.
-        output_norm: use of a norm of the features: "none"; "head" for features that the draft head
-            normalizes, and that are fed back as they are (EAGLE-3); "feedback" for features that
-            are normalized here (EAGLE-3.1).
+        output_norm: whether the features are normalized, as in EAGLE-3.1.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class MixtureOfExperts(nn.Module):
         combine: Combine,
         contrastive_head: bool,
         norm_eps: float = 1e-6,
-        output_norm: OutputNorm = "none",
+        output_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_experts = num_experts
@@ -106,13 +103,7 @@ class MixtureOfExperts(nn.Module):
             if contrast and not self.published_contrast
             else None
         )
-        self.output_norm = None if output_norm == "none" else nn.RMSNorm(hidden, eps=norm_eps)
-        self.feeds_normed_back = output_norm == "feedback"
-
-    @property
-    def head_norm(self) -> nn.Module | None:
-        """The norm that the draft head applies to features; None if it applies none."""
-        return None if self.feeds_normed_back else self.output_norm
+        self.output_norm = nn.RMSNorm(hidden, eps=norm_eps) if output_norm else None
 
     def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> ExpertsOutput:
         """Return the features and weights of all levels for each trunk vector."""
@@ -124,7 +115,7 @@ class MixtureOfExperts(nn.Module):
         gate = scores[..., : self.num_experts].softmax(dim=-1)
         combined = self._mixture if self.combine == "mixture" else self._sum
         output = combined(trunk, outputs, own, scores, gate)
-        if self.output_norm is None or not self.feeds_normed_back:
+        if self.output_norm is None:
             return output
         return output._replace(features=self.output_norm(output.features))
 

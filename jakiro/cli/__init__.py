@@ -19,6 +19,7 @@ from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
 from jakiro.cli.data import data
 from jakiro.cli.demo import demo
+from jakiro.cli.export_drafter import export_drafter
 from jakiro.cli.features import features
 from jakiro.cli.fetch import fetch
 from jakiro.cli.generate import generate
@@ -49,9 +50,10 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (init, train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),
-    "Exchange": (import_drafter,),
+    "Exchange": (import_drafter, export_drafter),
 }
-_NAMES = {import_drafter: "import"}  # of commands whose functions have other names
+# Names of commands whose functions have other names.
+_NAMES = {import_drafter: "import", export_drafter: "export"}
 _GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every

@@ -50,8 +50,10 @@ def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
     take_experts(table, [f"{layer}mlp."], hidden, inner)
     table.zeros("experts.router.weight", (1, hidden))
     has_norm = table.has("norm.weight")
+    output_norm = _output_norm(values, has_norm)
     if has_norm:
-        table.take("experts.output_norm.weight", {"norm.weight": (hidden,)})
+        ours = "head_norm" if output_norm == "head" else "experts.output_norm"
+        table.take(f"{ours}.weight", {"norm.weight": (hidden,)})
     num_drafted = _take_head(table, config)
     table.compare("embed_tokens.weight", "embeddings")
     table.finish()
@@ -76,7 +78,7 @@ def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
             "intermediate_size": inner,
             "combine": "sum",
             "head": "own",
-            "output_norm": _output_norm(values, has_norm),
+            "output_norm": output_norm,
         },
         "schedule": {"autoregressive_levels": _LEVELS, "parallel_levels": 0},
         "norm_eps": config.rms_norm_eps,

@@ -62,7 +62,7 @@ class ImportPlan:
         """
         possible = self.fusion_layers
         if self.reads_default:
-            possible = ((2, num_layers // 2, num_layers - 3),)
+            possible = (default_layers(num_layers),)
         if not possible:
             return [self.settings]
         # Engines mean the state before the final norm by the last index; ours is after the norm.
@@ -94,6 +94,15 @@ class ImportPlan:
         elif len(self.fusion_layers) > 1:
             shown = " or ".join(str(list(ids)) for ids in self.fusion_layers)
             yield f"hidden states: {shown}; the better agreement with the target decides"
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the hidden states that EAGLE-3 reads if a config names none.
+
+    Args:
+        num_layers: number of layers of the target.
+    """
+    return 2, num_layers // 2, num_layers - 3
 
 
 def described(settings: DrafterSettings) -> dict[str, object]:

@@ -1,11 +1,16 @@
-"""Writes an imported drafter with the record of its origin, and settings to train it further."""
+"""Writes imported drafters with their origin and settings for training, and exported drafters."""
 
+import json
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors.torch import save_file
+from torch import Tensor
 
 from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
@@ -57,10 +62,34 @@ def write_import(drafter: JakiroDrafter, folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with _written(folder) as partial:
         drafter.save_pretrained(partial)
         write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
+
+
+def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
+    """Write an exported drafter, in full or not at all.
+
+    Args:
+        weights: tensors by name.
+        config: content of `config.json`.
+        folder: folder to write, which must not exist yet.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with _written(folder) as partial:
+        partial.mkdir()
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        write_atomically(partial / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[Path]:
+    """Yield the temporary path of a folder, which gets its name when it is complete."""
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        yield partial
         publish(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

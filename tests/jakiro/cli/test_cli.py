@@ -13,7 +13,17 @@ from jakiro.errors import ConfigError, JakiroError
 
 PROGRAMS = (
     *("generate", "demo", "aded", "train", "features", "plot", "ablate"),
-    *("bench", "verify", "throughput", "profile", "prepare", "regenerate", "data", "import"),
+    *(
+        "bench",
+        "verify",
+        "throughput",
+        "profile",
+        "prepare",
+        "regenerate",
+        "data",
+        "import",
+        "export",
+    ),
 )
 
 Demo = Callable[..., None]
