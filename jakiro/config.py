@@ -10,6 +10,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
+from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import Settings, validate_settings
 from moa.attention import AttentionBias
 from moa.memory import FusionNorm
@@ -54,6 +55,8 @@ class TrunkSettings(Settings):
     rope_theta: float | None = Field(None, gt=0)
     """Base (theta) of the rotary embedding; null: the same as in the target's last layer, or 10000
     if that is unknown."""
+    rope: RopeSettings = RopeSettings()
+    """Change of the rotary embedding for long contexts, as in some published drafters."""
     fusion_layers: tuple[int, ...] | None = None
     """For feedback and hybrid: indices of the hidden states that are fused into features, as in
     EAGLE-3 (0 is the embedding, k is the output of layer k); null to read only the last hidden

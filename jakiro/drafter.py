@@ -23,6 +23,7 @@ from jakiro.utils.pretrained import (
     refuse_files_elsewhere,
     summary_of,
 )
+from jakiro.utils.rope import rope_frequencies
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.trunk import Trunk, TrunkInputs
@@ -68,11 +69,17 @@ class JakiroDrafter(PreTrainedModel):
         settings, target = config.settings, config.target_record
         self.state_sources = state_sources(settings, target)
         self.memory_encoder, self.feature_encoder = _build_encoders(config)
+        trunk = settings.trunk
+        assert trunk.rope_theta is not None, "`config_for` completes the settings"
+        assert trunk.head_dim is not None, "`config_for` completes the settings"
+        frequencies, scale = rope_frequencies(trunk.rope, trunk.rope_theta, trunk.head_dim)
         self.trunk = Trunk(
             hidden=target.hidden_size,
             attends_memory=settings.trunk.attends_memory,
             reads_features=settings.trunk.reads_features,
             norm_eps=settings.norm_eps,
+            rope_frequencies=frequencies,
+            rope_scale=scale,
             **settings.trunk.form,
             **settings.trunk.geometry,
         )

@@ -46,6 +46,7 @@ class CrossAttention(nn.Module):
         head_dim: size of one head, an even number.
         rope_theta: base (theta) of the rotary embedding.
         norm_eps: epsilon of the norms.
+        rotary: rotary embedding; None for that of `rope_theta`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class CrossAttention(nn.Module):
         head_dim: int,
         rope_theta: float,
         norm_eps: float = 1e-6,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -64,7 +66,7 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
         self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
-        self.rotary = Rotary(head_dim, rope_theta)
+        self.rotary = rotary or Rotary(head_dim, rope_theta)
 
     def kv(
         self,
@@ -121,6 +123,7 @@ class SelfAttention(nn.Module):
             the output).
         qk_norm: whether each query and key is normalized before its rotation, as in Qwen3.
         input_width: width of the input; None for `hidden`.
+        rotary: rotary embedding; None for that of `rope_theta`.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class SelfAttention(nn.Module):
         bias: AttentionBias = "none",
         qk_norm: bool = False,
         input_width: int | None = None,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -146,7 +150,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=bias == "all")
         self.query_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.key_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.rotary = Rotary(head_dim, rope_theta)
+        self.rotary = rotary or Rotary(head_dim, rope_theta)
 
     @property
     def kv_shapes(self) -> list[tuple[int, int]]:

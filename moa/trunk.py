@@ -1,5 +1,6 @@
 """The trunk: self-attention over tokens, optionally with features and cross-attention to memory."""
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from moa.attention import KV, AttentionBias, CrossAttention, KVStore, SelfAttention, no_history
+from moa.rotary import Rotary
 
 InputKind = Literal["join", "wide"]
 Residual = Literal["feature", "normed"]
@@ -118,6 +120,8 @@ class Trunk(nn.Module):
         qk_norm: whether queries and keys of self-attention are normalized before their rotation.
         input: way to read embeddings and features, as for `FeatureInput`.
         residual: start of the residual stream, as for `FeatureInput`.
+        rope_frequencies: angles per position, as for `Rotary`; None to compute them from the base.
+        rope_scale: factor of rotated queries and keys.
     """
 
     def __init__(
@@ -137,8 +141,11 @@ class Trunk(nn.Module):
         qk_norm: bool = False,
         input: InputKind = "join",  # noqa: A002 (the name of the setting)
         residual: Residual = "feature",
+        rope_frequencies: tuple[float, ...] | None = None,
+        rope_scale: float = 1.0,
     ) -> None:
         super().__init__()
+        rotary = partial(Rotary, head_dim, rope_theta, rope_frequencies, rope_scale)
         geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta, norm_eps)
         self.feature_input = (
             FeatureInput(hidden, input_norms, norm_eps, input_bias, input, residual)
@@ -147,9 +154,9 @@ class Trunk(nn.Module):
         )
         width = 2 * hidden if reads_features and input == "wide" else hidden
         self.self_attention = SelfAttention(
-            *geometry, attention_norm, attention_bias, qk_norm, width
+            *geometry, attention_norm, attention_bias, qk_norm, width, rotary()
         )
-        self.cross_attention = CrossAttention(*geometry) if attends_memory else None
+        self.cross_attention = CrossAttention(*geometry, rotary()) if attends_memory else None
 
     def kv(
         self,

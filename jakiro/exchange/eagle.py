@@ -98,6 +98,7 @@ def _plan(
             "attention_norm": table.has(before),
             "attention_bias": bias,
             "first_position": False,
+            "rope": config.rope.model_dump(),
             **heads.model_dump(),
         },
         "experts": experts,

@@ -71,6 +71,7 @@ def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
             "first_position": False,
             "fusion_layers": ids[0] if ids else tuple(range(2, 2 + num_states)),
             "fusion_norm": fusion_norm,
+            "rope": config.rope.model_dump(),
             **heads.model_dump(),
         },
         "experts": {

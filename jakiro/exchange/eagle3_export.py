@@ -208,7 +208,12 @@ def _layer(drafter: JakiroDrafter, facts: ServedTarget) -> dict[str, Any]:
     """Return the keys of a Llama config that describe the drafter's layer."""
     settings, record = drafter.config.settings, drafter.config.target_record
     trunk = settings.trunk
-    return {
+    assert trunk.rope_theta is not None, "`config_for` completes the settings"
+    rope = trunk.rope.parameters(trunk.rope_theta)
+    # Older engines read `rope_scaling`, newer ones `rope_parameters`.
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    changed = {} if trunk.rope.kind == "default" else {"rope_scaling": scaling}
+    return changed | {
         "model_type": "llama",
         "hidden_size": record.hidden_size,
         "intermediate_size": settings.experts.intermediate_size,
@@ -219,7 +224,7 @@ def _layer(drafter: JakiroDrafter, facts: ServedTarget) -> dict[str, Any]:
         "vocab_size": record.vocab_size,
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": trunk.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": trunk.rope_theta},
+        "rope_parameters": rope,
         "max_position_embeddings": facts.max_position,
         "hidden_act": "silu",
         "attention_bias": False,

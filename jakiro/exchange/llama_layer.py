@@ -1,12 +1,13 @@
 """The decoder layer of published drafters: its config, and the tensors of its two halves."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jakiro.exchange.table import TensorTable, cannot_import, rows_joined, stacked_transposed
 from jakiro.target.attention_shape import AttentionShape
+from jakiro.utils.rope import RopeKind, RopeSettings
 from moa.attention import AttentionBias
 
 _DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
@@ -26,6 +27,7 @@ class LayerConfig(BaseModel):
         rope_theta: base of the rotary embedding; None for the base in `rope_parameters`, or 10000.
         rope_scaling: change of the rotary embedding for long contexts, as older configs name it.
         rope_parameters: kind and parameters of the rotary embedding, as newer configs name them.
+        max_position_embeddings: number of positions.
         hidden_act: activation of the feed-forward part.
         partial_rotary_factor: share of each head that is rotated.
         sliding_window: number of positions that attention is limited to; None for no limit.
@@ -44,6 +46,7 @@ class LayerConfig(BaseModel):
     rope_theta: float | None = Field(None, gt=0)
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    max_position_embeddings: int | None = None
     hidden_act: str = "silu"
     partial_rotary_factor: float = 1.0
     sliding_window: int | None = None
@@ -59,6 +62,21 @@ class LayerConfig(BaseModel):
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
             rope_theta=float(self.rope_theta or parameters.get("rope_theta") or _DEFAULT_BASE),
         )
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """The parameters of the rotary embedding, under the names of transformers."""
+        return self.rope_scaling or self.rope_parameters or {}
+
+    @property
+    def rope(self) -> RopeSettings:
+        """The change of the rotary embedding for long contexts."""
+        names = RopeSettings.model_fields
+        values = {name: value for name, value in self.scaling.items() if name in names}
+        values["kind"] = self.scaling.get("rope_type", self.scaling.get("type", "default"))
+        if values["kind"] in ("llama3", "yarn"):
+            values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        return RopeSettings.model_validate(values)
 
 
 def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
@@ -83,24 +101,39 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
     if None not in (theta, config.rope_theta) and theta != config.rope_theta:
         both = f"{config.rope_theta:g} and {theta:g}"
         raise cannot_import(source, "one rope_theta in config.json", both)
-    scaling = config.rope_scaling or config.rope_parameters or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
     window = config.sliding_window if config.use_sliding_window else None
     checks: tuple[tuple[str, object, object], ...] = (
         ("num_hidden_layers", config.num_hidden_layers, 1),
         ("hidden_act", config.hidden_act, "silu"),
         ("partial_rotary_factor", config.partial_rotary_factor, 1.0),
         ("sliding_window", window, None),
-        ("kind of rope_scaling", kind, "default"),
     )
     for name, got, possible in checks:
         if got != possible:
             raise cannot_import(source, f"{name} {possible}", got)
+    _check_rope(config, source)
     if heads.num_heads % heads.num_kv_heads:
         raise cannot_import(
             source, "a multiple of the key/value heads", f"{heads.num_heads} query heads"
         )
     return config
+
+
+def _check_rope(config: LayerConfig, source: str) -> None:
+    """Raise an error if the rotary embedding is changed in a way that cannot be reproduced."""
+    scaling = config.scaling
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *RopeSettings.model_fields}
+    if others := sorted(set(scaling) - known - {"finetuned"}):
+        raise cannot_import(source, "known parameters of rope_scaling", ", ".join(others))
+    try:
+        _ = config.rope
+    except ValidationError as error:
+        kinds = ", ".join(get_args(RopeKind))
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "the combination"
+        raise cannot_import(
+            source, f"rope_scaling of a kind in {kinds}", f"{scaling} ({name}: {first['msg']})"
+        ) from error
 
 
 def take_attention(

@@ -181,11 +181,11 @@ def _norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * gain
 
 
-def _rotated(heads: Tensor, frequencies: Tensor) -> Tensor:
+def _rotated(heads: Tensor, frequencies: Tensor, scale: float = 1.0) -> Tensor:
     """Rotate [tokens, heads, dim] by the index of each token; pairs are half a head apart."""
     angle = torch.arange(len(heads))[:, None, None] * frequencies
     first, second = heads.chunk(2, -1)
-    cos, sin = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
+    cos, sin = (scale * part.to(heads.dtype) for part in (angle.cos(), angle.sin()))
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
@@ -194,7 +194,14 @@ def frequencies_of(theta: float, dim: int = DIM) -> Tensor:
     return theta ** (-torch.arange(0, dim, 2) / dim)
 
 
-def _attended(x: Tensor, weights: Weights, prefix: str, frequencies: Tensor, eps: float) -> Tensor:
+def _attended(
+    x: Tensor,
+    weights: Weights,
+    prefix: str,
+    frequencies: Tensor,
+    eps: float,
+    scale: float = 1.0,
+) -> Tensor:
     """Return the output of causal attention for all tokens, before the residual addition."""
 
     def projected(name: str) -> Tensor:
@@ -204,7 +211,7 @@ def _attended(x: Tensor, weights: Weights, prefix: str, frequencies: Tensor, eps
         gain = weights.get(f"{prefix}{name}_norm.weight")
         return heads if gain is None else _norm(heads, gain, eps)
 
-    query, key = (_rotated(projected(name), frequencies) for name in "qk")
+    query, key = (_rotated(projected(name), frequencies, scale) for name in "qk")
     value = projected("v")
     group = query.shape[1] // key.shape[1]
     mixed = []
@@ -239,6 +246,7 @@ class PublishedDrafter:
             for name, part in weights.items()
         }
         self.target, self.eps = target, eps
+        self.scale = 1.0  # of rotated queries and keys
         self.frequencies = frequencies_of(theta)
 
     @torch.no_grad()
@@ -357,7 +365,7 @@ class PublishedEagle3(PublishedDrafter):
         embedded = _norm(embedded, w["midlayer.input_layernorm.weight"], self.eps)
         both = torch.cat((embedded, normed), -1)
         x = normed if self.residual_is_normed else features
-        x = x + _attended(both, w, "midlayer.self_attn.", self.frequencies, self.eps)
+        x = x + _attended(both, w, "midlayer.self_attn.", self.frequencies, self.eps, self.scale)
         x_normed = _norm(x, w["midlayer.post_attention_layernorm.weight"], self.eps)
         return [x + _mlp(x_normed, w, "midlayer.mlp.")]
 

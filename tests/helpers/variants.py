@@ -67,6 +67,10 @@ VARIANTS = {
     "hybrid-wide-own-head-P1": tiny_settings(
         trunk=HYBRID | {"input": "wide", "attention_norm": False}, draft_vocab_size=23, **OWN
     ),
+    "hybrid-long-context": tiny_settings(
+        trunk=HYBRID
+        | {"rope": {"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}
+    ),
     "moa-output-norm": tiny_settings(output_norm="head", trunk={"qk_norm": True}),
     "fused-norm-all": tiny_settings(trunk=FUSED | {"fusion_norm": "all"}, output_norm="feedback"),
     "hybrid-unnormed-biased": tiny_settings(

@@ -1,5 +1,6 @@
 """Imported drafters of EAGLE-3 in both layouts draft as they were published to."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import torch
 from helpers.imports import assert_drafts_equal, imported
 from helpers.models import tiny_llama
 from helpers.published import (
+    WIDE_DIM,
     PublishedEagle3,
     Weights,
     as_speculators,
     eagle3_config,
     eagle3_weights,
+    frequencies_of,
     save_published,
 )
 
@@ -71,6 +74,49 @@ def test_other_forms_of_the_architecture_are_imported(name: str, tmp_path: Path)
     published = PublishedEagle3(weights, model, LAYERS, **published_as)
     for length in (1, 7):
         assert_drafts_equal(drafter, published, length)
+
+
+def _llama3_frequencies() -> torch.Tensor:
+    """Return the angles of Llama 3.1 with factor 4, parameters 1 and 3, and 16 positions."""
+    angles = frequencies_of(10_000.0, WIDE_DIM)
+    wavelength = 2 * math.pi / angles
+    share = ((16 / wavelength - 1) / (3 - 1)).clamp(0, 1)
+    return share * angles + (1 - share) * angles / 4
+
+
+def _yarn_frequencies() -> torch.Tensor:
+    """Return angles per position of YaRN (arXiv 2309.00071): factor 4, 16 positions."""
+
+    def pair_with(rotations: float) -> float:
+        return WIDE_DIM * math.log(16 / (rotations * 2 * math.pi)) / (2 * math.log(10_000.0))
+
+    low, high = max(math.floor(pair_with(2.0)), 0), math.ceil(pair_with(0.5))
+    changed = ((torch.arange(WIDE_DIM // 2) - low) / (high - low)).clamp(0, 1)
+    angles = frequencies_of(10_000.0, WIDE_DIM)
+    return changed * angles / 4 + (1 - changed) * angles
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 3.0, "original_max_position_embeddings": 16}
+YARN = {"beta_fast": 2.0, "beta_slow": 0.5, "original_max_position_embeddings": 16}
+ROPES = {
+    "llama3": ({"factor": 4.0, **LLAMA3}, _llama3_frequencies(), 1.0),
+    "linear": ({"factor": 4.0}, frequencies_of(10_000.0, WIDE_DIM) / 4, 1.0),
+    "yarn": ({"factor": 4.0, **YARN}, _yarn_frequencies(), 0.1 * math.log(4) + 1),
+}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotary_embeddings_for_long_contexts_are_those_of_their_description(
+    kind: str, key: str, tmp_path: Path
+) -> None:
+    parameters, frequencies, scale = ROPES[kind]
+    named = {"type" if key == "rope_scaling" else "rope_type": kind, **parameters}
+    weights, model = eagle3_weights(), _model()
+    folder = save_published(tmp_path, weights, eagle3_config(**IDS, **{key: named}))
+    published = PublishedEagle3(weights, model, LAYERS)
+    published.frequencies, published.scale = frequencies, scale
+    assert_drafts_equal(imported(folder, model), published, length=30)
 
 
 def test_the_residual_is_normed_by_default_in_the_layout_of_speculators(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "eagle3": ({}, {}),
     "all tokens": ({"num_drafted": 61}, {"num_drafted": 61}),
     "eagle-3.1": ({"fused": "each"}, {"norm_output": True}),
+    "long contexts": ({}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "gpt-oss": ({"fused": "all"}, {"norm_before_residual": True}),
 }
 
