@@ -222,7 +222,8 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
         f"{path} is a {kind} model, not a drafter",
         expected="a drafter that `jakiro train` wrote, or the name of a training-free drafter",
         remedy="to decode with this model, use it as the target of a drafter that needs no "
-        f"training: `jakiro generate lookup PROMPT --target {path}`",
+        f"training: `jakiro generate lookup PROMPT --target {path}`; if it is a drafter of another "
+        f"project, convert it first: `jakiro import {path}`",
     )
 
 
