@@ -43,7 +43,9 @@ def _reader_for(checkpoint: DraftCheckpoint) -> Reader:
 
 def _unknown(checkpoint: DraftCheckpoint) -> Exception:
     names = checkpoint.tensors
-    if any(_MTP.match(name) for name in names):
+    if "Ekv2E.weight" in names:
+        got = "a drafter of Mixture of Attentions, whose layers differ from those of this project"
+    elif any(_MTP.match(name) for name in names):
         got = "an MTP head, which is part of its target"
     elif any(_MEDUSA.match(name) for name in names) or _any("medusa_", checkpoint.config):
         got = "Medusa heads, which draft without reading the drafted tokens"

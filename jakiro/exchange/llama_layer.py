@@ -32,6 +32,7 @@ class LayerConfig(BaseModel):
         partial_rotary_factor: share of each head that is rotated.
         sliding_window: number of positions that attention is limited to; None for no limit.
         use_sliding_window: whether `sliding_window` is used.
+        logit_scale: factor of the logits.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -51,6 +52,7 @@ class LayerConfig(BaseModel):
     partial_rotary_factor: float = 1.0
     sliding_window: int | None = None
     use_sliding_window: bool = True
+    logit_scale: float = 1.0
 
     @property
     def heads(self) -> AttentionShape:
@@ -107,6 +109,7 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
         ("hidden_act", config.hidden_act, "silu"),
         ("partial_rotary_factor", config.partial_rotary_factor, 1.0),
         ("sliding_window", window, None),
+        ("logit_scale", config.logit_scale, 1.0),
     )
     for name, got, possible in checks:
         if got != possible:

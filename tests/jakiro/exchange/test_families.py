@@ -28,6 +28,7 @@ def test_families_are_recognized(tmp_path: Path) -> None:
         ("model.layers.61.eh_proj.weight", "an MTP head"),
         ("mtp.fc.weight", "an MTP head"),
         ("model.mtp_layers.0.input_layernorm.weight", "an MTP head"),
+        ("Ekv2E.weight", "Mixture of Attentions"),
         ("0.0.linear.weight", "Medusa heads"),
         ("blocks.0.layers.0.weight", "Medusa heads"),
         ("encoder.weight", r"tensors such as encoder\.weight"),

@@ -33,6 +33,7 @@ def test_both_names_of_the_rotary_base_are_read() -> None:
         ({"hidden_size": None}, "a usable hidden_size"),
         ({"num_hidden_layers": 2}, "num_hidden_layers 1; got: 2"),
         ({"hidden_act": "gelu"}, "hidden_act silu; got: gelu"),
+        ({"logit_scale": 0.5}, "logit_scale 1.0; got: 0.5"),
         ({"sliding_window": 512}, "sliding_window None; got: 512"),
         (
             {"rope_scaling": {"type": "odd", "factor": 2.0}},
