@@ -10,13 +10,29 @@ from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
+from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import Settings, validate_settings
+from moa.attention import AttentionBias
+from moa.memory import FusionNorm
+from moa.trunk import InputKind, Residual
 
 
 def _changed(settings: Settings) -> set[str]:
     """Return the names of the settings that are not at their defaults."""
     fields = type(settings).model_fields
     return {name for name, field in fields.items() if getattr(settings, name) != field.default}
+
+
+# Settings with the names of arguments of `moa.trunk.Trunk`.
+_FORM = {
+    *("input", "residual", "input_norms", "input_bias"),
+    *("attention_norm", "attention_bias", "qk_norm"),
+}
+# Settings of trunks that read features.
+_OF_FEATURES = {
+    *("fusion_layers", "fusion_norm", "ttt_steps"),
+    *("input", "residual", "input_norms", "input_bias"),
+}
 
 
 class TrunkSettings(Settings):
@@ -39,6 +55,8 @@ class TrunkSettings(Settings):
     rope_theta: float | None = Field(None, gt=0)
     """Base (theta) of the rotary embedding; null: the same as in the target's last layer, or 10000
     if that is unknown."""
+    rope: RopeSettings = RopeSettings()
+    """Change of the rotary embedding for long contexts, as in some published drafters."""
     fusion_layers: tuple[int, ...] | None = None
     """For feedback and hybrid: indices of the hidden states that are fused into features, as in
     EAGLE-3 (0 is the embedding, k is the output of layer k); null to read only the last hidden
@@ -47,9 +65,30 @@ class TrunkSettings(Settings):
     """For feedback and hybrid: number of drafting steps that training simulates (training-time
     test). The first step reads the target's features; each later step reads features that the
     drafter predicted."""
+    fusion_norm: FusionNorm = "none"
+    """Norm of the hidden states before they are fused. none, each (each hidden state alone, as in
+    EAGLE-3.1), or all (all hidden states together). Requires fusion_layers."""
+    input: InputKind = "join"
+    """For feedback and hybrid: way to read tokens and features. join: a matrix joins both, as in
+    EAGLE-1 and EAGLE-2. wide: self-attention reads both side by side, and the residual stream
+    starts with the feature, as in EAGLE-3; this requires attention_norm false."""
+    residual: Residual = "feature"
+    """With input wide: start of the residual stream, which is the feature, or the normed one."""
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
-    joined."""
+    joined or read side by side."""
+    input_bias: bool = True
+    """For feedback and hybrid: whether the matrix that joins tokens and features, and the one that
+    fuses hidden states, have a bias."""
+    attention_norm: bool = True
+    """Whether the input of self-attention is normalized; false in EAGLE-1, EAGLE-2 and Jakiro as
+    published. If false, the trunk cannot start with the attention of a target layer."""
+    attention_bias: AttentionBias = "none"
+    """Projections of self-attention that have a bias. none, qkv (queries, keys and values, as in
+    drafters for Qwen2), or all (these and the output)."""
+    qk_norm: bool = False
+    """Whether queries and keys of self-attention are normalized before their rotation, as in
+    Qwen3."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -70,6 +109,11 @@ class TrunkSettings(Settings):
     def geometry(self) -> dict[str, Any]:
         """The geometry that all attention modules of the trunk share, as keyword arguments."""
         return self.model_dump(include=set(AttentionShape.model_fields))
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The other settings that determine the trunk's modules, as keyword arguments."""
+        return self.model_dump(include=_FORM)
 
     def heads_for(self, attention: AttentionShape) -> AttentionShape:
         """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
@@ -98,10 +142,20 @@ class TrunkSettings(Settings):
 
     @model_validator(mode="after")
     def _feedback_is_fed_back(self) -> "TrunkSettings":
-        given = {"fusion_layers", "ttt_steps", "input_norms"} & _changed(self)
+        given = _OF_FEATURES & _changed(self)
         if given and not self.reads_features:
             names = ", ".join(sorted(given))
             raise ValueError(f"{names} can be set only if trunk.kind is feedback or hybrid")
+        return self
+
+    @model_validator(mode="after")
+    def _wide_input_fits(self) -> "TrunkSettings":
+        if self.input == "wide" and self.attention_norm:
+            raise ValueError("input wide requires attention_norm false")
+        if self.residual == "normed" and not (self.input == "wide" and self.input_norms):
+            raise ValueError("residual normed requires input wide and input_norms true")
+        if self.fusion_norm != "none" and self.fusion_layers is None:
+            raise ValueError("fusion_norm requires fusion_layers")
         return self
 
 
@@ -142,6 +196,20 @@ class ExpertsSettings(Settings):
     feature, which has one softmax."""
     contrastive_head: bool = True
     """Whether the parallel levels use the difference between the experts' outputs."""
+    output_norm: Literal["none", "head", "feedback"] = "none"
+    """Use of a norm of the predicted features. none; head: the draft head normalizes features, and
+    they are fed back without a norm, as in EAGLE-3; feedback: normed features are fed back, as in
+    EAGLE-3.1."""
+    head: Literal["target", "own"] = "target"
+    """Head that turns features into logits of the draft vocabulary. target: the target's head. own:
+    a matrix of the drafter, which starts with the rows of the target's head, as in EAGLE-3; it
+    adds draft_vocab_size times the hidden size parameters."""
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The settings of the mixture of experts, without the head, as keyword arguments."""
+        feeds_normed_back = self.output_norm == "feedback"
+        return self.model_dump(exclude={"head"}) | {"output_norm": feeds_normed_back}
 
 
 class ScheduleSettings(Settings):
@@ -170,6 +238,8 @@ class DrafterSettings(Settings):
     """The mixture of experts after the trunk."""
     schedule: ScheduleSettings = ScheduleSettings()
     """The depth of the draft tree."""
+    norm_eps: float = Field(1e-6, gt=0)
+    """Epsilon of all norms of the drafter. Published drafters for Llama 3 have 1e-5."""
     tail_layers: Literal[0, 1, 2] = 0
     """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
     the experts. The experts then predict the input of the first of these layers. Requires
@@ -193,6 +263,11 @@ class DrafterSettings(Settings):
         if self.tail_layers and not fits:
             raise ValueError(
                 "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
+            )
+        own = self.experts.head == "own" or self.experts.output_norm != "none"
+        if self.tail_layers and own:
+            raise ValueError(
+                "tail_layers requires experts.head=target and experts.output_norm=none"
             )
         return self
 

@@ -19,7 +19,10 @@ _Product = Callable[[Tensor], Tensor]
 
 
 class DraftHead:
-    """The target's head, restricted to the draft vocabulary (the tokens that may be drafted).
+    """The target's head, restricted to the draft vocabulary, or a head of the drafter's own.
+
+    The draft vocabulary are the tokens that may be drafted. A drafter's own head has rows for these
+    tokens only, and the scales of the target's family do not apply to its logits.
 
     The rows of the head's matrix that belong to the draft vocabulary are copied on first use, so
     that drafting does not read the other rows. They are copied again after the target's head has
@@ -36,6 +39,8 @@ class DraftHead:
         token_ids: ids of the tokens that may be drafted, in ascending order; None if all tokens may
             be drafted.
         form: format of the copy.
+        norm: norm that is applied to features first; None for no norm.
+        own: the drafter's own head; None to use the target's.
     """
 
     def __init__(
@@ -43,10 +48,14 @@ class DraftHead:
         target: TargetAdapter,
         token_ids: Int[Tensor, " drafted"] | None,
         form: HeadForm = "own",
+        norm: nn.Module | None = None,
+        own: nn.Linear | None = None,
     ) -> None:
         self.target = target
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
         self.form = form
+        self.norm = norm
+        self.own = own
         # The version of the copied rows, and a function that multiplies by them.
         self._copy: tuple[object, _Product] | None = None
 
@@ -55,6 +64,10 @@ class DraftHead:
 
         They have the target's dtype, or float32 if they were computed with int8 weights.
         """
+        if self.norm is not None:
+            features = self.norm(features)
+        if self.own is not None:
+            return self._own_logits(self.own, features.contiguous())
         # A linear layer splits a non-contiguous input into many small matrix products, which is
         # four times slower on a CPU.
         features = features.to(self.target.dtype).contiguous()
@@ -71,6 +84,18 @@ class DraftHead:
         return self.logits(features).float().log_softmax(dim=-1)
 
     @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trained parameters of the drafter that the head computes with."""
+        modules = [part for part in (self.norm, self.own) if part is not None]
+        parameters = (parameter for part in modules for parameter in part.parameters())
+        return tuple(parameter for parameter in parameters if parameter.requires_grad)
+
+    def _own_logits(self, own: nn.Linear, features: Tensor) -> Tensor:
+        if self.form == "own" or type(own) is not nn.Linear:
+            return own(features)
+        return self._product_of(own)(features)
+
+    @property
     def _is_targets_own(self) -> bool:
         """Whether the target itself has all rows in the requested format."""
         is_there = self.form == "own" or (self.form == "packed" and self.target.modules.is_packed)
@@ -85,7 +110,7 @@ class DraftHead:
 
     def _copied(self, head: nn.Linear) -> _Product:
         weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
-        if self.token_ids is not None:
+        if self.token_ids is not None and self.own is None:
             self.token_ids = self.token_ids.to(weight.device)
             weight, bias = weight[self.token_ids], None if bias is None else bias[self.token_ids]
         form = self.form if allows_form(head, self.form) else "own"

@@ -9,8 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
+from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource, TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
@@ -22,6 +24,7 @@ from jakiro.utils.pretrained import (
     reason_of,
     refuse_files_elsewhere,
 )
+from jakiro.utils.rope import rope_frequencies
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.trunk import Trunk, TrunkInputs
@@ -39,8 +42,9 @@ class JakiroDrafter(PreTrainedModel):
     features, the output also depends on the drafter's own predictions at the unverified positions
     before i. Parallel level k predicts the feature at i + k.
 
-    Embeddings and the head are the target's. The caller passes embedded tokens and computes logits
-    with a `DraftHead`, so the drafter contains no weights of the target.
+    Embeddings are the target's, and so is the head, unless the setting `experts.head` is `own`. The
+    caller passes embedded tokens and computes logits with `draft_head`. The drafter contains no
+    weights of the target.
 
     `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, in ascending order,
     and is part of the checkpoint. `draft_ids` is None if all tokens may be drafted.
@@ -66,20 +70,35 @@ class JakiroDrafter(PreTrainedModel):
         settings, target = config.settings, config.target_record
         self.state_sources = state_sources(settings, target)
         self.memory_encoder, self.feature_encoder = _build_encoders(config)
+        trunk = settings.trunk
+        assert trunk.rope_theta is not None, "`config_for` completes the settings"
+        assert trunk.head_dim is not None, "`config_for` completes the settings"
+        frequencies, scale = rope_frequencies(trunk.rope, trunk.rope_theta, trunk.head_dim)
         self.trunk = Trunk(
             hidden=target.hidden_size,
             attends_memory=settings.trunk.attends_memory,
             reads_features=settings.trunk.reads_features,
-            input_norms=settings.trunk.input_norms,
+            norm_eps=settings.norm_eps,
+            rope_frequencies=frequencies,
+            rope_scale=scale,
+            **settings.trunk.form,
             **settings.trunk.geometry,
         )
         self.attends_first = settings.trunk.first_position
         self.experts = MixtureOfExperts(
             hidden=target.hidden_size,
             num_parallel=settings.schedule.parallel_levels,
-            **settings.experts.model_dump(),
+            norm_eps=settings.norm_eps,
+            **settings.experts.form,
         )
+        self.head_norm: torch.nn.Module | None = None
+        if settings.experts.output_norm == "head":
+            self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
         size = config.draft_vocab_size
+        self.own_head: torch.nn.Linear | None = None
+        if settings.experts.head == "own":
+            num_drafted = target.vocab_size if size is None else size
+            self.own_head = torch.nn.Linear(target.hidden_size, num_drafted, bias=False)
         self.draft_ids: torch.Tensor | None
         self.register_buffer("draft_ids", None if size is None else torch.arange(size))
         self.post_init()
@@ -135,6 +154,15 @@ class JakiroDrafter(PreTrainedModel):
                 values that the queries may attend to.
         """
         return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
+
+    def draft_head(self, target: TargetAdapter, form: HeadForm = "own") -> DraftHead:
+        """Return the head that turns features into logits of the tokens that may be drafted.
+
+        Args:
+            target: target of the drafter.
+            form: format of the head's weights.
+        """
+        return DraftHead(target, self.draft_ids, form, self.head_norm, self.own_head)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "JakiroDrafter":  # type: ignore[override]
@@ -198,7 +226,8 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
         f"{path} is a {kind} model, not a drafter",
         expected="a drafter that `jakiro train` wrote, or the name of a training-free drafter",
         remedy="to decode with this model, use it as the target of a drafter that needs no "
-        f"training: `jakiro generate lookup PROMPT --target {path}`",
+        f"training: `jakiro generate lookup PROMPT --target {path}`; if it is a drafter of another "
+        f"project, convert it first: `jakiro import {path}`",
     )
 
 
@@ -206,8 +235,10 @@ def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryE
     """Return the encoders of memory and of features; None for an output that the trunk ignores."""
     settings, target = config.settings, config.target_record
     sizes = settings.memory.model_dump(exclude={"source", "layers"})
+    sizes["norm_eps"] = settings.norm_eps
     fused = sizes | {"layer_attention": False, "common_width": None}
     fused["always_project"] = settings.trunk.fusion_layers is not None
+    fused |= {"output_bias": settings.trunk.input_bias, "state_norm": settings.trunk.fusion_norm}
 
     def build(source: StateSource | None, sizes: dict[str, Any]) -> MemoryEncoder | None:
         if source is None:

@@ -70,6 +70,8 @@ class MixtureOfExperts(nn.Module):
         combine: "sum" or "mixture", see above.
         contrastive_head: whether parallel levels use the contrast between experts (with "sum", only
             level 1 does); has no effect if there is only one expert.
+        norm_eps: epsilon of the norms.
+        output_norm: whether the features are normalized, as in EAGLE-3.1.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class MixtureOfExperts(nn.Module):
         num_parallel: int,
         combine: Combine,
         contrastive_head: bool,
+        norm_eps: float = 1e-6,
+        output_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_experts = num_experts
@@ -87,7 +91,7 @@ class MixtureOfExperts(nn.Module):
         contrast = contrastive_head and num_experts > 1 and num_parallel > 0
         self.published_contrast = contrast and combine == "sum"
         own_levels = num_parallel - int(self.published_contrast)
-        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
         self.gate_up = nn.Linear(hidden, num_experts * 2 * intermediate_size, bias=False)
         self.down = _stacked(num_experts, intermediate_size, hidden)
@@ -99,6 +103,7 @@ class MixtureOfExperts(nn.Module):
             if contrast and not self.published_contrast
             else None
         )
+        self.output_norm = nn.RMSNorm(hidden, eps=norm_eps) if output_norm else None
 
     def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> ExpertsOutput:
         """Return the features and weights of all levels for each trunk vector."""
@@ -108,9 +113,11 @@ class MixtureOfExperts(nn.Module):
         own = self._own_levels(inner, outputs)
         scores = self.router(normed)
         gate = scores[..., : self.num_experts].softmax(dim=-1)
-        if self.combine == "mixture":
-            return self._mixture(trunk, outputs, own, scores, gate)
-        return self._sum(trunk, outputs, own, scores, gate)
+        combined = self._mixture if self.combine == "mixture" else self._sum
+        output = combined(trunk, outputs, own, scores, gate)
+        if self.output_norm is None:
+            return output
+        return output._replace(features=self.output_norm(output.features))
 
     def _inner(self, normed: Tensor) -> Tensor:
         gate, up = rearrange(

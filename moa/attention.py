@@ -1,13 +1,16 @@
 """Self-attention over tokens; cross-attention to memory of verified tokens (arXiv 2410.03804)."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from moa.rotary import Rotary
+
+AttentionBias = Literal["none", "qkv", "all"]
 
 
 class KV(NamedTuple):
@@ -42,19 +45,28 @@ class CrossAttention(nn.Module):
         num_kv_heads: number of key/value heads, a divisor of `num_heads`.
         head_dim: size of one head, an even number.
         rope_theta: base (theta) of the rotary embedding.
+        norm_eps: epsilon of the norms.
+        rotary: rotary embedding; None for that of `rope_theta`.
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float
+        self,
+        hidden: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rope_theta: float,
+        norm_eps: float = 1e-6,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.norm = nn.RMSNorm(hidden, eps=1e-6)
-        self.memory_norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
+        self.memory_norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
         self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
-        self.rotary = Rotary(head_dim, rope_theta)
+        self.rotary = rotary or Rotary(head_dim, rope_theta)
 
     def kv(
         self,
@@ -94,7 +106,7 @@ class CrossAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Pre-norm grouped-query attention with a residual connection.
+    """Grouped-query attention with a residual connection, and by default a norm before it.
 
     If the input consists of token embeddings, the keys and values of a token depend only on the
     token and its position, so that the keys and values of accepted tokens can be cached.
@@ -105,18 +117,40 @@ class SelfAttention(nn.Module):
         num_kv_heads: number of key/value heads, a divisor of `num_heads`.
         head_dim: size of one head, an even number.
         rope_theta: base (theta) of the rotary embedding.
+        norm_eps: epsilon of the norm.
+        has_norm: whether the input is normalized first; EAGLE (arXiv 2401.15077) has no norm here.
+        bias: projections with a bias: "none", "qkv" (queries, keys and values) or "all" (these and
+            the output).
+        qk_norm: whether each query and key is normalized before its rotation, as in Qwen3.
+        input_width: width of the input; None for `hidden`.
+        rotary: rotary embedding; None for that of `rope_theta`.
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float
+        self,
+        hidden: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rope_theta: float,
+        norm_eps: float = 1e-6,
+        has_norm: bool = True,
+        bias: AttentionBias = "none",
+        qk_norm: bool = False,
+        input_width: int | None = None,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        width = hidden if input_width is None else input_width
+        self.norm = nn.RMSNorm(width, eps=norm_eps) if has_norm else nn.Identity()
         # One matrix for queries, keys and values, in this order.
-        self.project = nn.Linear(hidden, (num_heads + 2 * num_kv_heads) * head_dim, bias=False)
-        self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
-        self.rotary = Rotary(head_dim, rope_theta)
+        projected = (num_heads + 2 * num_kv_heads) * head_dim
+        self.project = nn.Linear(width, projected, bias=bias != "none")
+        self.output = nn.Linear(num_heads * head_dim, hidden, bias=bias == "all")
+        self.query_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.key_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.rotary = rotary or Rotary(head_dim, rope_theta)
 
     @property
     def kv_shapes(self) -> list[tuple[int, int]]:
@@ -125,41 +159,54 @@ class SelfAttention(nn.Module):
 
     def kv(
         self,
-        embeddings: Float[Tensor, "batch tokens hidden"],
+        embeddings: Float[Tensor, "batch tokens width"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
         """Return the keys and values of tokens.
 
         Args:
-            embeddings: the residual stream at each token.
+            embeddings: the input at each token.
             positions: absolute positions of the tokens.
         """
-        weight = self.project.weight[self.num_heads * self.head_dim :]
-        keys, values = self._heads(linear(self.norm(embeddings), weight)).chunk(2, dim=1)
+        start = self.num_heads * self.head_dim
+        weight, bias = self.project.weight[start:], self.project.bias
+        projected = linear(self.norm(embeddings), weight, None if bias is None else bias[start:])
+        keys, values = self._heads(projected).chunk(2, dim=1)
+        keys = keys if self.key_norm is None else self.key_norm(keys)
         return KV(self.rotary(keys, positions), values)
 
     def forward(
         self,
-        embeddings: Float[Tensor, "batch queries hidden"],
+        embeddings: Float[Tensor, "batch queries width"],
         positions: Int[Tensor, "batch queries"],
         mask: Bool[Tensor, "batch 1 queries keys"],
         store: KVStore = no_history,
+        residual: Float[Tensor, "batch queries hidden"] | None = None,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Return the residual stream after each query has attended to earlier tokens.
 
         Args:
-            embeddings: the residual stream at each query.
+            embeddings: the input at each query.
             positions: absolute positions of the queries.
             mask: True where a query may attend to a key that `store` returns.
             store: function from the queries' own keys and values to all keys and values that the
                 queries may attend to.
+            residual: the residual stream, if it is not the input.
         """
         heads = self._heads(self.project(self.norm(embeddings)))
-        rotated = self.rotary(heads[:, : -self.num_kv_heads], positions)
+        rotated = self.rotary(self._normed(heads[:, : -self.num_kv_heads]), positions)
         queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
         keys, values = store(KV(own_keys, heads[:, -self.num_kv_heads :]))
         mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
-        return embeddings + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+        stream = embeddings if residual is None else residual
+        return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
 
     def _heads(self, flat: Tensor) -> Tensor:
         return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)
+
+    def _normed(self, heads: Tensor) -> Tensor:
+        """Return queries followed by keys, normalized if this attention has norms for them."""
+        if self.query_norm is None or self.key_norm is None:
+            return heads
+        queries, keys = heads.split((self.num_heads, self.num_kv_heads), dim=1)
+        return torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)

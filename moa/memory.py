@@ -1,12 +1,16 @@
 """Memory: one vector per verified token, made from the target's layers (arXiv 2410.03804)."""
 
+from typing import Literal
+
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from moa.rotary import Rotary
+
+FusionNorm = Literal["none", "each", "all"]
 
 
 class LayerSelfAttention(nn.Module):
@@ -20,15 +24,18 @@ class LayerSelfAttention(nn.Module):
         num_heads: number of attention heads, independent of the target's number of heads.
         head_dim: size of one head, an even number.
         mlp_width: inner width of the SwiGLU feed-forward part.
+        norm_eps: epsilon of the norms.
     """
 
-    def __init__(self, width: int, num_heads: int, head_dim: int, mlp_width: int) -> None:
+    def __init__(
+        self, width: int, num_heads: int, head_dim: int, mlp_width: int, norm_eps: float = 1e-6
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.attention_norm = nn.RMSNorm(width, eps=1e-6)
+        self.attention_norm = nn.RMSNorm(width, eps=norm_eps)
         self.query_key_value = nn.Linear(width, 3 * num_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, width, bias=False)
-        self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
+        self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
         self.gate_up = nn.Linear(width, 2 * mlp_width, bias=False)
         self.down = nn.Linear(mlp_width, width, bias=False)
         self.rotary = Rotary(head_dim, base=10_000.0)
@@ -61,11 +68,14 @@ class LayerProjection(nn.Module):
         num_layers: number of target layers that are read.
         width: size of one layer's raw state.
         common_width: size after the projection.
+        norm_eps: epsilon of the norm.
     """
 
-    def __init__(self, num_layers: int, width: int, common_width: int) -> None:
+    def __init__(
+        self, num_layers: int, width: int, common_width: int, norm_eps: float = 1e-6
+    ) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.weight = nn.Parameter(torch.randn(num_layers, width, common_width) * width**-0.5)
 
     def forward(
@@ -73,6 +83,29 @@ class LayerProjection(nn.Module):
     ) -> Float[Tensor, "batch tokens layers common"]:
         """Return each layer's state, normalized and projected by that layer's matrix."""
         return torch.einsum("btlw,lwc->btlc", self.norm(state), self.weight)
+
+
+class StateNorm(nn.Module):
+    """Normalizes hidden states of several layers before they are fused.
+
+    Args:
+        num_layers: number of states of a token.
+        width: size of one state.
+        is_joint: whether all states of a token are normalized together, instead of each alone.
+        norm_eps: epsilon of the norm.
+    """
+
+    def __init__(self, num_layers: int, width: int, is_joint: bool, norm_eps: float) -> None:
+        super().__init__()
+        self.shape = (num_layers, width) if is_joint else (width,)
+        self.eps = norm_eps
+        self.weight = nn.Parameter(torch.ones(num_layers, width))
+
+    def forward(
+        self, state: Float[Tensor, "batch tokens layers width"]
+    ) -> Float[Tensor, "batch tokens layers width"]:
+        """Return the normalized states, each channel of each layer with its own gain."""
+        return rms_norm(state, self.shape, eps=self.eps) * self.weight
 
 
 class MemoryEncoder(nn.Module):
@@ -94,6 +127,10 @@ class MemoryEncoder(nn.Module):
         layer_attention: whether the states of a token's layers attend to each other.
         always_project: whether to project the concatenated states even if they are already as wide
             as memory; has no effect with layer self-attention, whose output is always projected.
+        norm_eps: epsilon of the norms.
+        output_bias: whether the projection to the drafter's width has a bias.
+        state_norm: norm of the states before anything else: "none", "each" (each layer alone, as in
+            EAGLE-3.1) or "all" (all layers together).
     """
 
     def __init__(
@@ -107,26 +144,37 @@ class MemoryEncoder(nn.Module):
         common_width: int | None = None,
         layer_attention: bool = True,
         always_project: bool = False,
+        norm_eps: float = 1e-6,
+        output_bias: bool = True,
+        state_norm: FusionNorm = "none",
     ) -> None:
         super().__init__()
+        self.state_norm = (
+            None
+            if state_norm == "none"
+            else StateNorm(num_layers, width, state_norm == "all", norm_eps)
+        )
         inner = width if common_width is None else common_width
         self.project_layers: nn.Module = (
             nn.Identity()
             if common_width is None
-            else LayerProjection(num_layers, width, common_width)
+            else LayerProjection(num_layers, width, common_width, norm_eps)
         )
         self.layer_attention = (
-            LayerSelfAttention(inner, num_heads, head_dim, mlp_width) if layer_attention else None
+            LayerSelfAttention(inner, num_heads, head_dim, mlp_width, norm_eps)
+            if layer_attention
+            else None
         )
         total = inner if layer_attention else num_layers * inner
         is_memory = not (layer_attention or common_width or always_project) and total == hidden
-        self.output = nn.Identity() if is_memory else nn.Linear(total, hidden)
+        self.output = nn.Identity() if is_memory else nn.Linear(total, hidden, output_bias)
 
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens hidden"]:
         """Return one memory vector per token; no token influences another token's vector."""
-        projected = self.project_layers(state)
+        normed = state if self.state_norm is None else self.state_norm(state)
+        projected = self.project_layers(normed)
         tokens = rearrange(projected, "b t l w -> (b t) l w")
         if self.layer_attention is None:
             joined = tokens.flatten(start_dim=1)

@@ -11,12 +11,22 @@ class Rotary(nn.Module):
     Args:
         head_dim: size of one head, an even number.
         base: base (theta) of the rotary embedding.
+        frequencies: angle per position of each pair of channels; None to compute them from `base`.
+        scale: factor of rotated vectors.
     """
 
-    def __init__(self, head_dim: int, base: float) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        base: float,
+        frequencies: tuple[float, ...] | None = None,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.base = base
+        self.given = frequencies
+        self.scale = scale
         # The frequencies are neither a parameter nor a buffer, because loaders that build modules
         # on the meta device do not initialize a buffer that is missing from the checkpoint.
         self._frequencies: Tensor | None = None
@@ -34,12 +44,18 @@ class Rotary(nn.Module):
                 each layer.
         """
         angles = positions[:, None, :, None] * self._on(heads.device)
-        cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale != 1.0:
+            cos, sin = cos * self.scale, sin * self.scale
+        cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def _on(self, device: torch.device) -> Tensor:
         if self._frequencies is None or self._frequencies.device != device:
+            if self.given is not None:
+                self._frequencies = torch.tensor(self.given, dtype=torch.float32, device=device)
+                return self._frequencies
             exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
             self._frequencies = self.base ** (-exponents / self.head_dim)
         return self._frequencies

@@ -1,13 +1,17 @@
 """The trunk: self-attention over tokens, optionally with features and cross-attention to memory."""
 
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moa.attention import KV, CrossAttention, KVStore, SelfAttention, no_history
+from moa.attention import KV, AttentionBias, CrossAttention, KVStore, SelfAttention, no_history
+from moa.rotary import Rotary
 
+InputKind = Literal["join", "wide"]
+Residual = Literal["feature", "normed"]
 Vectors = Float[Tensor, "batch queries hidden"]
 
 
@@ -25,22 +29,43 @@ class FeatureInput(nn.Module):
     Args:
         hidden: width of embeddings and features.
         input_norms: whether embeddings and features are normalized first, as in EAGLE-3.
+        norm_eps: epsilon of the norms.
+        bias: whether the joining matrix has a bias.
+        kind: "join" for a matrix that joins both to the width of features; "wide" for attention
+            that reads both side by side, as in EAGLE-3, where the residual stream starts with the
+            feature.
+        residual: start of the residual stream with "wide": the "feature", or the "normed" feature.
     """
 
-    def __init__(self, hidden: int, input_norms: bool) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        input_norms: bool,
+        norm_eps: float = 1e-6,
+        bias: bool = True,
+        kind: InputKind = "join",
+        residual: Residual = "feature",
+    ) -> None:
         super().__init__()
-        self.token_norm = nn.RMSNorm(hidden, eps=1e-6) if input_norms else nn.Identity()
-        self.feature_norm = nn.RMSNorm(hidden, eps=1e-6) if input_norms else nn.Identity()
-        self.join = nn.Linear(2 * hidden, hidden)
+        self.token_norm = nn.RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
+        self.feature_norm = nn.RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
+        self.join = nn.Linear(2 * hidden, hidden, bias) if kind == "join" else None
+        self.is_residual_normed = residual == "normed"
 
-    def forward(self, embeddings: Vectors, previous: Vectors) -> Vectors:
-        """Return the start of the residual stream.
+    def forward(
+        self, embeddings: Vectors, previous: Vectors
+    ) -> tuple[Float[Tensor, "batch queries width"], Vectors]:
+        """Return the input of self-attention and the start of the residual stream.
 
         Args:
             embeddings: token embeddings.
             previous: the feature of the position before each token; zeros for the first token.
         """
-        return self.join(self.normed(embeddings, previous))
+        both = self.normed(embeddings, previous)
+        if self.join is not None:
+            joined = self.join(both)
+            return joined, joined
+        return both, both.chunk(2, dim=-1)[1] if self.is_residual_normed else previous
 
     def normed(
         self, embeddings: Vectors, previous: Vectors
@@ -88,6 +113,15 @@ class Trunk(nn.Module):
         attends_memory: whether there is cross-attention to memory.
         reads_features: whether token embeddings are joined with features.
         input_norms: whether embeddings and features are normalized before they are joined.
+        attention_norm: whether the input of self-attention is normalized; false in EAGLE.
+        norm_eps: epsilon of the norms.
+        input_bias: whether the matrix that joins embeddings and features has a bias.
+        attention_bias: projections of self-attention with a bias, as for `SelfAttention`.
+        qk_norm: whether queries and keys of self-attention are normalized before their rotation.
+        input: way to read embeddings and features, as for `FeatureInput`.
+        residual: start of the residual stream, as for `FeatureInput`.
+        rope_frequencies: angles per position, as for `Rotary`; None to compute them from the base.
+        rope_scale: factor of rotated queries and keys.
     """
 
     def __init__(
@@ -100,12 +134,29 @@ class Trunk(nn.Module):
         attends_memory: bool = True,
         reads_features: bool = False,
         input_norms: bool = True,
+        attention_norm: bool = True,
+        norm_eps: float = 1e-6,
+        input_bias: bool = True,
+        attention_bias: AttentionBias = "none",
+        qk_norm: bool = False,
+        input: InputKind = "join",  # noqa: A002 (the name of the setting)
+        residual: Residual = "feature",
+        rope_frequencies: tuple[float, ...] | None = None,
+        rope_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta)
-        self.feature_input = FeatureInput(hidden, input_norms) if reads_features else None
-        self.self_attention = SelfAttention(*geometry)
-        self.cross_attention = CrossAttention(*geometry) if attends_memory else None
+        rotary = partial(Rotary, head_dim, rope_theta, rope_frequencies, rope_scale)
+        geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta, norm_eps)
+        self.feature_input = (
+            FeatureInput(hidden, input_norms, norm_eps, input_bias, input, residual)
+            if reads_features
+            else None
+        )
+        width = 2 * hidden if reads_features and input == "wide" else hidden
+        self.self_attention = SelfAttention(
+            *geometry, attention_norm, attention_bias, qk_norm, width, rotary()
+        )
+        self.cross_attention = CrossAttention(*geometry, rotary()) if attends_memory else None
 
     def kv(
         self,
@@ -124,7 +175,7 @@ class Trunk(nn.Module):
             previous: the feature of the position before each token; None if the trunk reads no
                 features.
         """
-        return self.self_attention.kv(self._start(embeddings, previous), positions)
+        return self.self_attention.kv(self._start(embeddings, previous)[0], positions)
 
     def forward(
         self,
@@ -144,14 +195,15 @@ class Trunk(nn.Module):
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to.
         """
-        stream = self._start(embeddings, inputs.previous)
-        stream = self.self_attention(stream, positions, self_mask, store)
+        read, stream = self._start(embeddings, inputs.previous)
+        stream = self.self_attention(read, positions, self_mask, store, stream)
         if self.cross_attention is None:
             return stream
         return self.cross_attention(stream, positions, inputs.memory, inputs.mask)
 
-    def _start(self, embeddings: Tensor, previous: Tensor | None) -> Tensor:
+    def _start(self, embeddings: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the input of self-attention and the start of the residual stream."""
         if self.feature_input is None:
-            return embeddings
+            return embeddings, embeddings
         assert previous is not None
         return self.feature_input(embeddings, previous)

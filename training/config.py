@@ -292,6 +292,24 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _own_head_is_trained(self) -> "TrainSettings":
+        experts, objective = self.drafter.experts, self.objective
+        if experts.output_norm == "head" and (
+            objective.feature_weight or objective.contrast_weight
+        ):
+            raise ValueError(
+                "objective.feature_weight 0 and objective.contrast_weight 0 when "
+                "drafter.experts.output_norm is head, because the features are not normalized"
+            )
+        has_parameters = experts.head == "own" or experts.output_norm == "head"
+        if has_parameters and self.engine.zero_stage == 3:
+            raise ValueError(
+                "engine.zero_stage at most 2 when drafter.experts.head is own or "
+                "drafter.experts.output_norm is head"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainSettings":
         if self.lora is None:
             return self

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
@@ -52,7 +51,7 @@ class TargetReader:
         self.dtype = dtype
         num_tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, num_tail) if num_tail else None
-        self.heads = Heads.of(DraftHead(target, drafter.draft_ids))
+        self.heads = Heads.of(drafter.draft_head(target))
         self._caches: dict[int, SlotCache] = {}  # key: number of sequences in a batch
 
     def view(self, batch: Batch) -> TargetView:

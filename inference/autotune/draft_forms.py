@@ -19,7 +19,7 @@ from inference.drafters.trained.forms import (
     can_pack_layers,
     head_forms,
 )
-from jakiro.draft_head import DraftHead, HeadForm
+from jakiro.draft_head import HeadForm
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.packed_linear import PackedLinear, packed_copy
@@ -66,7 +66,7 @@ def known_forms(
         model: the drafter, on its final device.
         folder: folder of the cache; None for the user's cache folder.
     """
-    allowed = head_forms(target), can_pack_layers(model)
+    allowed = head_forms(target, model), can_pack_layers(model)
     if allowed == (("own",), False):
         return OWN_FORMS
     key = [*target_facts(target), facts_of(model), allowed]
@@ -82,7 +82,7 @@ def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
         model: the drafter, on its final device.
     """
     _logger.info("measuring the fastest formats of the drafter's weights on this machine")
-    heads = {form: _head_work(target, model, form) for form in head_forms(target)}
+    heads = {form: _head_work(target, model, form) for form in head_forms(target, model)}
     packed = False
     if can_pack_layers(model):
         copied = packed_copy(model, pack_single=True)
@@ -108,7 +108,7 @@ def fastest_head(seconds: Mapping[HeadForm, float]) -> HeadForm:
 
 def _head_work(target: TargetAdapter, model: JakiroDrafter, form: HeadForm) -> Callable[[], object]:
     """Return a function that computes the logits of some nodes."""
-    head = DraftHead(target, model.draft_ids, form)
+    head = model.draft_head(target, form)
     features = torch.randn(ROWS, target.spec.hidden_size, dtype=target.dtype, device=target.device)
     return partial(head.logits, features)
 

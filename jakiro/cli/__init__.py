@@ -20,9 +20,11 @@ from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
 from jakiro.cli.data import data
 from jakiro.cli.demo import demo
+from jakiro.cli.export_drafter import export_drafter
 from jakiro.cli.features import features
 from jakiro.cli.fetch import fetch
 from jakiro.cli.generate import generate
+from jakiro.cli.import_drafter import import_drafter
 from jakiro.cli.init import init
 from jakiro.cli.output import say
 from jakiro.cli.plot import plot
@@ -50,7 +52,10 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (init, train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),
+    "Exchange": (import_drafter, export_drafter),
 }
+# Names of commands whose functions have other names.
+_NAMES = {import_drafter: "import", export_drafter: "export"}
 _GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
@@ -148,7 +153,7 @@ def _options(
 
 for _panel in _COMMANDS:
     for _command in _COMMANDS[_panel]:
-        app.command(cls=NamedValuesCommand, rich_help_panel=_panel)(_command)
+        app.command(_NAMES.get(_command), cls=NamedValuesCommand, rich_help_panel=_panel)(_command)
     for _group in _GROUPS.get(_panel, ()):
         app.add_typer(_group, cls=NamedValuesGroup, rich_help_panel=_panel)
         for _registered in _group.registered_commands:

@@ -44,6 +44,9 @@ def tiny_settings(
     trunk: dict[str, object] | None = None,
     tail_layers: int = 0,
     draft_vocab_size: int | None = None,
+    norm_eps: float = 1e-6,
+    output_norm: str = "none",
+    head: str = "target",
     **memory: object,
 ) -> DrafterSettings:
     """Return the settings of a drafter with some ten thousand parameters."""
@@ -56,11 +59,14 @@ def tiny_settings(
         memory=MemorySettings() if is_feedback else MemorySettings(**sizes, **memory),
         tail_layers=tail_layers,
         draft_vocab_size=draft_vocab_size,
+        norm_eps=norm_eps,
         experts=ExpertsSettings(
             num_experts=num_experts,
             intermediate_size=24,
             combine=combine,
             contrastive_head=contrastive_head,
+            output_norm=output_norm,
+            head=head,
         ),
         schedule=ScheduleSettings(
             autoregressive_levels=autoregressive_levels, parallel_levels=parallel_levels

@@ -13,6 +13,10 @@ HYBRID = {"kind": "hybrid"}
 NO_FIRST = {"first_position": False}
 PUBLISHED = FEEDBACK | {"input_norms": False}
 FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
+EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
+
+WIDE = FUSED | NO_FIRST | {"input": "wide", "attention_norm": False, "input_bias": False}
+OWN = {"head": "own", "output_norm": "head"}
 
 # At least one drafter of each kind.
 VARIANTS = {
@@ -45,6 +49,32 @@ VARIANTS = {
     "feedback-no-first": tiny_settings(combine="sum", trunk=FEEDBACK | NO_FIRST),
     "hybrid-tail-1-no-first": tiny_settings(
         combine="sum", parallel_levels=0, tail_layers=1, trunk=HYBRID | NO_FIRST
+    ),
+    "eagle": tiny_settings(1, "sum", parallel_levels=0, trunk=EAGLE, norm_eps=1e-3),
+    "eagle-qwen2": tiny_settings(
+        1, "sum", parallel_levels=0, trunk=EAGLE | {"attention_bias": "qkv", "input_bias": False}
+    ),
+    "published": tiny_settings(combine="sum", trunk=EAGLE, norm_eps=1e-3),
+    "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=23, **OWN),
+    "eagle3.1": tiny_settings(
+        1,
+        "sum",
+        0,
+        trunk=WIDE | {"residual": "normed", "fusion_norm": "each", "qk_norm": True},
+        head="own",
+        output_norm="feedback",
+    ),
+    "hybrid-wide-own-head-P1": tiny_settings(
+        trunk=HYBRID | {"input": "wide", "attention_norm": False}, draft_vocab_size=23, **OWN
+    ),
+    "hybrid-long-context": tiny_settings(
+        trunk=HYBRID
+        | {"rope": {"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}
+    ),
+    "moa-output-norm": tiny_settings(output_norm="head", trunk={"qk_norm": True}),
+    "fused-norm-all": tiny_settings(trunk=FUSED | {"fusion_norm": "all"}, output_norm="feedback"),
+    "hybrid-unnormed-biased": tiny_settings(
+        trunk=HYBRID | {"attention_norm": False, "attention_bias": "all"}, norm_eps=1e-3
     ),
     "hybrid-sum-hidden-fused": tiny_settings(
         combine="sum", trunk=HYBRID | {"fusion_layers": (0, 2)}, source="hidden", layers=(3, 1)

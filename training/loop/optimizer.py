@@ -14,6 +14,10 @@ from training.loop.muon import take_muon_step
 ADAMW_SHARE = 0.15  # ratio of AdamW's learning rate to Muon's when both are used
 
 
+# Parameters that map to scores of experts or tokens, and gains of norms for several layers.
+_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm")
+
+
 class MuonBesideAdamW(AdamW):
     """Optimizer that applies Muon to parameter groups marked `muon`, and AdamW to the others."""
 
@@ -63,9 +67,11 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return an optimizer that applies Muon to matrices except routers, and AdamW to the rest."""
+    """Return an optimizer that applies Muon to matrices of hidden layers, and AdamW to the rest."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    hidden = [p for name, p in named if p.ndim > 1 and "router" not in name]
+    hidden = [
+        p for name, p in named if p.ndim > 1 and not any(part in name for part in _NO_HIDDEN_LAYER)
+    ]
     is_hidden = set(map(id, hidden))
     others = [p for _, p in named if id(p) not in is_hidden]
     groups = [

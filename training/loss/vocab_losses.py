@@ -65,17 +65,19 @@ class Heads(NamedTuple):
         target: the target's head over the whole vocabulary.
         draft: the drafter's head over the draft vocabulary.
         token_ids: ids of the draft vocabulary, in ascending order; None for the whole vocabulary.
+        parameters: trained parameters that `draft` computes with.
     """
 
     target: Logits
     draft: Logits
     token_ids: Int[Tensor, " drafted"] | None = None
+    parameters: tuple[Tensor, ...] = ()
 
     @classmethod
     def of(cls, head: DraftHead) -> "Heads":
         """Return both heads, derived from the drafter's head."""
         whole = DraftHead(head.target, None)
-        return cls(whole.logits, head.logits, head.token_ids)
+        return cls(whole.logits, head.logits, head.token_ids, head.parameters)
 
 
 class TokenResults(NamedTuple):
@@ -117,29 +119,55 @@ def compare_distributions(
     parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
     chunks = zip(*(part.detach().split(chunk_size) for part in parts), strict=True)
     learns = torch.is_grad_enabled() and features.requires_grad
-    totals, results, slopes = zip(
-        *(_chunk(heads, kind, learns, *chunk) for chunk in chunks), strict=True
-    )
+    totals, results, slopes, of_head = [], [], [], _HeadGradients(heads)
+    for chunk in chunks:
+        chunk_total, chunk_results, gradients = _chunk(heads, kind, learns, *chunk)
+        totals.append(chunk_total)
+        results.append(chunk_results)
+        slopes.append(gradients[:2])
+        of_head.add(gradients[2:])
     total = torch.stack(totals).sum()
     if learns:
-        known = (torch.cat(column) for column in zip(*slopes, strict=True))
-        total = _WithGradients.apply(total, features, log_weights, *known)
+        known = [torch.cat(column) for column in zip(*slopes, strict=True)] + of_head.sums
+        total = _WithGradients.apply(total, *known, features, log_weights, *heads.parameters)
     return total, TokenResults(*(torch.cat(column) for column in zip(*results, strict=True)))
 
 
+class _HeadGradients:
+    """Sums of the gradients of the draft head's parameters over the chunks so far."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._parameters = heads.parameters
+        self.sums: list[Tensor] = []
+
+    def add(self, gradients: tuple[Tensor, ...]) -> None:
+        """Add the gradients of a chunk, which are empty if nothing is learned."""
+        if not self.sums:
+            # In float32, because half precision would lose small gradients of late chunks.
+            self.sums = [gradient.float() for gradient in gradients]
+            return
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total += gradient
+
+
 class _WithGradients(torch.autograd.Function):
-    """Attaches to a sum its precomputed gradients with respect to features and log-weights."""
+    """Attaches to a sum its precomputed gradients with respect to inputs.
+
+    The gradients come first, followed by the inputs in the same order.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, total: Tensor, _features: Tensor, _weights: Tensor, *known: Tensor
-    ) -> Any:
-        ctx.save_for_backward(*known)
+    def forward(ctx: Any, total: Tensor, *known_and_inputs: Tensor) -> Any:
+        count = len(known_and_inputs) // 2
+        known, inputs = known_and_inputs[:count], known_and_inputs[count:]
+        pairs = zip(known, inputs, strict=True)
+        ctx.save_for_backward(*(gradient.to(of.dtype) for gradient, of in pairs))
         return total.clone()
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Any:
-        return None, *(known * above[0] for known in ctx.saved_tensors), None, None
+        saved = ctx.saved_tensors
+        return None, *(None for _ in saved), *(known * above[0] for known in saved)
 
 
 class _Blended(torch.autograd.Function):
@@ -173,7 +201,7 @@ def _chunk(
     inputs = (features.requires_grad_(learns), log_weights.requires_grad_(learns))
     results = _token_results(heads, kind, *inputs, targets, next_tokens)
     total = torch.where(importance > 0, results.token_loss * importance, 0.0).sum()
-    slopes = torch.autograd.grad(total, inputs) if learns else ()
+    slopes = torch.autograd.grad(total, (*inputs, *heads.parameters)) if learns else ()
     return total.detach(), TokenResults(*(part.detach() for part in results)), slopes
 
 

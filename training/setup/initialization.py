@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from jakiro.config import TrunkSettings
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
@@ -15,6 +16,7 @@ from training.setup.layer_start import (
     replaced_layer,
     start_as_layer,
     start_from,
+    start_head,
     warn_of_left_behind,
 )
 from training.setup.target_layer import LayerAttention, layers_of, read_attention
@@ -60,6 +62,8 @@ def initialize(
     if start is not None:
         drafter.load_state_dict(start.state_dict())
         return
+    if drafter.own_head is not None:
+        start_head(drafter.own_head, target, drafter.draft_ids)
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     attention = _attention_to_start_from(settings, target, heads, is_logged=True)
     if attention is None:
@@ -77,7 +81,8 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     """Return whether a new drafter starts with all weights of a target layer and a fitted input.
 
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
-    are no tail layers. Only a drafter whose trunk reads features can be fitted.
+    are no tail layers. Only a drafter whose trunk reads features, and joins them with a bias, can
+    be fitted.
 
     Args:
         settings: settings of the run.
@@ -85,6 +90,8 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     """
     drafter, start = settings.drafter, settings.initialize
     if start.drafter is not None or start.fit_tokens == 0 or not drafter.trunk.reads_features:
+        return False
+    if not drafter.trunk.input_bias:
         return False
     index = replaced_layer(drafter)
     if start.attention_layer not in ("auto", index, index + len(layers_of(target))):
@@ -104,13 +111,26 @@ def _attention_to_start_from(
     if index is None:
         return None
     if index != "auto":
+        _check_trunk(settings.drafter.trunk)
         return read_attention(target, index, heads)
     try:
+        _check_trunk(settings.drafter.trunk)
         return read_attention(target, replaced_layer(settings.drafter), heads)
     except ConfigError as error:
         if is_logged:
             _logger.info(f"the trunk's attention starts with random weights: {error}")
         return None
+
+
+def _check_trunk(trunk: TrunkSettings) -> None:
+    """Raise an error unless the trunk's attention has the form of a target layer's attention."""
+    if not trunk.attention_norm:  # as with every wide input
+        raise ConfigError(
+            "the trunk's attention does not have the form of a target layer's attention",
+            expected="drafter.trunk.attention_norm=true and drafter.trunk.input=join",
+            got=f"attention_norm={str(trunk.attention_norm).lower()} and input={trunk.input}",
+            remedy="set initialize.attention_layer to null",
+        )
 
 
 def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -> None:
@@ -124,7 +144,12 @@ def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -
 
 def _log_why_attention_alone(settings: TrainSettings) -> None:
     drafter, start = settings.drafter, settings.initialize
-    if start.fit_tokens and drafter.trunk.reads_features:
+    if not drafter.trunk.input_bias:
+        _logger.info(
+            "only the trunk's attention starts with weights of the target: a fit of the drafter's "
+            "input needs drafter.trunk.input_bias=true"
+        )
+    elif start.fit_tokens and drafter.trunk.reads_features:
         _logger.info(
             "only the trunk's attention starts with weights of the target: "
             f"initialize.attention_layer is {start.attention_layer}, but the drafter replaces "

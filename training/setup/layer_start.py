@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
@@ -44,7 +44,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
     own = trunk.self_attention
     own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
     own.output.weight.copy_(attention.output)
-    own.norm.weight.copy_(attention.gain)
+    _set_gain(own.norm, attention.gain)
     cross = trunk.cross_attention
     if cross is not None:
         cross.query.weight.copy_(attention.query)
@@ -52,6 +52,28 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
         cross.output.weight.copy_(attention.output)
         for norm in (cross.norm, cross.memory_norm):
             norm.weight.copy_(attention.gain)
+
+
+@torch.no_grad()
+def start_head(own: nn.Linear, target: TargetAdapter, token_ids: Tensor | None) -> None:
+    """Copy the rows of the target's head to a drafter's own head, if they are a matrix of numbers.
+
+    Args:
+        own: head of the drafter.
+        target: the frozen target.
+        token_ids: ids of the tokens that may be drafted; None for all tokens.
+    """
+    weight = getattr(target.head, "weight", None)
+    if type(target.head) is not nn.Linear or not isinstance(weight, Tensor):
+        _logger.info("the drafter's own head starts with random weights")
+        return
+    rows = weight if token_ids is None else weight[token_ids.to(weight.device)]
+    own.weight.copy_(rows)
+
+
+def _set_gain(norm: nn.Module, gain: Tensor) -> None:
+    assert isinstance(norm, nn.RMSNorm), "checked before a drafter starts as a layer"
+    norm.weight.copy_(gain)
 
 
 def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
@@ -130,8 +152,10 @@ def scale_to_features(
     """
     trunk = drafter.trunk
     assert trunk.feature_input is not None
-    trunk.feature_input.join.weight.copy_(fit.weight)
-    trunk.feature_input.join.bias.copy_(fit.bias)
+    join = trunk.feature_input.join
+    assert join is not None
+    join.weight.copy_(fit.weight)
+    join.bias.copy_(fit.bias)
     if fit.encoder is not None:
         assert drafter.feature_encoder is not None
         output = drafter.feature_encoder.output
@@ -139,7 +163,7 @@ def scale_to_features(
         output.weight.copy_(fit.encoder)
         output.bias.zero_()
     gain = attention.gain * fit.shrinkage / fit.scale
-    trunk.self_attention.norm.weight.copy_(gain)
+    _set_gain(trunk.self_attention.norm, gain)
     trunk.self_attention.output.weight.copy_(fit.scale[:, None] * attention.output)
     if trunk.cross_attention is not None:
         trunk.cross_attention.norm.weight.copy_(gain)

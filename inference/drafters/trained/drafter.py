@@ -25,7 +25,6 @@ from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
-from jakiro.draft_head import DraftHead
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode
@@ -74,7 +73,7 @@ class TrainedDrafter(Drafter):
         # The model that computes: the trained one, or its packed copy.
         self.network = _packed(drafter) if forms.packed else drafter
         self.target = target
-        self.head = DraftHead(target, drafter.draft_ids, forms.head)
+        self.head = drafter.draft_head(target, forms.head)
         tail = drafter.config.settings.tail_layers
         self.tail = TargetTail(target, tail) if tail else None
         self.needs = frozenset({"memory"})

@@ -31,13 +31,16 @@ OWN_FORMS = DraftForms()
 FormChoice = DraftForms | Literal["auto"]  # "auto": the fastest formats on this machine
 
 
-def head_forms(target: TargetAdapter) -> tuple[HeadForm, ...]:
-    """Return the formats of the draft head that a target and this machine allow.
+def head_forms(target: TargetAdapter, model: JakiroDrafter | None = None) -> tuple[HeadForm, ...]:
+    """Return the formats of the draft head that a target, a drafter and this machine allow.
 
     Args:
-        target: target whose head is used.
+        target: target whose head is used, unless the drafter has its own.
+        model: drafter; None for one without a head of its own.
     """
-    return tuple(form for form in _HEAD_FORMS if allows_form(target.head, form))
+    own = None if model is None else model.own_head
+    head = target.head if own is None else own
+    return tuple(form for form in _HEAD_FORMS if allows_form(head, form))
 
 
 def can_pack_layers(model: JakiroDrafter) -> bool:
@@ -60,7 +63,7 @@ def check_forms(forms: DraftForms, target: TargetAdapter, model: JakiroDrafter) 
     Raises:
         ConfigError: the machine, the target's head or the drafter does not allow a format.
     """
-    allowed = head_forms(target)
+    allowed = head_forms(target, model)
     if forms.head not in allowed:
         raise _refused(f"head={'|'.join(allowed)}", f"head={forms.head}")
     if forms.packed and not can_pack_layers(model):

@@ -81,7 +81,7 @@ def test_forms_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_where_nothing_else_is_possible_nothing_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_forms, "head_forms", lambda _: ("own",))
+    monkeypatch.setattr(draft_forms, "head_forms", lambda *_: ("own",))
     monkeypatch.setattr(draft_forms, "can_pack_layers", lambda _: False)
     target = TargetAdapter(tiny_llama())
     assert known_forms(target, tiny_drafter(target), tmp_path) == OWN_FORMS

@@ -8,7 +8,7 @@ import torch
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.variants import FEEDBACK, GRID, HYBRID
+from helpers.variants import EAGLE, FEEDBACK, GRID, HYBRID, OWN, WIDE
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,6 +31,8 @@ KINDS = {
     "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
+    "eagle": tiny_settings(1, "sum", 0, trunk=EAGLE, norm_eps=1e-3),
+    "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=5, **OWN),
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = [

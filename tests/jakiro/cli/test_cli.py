@@ -13,7 +13,17 @@ from jakiro.errors import ConfigError, JakiroError
 
 PROGRAMS = (
     *("generate", "demo", "aded", "train", "features", "plot", "ablate"),
-    *("bench", "verify", "throughput", "profile", "prepare", "regenerate", "data"),
+    *(
+        "bench",
+        "verify",
+        "throughput",
+        "profile",
+        "prepare",
+        "regenerate",
+        "data",
+        "import",
+        "export",
+    ),
 )
 
 Demo = Callable[..., None]
@@ -115,7 +125,7 @@ def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) 
     for program in PROGRAMS:
         (line,) = (line for line in shown if line.startswith(f"{program} "))
         assert line.removeprefix(program).strip()
-    for group in ("Decode", "Train", "Measure", "Data"):
+    for group in ("Decode", "Train", "Measure", "Data", "Exchange"):
         assert any(line.startswith(f"╭─ {group} ") for line in shown)
 
 

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.variants import FEEDBACK, OWN
 from torch import Tensor
 
-from training.loss.vocab_losses import TokenLoss, token_losses
+from jakiro.target.adapter import TargetAdapter
+from training.loss.positions import Examples
+from training.loss.vocab_losses import Heads, TokenLoss, compare_distributions, token_losses
 
 KINDS: tuple[TokenLoss, ...] = ("cross_entropy", "kl", "reverse_kl", "total_variation")
 
@@ -40,3 +44,39 @@ def test_cross_entropy_and_divergence_have_the_same_gradients() -> None:
         token_losses(kind, TARGET, logits.log_softmax(-1)).sum().backward()
         gradients.append(logits.grad)
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 100])
+def test_gradients_of_an_own_head_are_those_of_the_whole_sum(chunk_size: int) -> None:
+    target = TargetAdapter(tiny_llama().requires_grad_(False))
+    settings = tiny_settings(trunk=FEEDBACK, draft_vocab_size=23, **OWN)
+    drafter = tiny_drafter(target, settings)
+    heads = Heads.of(drafter.draft_head(target))
+    count, hidden = 7, 32
+    examples = Examples(
+        features=torch.randn(count, 2, 2, hidden, requires_grad=True),
+        log_weights=torch.randn(count, 2).log_softmax(-1),
+        gate=torch.rand(count, 2),
+        targets=torch.randn(count, 2, hidden),
+        next_tokens=torch.randint(0, 23, (count, 2)),
+        valid=torch.ones(count, 2, dtype=torch.bool),
+        weight=torch.ones(count),
+        sequence_sizes=(count,),
+        indices=torch.arange(count),
+    )
+    importance = torch.rand(count, 2)
+    total, _ = compare_distributions(examples, importance, heads, "cross_entropy", chunk_size)
+    got = torch.autograd.grad(3 * total, (examples.features, *heads.parameters))
+    assert len(heads.parameters) == 2
+    step, slope = 1e-3, 0.0
+    values = []
+    with torch.no_grad():
+        direction = [torch.randn_like(part) for part in heads.parameters]
+        for sign in (1, -2):
+            for part, along in zip(heads.parameters, direction, strict=True):
+                part += sign * step * along
+            moved = compare_distributions(examples, importance, heads, "cross_entropy", chunk_size)
+            values.append(3 * moved[0].item())
+        slope = sum((a * b).sum().item() for a, b in zip(got[1:], direction, strict=True))
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-2)
+    assert got[0].any()

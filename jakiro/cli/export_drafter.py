@@ -1,0 +1,85 @@
+"""The command `jakiro export`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from jakiro.errors import CheckpointError
+from jakiro.utils.logs import quiet_libraries
+
+if TYPE_CHECKING:
+    from jakiro.exchange.eagle3_export import ServedTarget
+
+
+@quiet_libraries()
+def export_drafter(
+    drafter: Annotated[
+        str,
+        typer.Argument(
+            metavar="DRAFTER", help="Folder or hub id of a drafter.", show_default=False
+        ),
+    ],
+    to: Annotated[
+        Literal["eagle3", "speculators"],
+        typer.Option(
+            help="Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a "
+            "folder that vLLM serves without other arguments."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            help="The target, of which only the config is read; by default the one that the "
+            "drafter's config names.",
+        ),
+    ] = None,
+    without_layer_ids: Annotated[
+        bool,
+        typer.Option(
+            "--without-layer-ids",
+            help="Leave out the indices of the fused hidden states, for older versions of SGLang; "
+            "they must be the default ones of EAGLE-3.",
+        ),
+    ] = False,
+) -> None:
+    """Write a drafter with the architecture of EAGLE-3 for other engines, exactly."""
+    from jakiro.drafter import JakiroDrafter
+    from jakiro.exchange.eagle3_export import export_eagle3, serve_command, without_ids
+    from jakiro.exchange.writing import write_export
+    from jakiro.utils.files import ensure_new_file
+
+    ensure_new_file(out, "a drafter")
+    loaded = JakiroDrafter.from_pretrained(drafter)
+    name = target or loaded.config.target_record.name_or_path
+    exported = export_eagle3(loaded, to, _facts_of(name))
+    if without_layer_ids:
+        exported = without_ids(exported, loaded.config.target_record)
+    write_export(exported.weights, exported.config, out)
+    for part in exported.dropped:
+        typer.echo(f"dropped: {part}")
+    depth = loaded.config.settings.schedule.autoregressive_levels
+    typer.echo(f"wrote {out}; to serve it:")
+    typer.echo(f"  {serve_command(to, str(out), name, depth)}")
+
+
+def _facts_of(target: str) -> "ServedTarget":
+    """Return facts about a target from its config."""
+    from jakiro.exchange.eagle3_export import ServedTarget
+    from jakiro.utils.pretrained import load_config
+
+    remedy = "pass the target's current folder or id as --target"
+    config = load_config(target, remedy=remedy)
+    text = config.get_text_config()
+    architectures = list(config.architectures or ())
+    position = getattr(text, "max_position_embeddings", None)
+    if not architectures or not isinstance(position, int):
+        raise CheckpointError(
+            f"the config of {target} is incomplete",
+            expected="architectures and max_position_embeddings",
+            got=f"{architectures} and {position}",
+            remedy=remedy,
+        )
+    return ServedTarget(target, architectures[0], position)

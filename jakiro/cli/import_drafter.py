@@ -1,0 +1,163 @@
+"""The command `jakiro import`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jakiro.cli import options
+from jakiro.cli.output import say
+from jakiro.errors import CheckpointError, ConfigError
+from jakiro.utils.logs import quiet_libraries
+
+if TYPE_CHECKING:
+    from inference.benchmark.agreement import Agreement
+    from jakiro.drafter import JakiroDrafter
+    from jakiro.exchange.plan import ImportPlan
+
+
+@quiet_libraries()
+def import_drafter(
+    head: Annotated[
+        str,
+        typer.Argument(
+            metavar="HEAD",
+            help="Folder or hub id of the published drafter.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID", help="The target that the drafter was published for."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="New folder for the drafter.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Commit, branch or tag of the drafter on the hub.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompt file to measure agreement and tau with, as for `jakiro bench`; by default "
+            "a few built-in prompts.",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="Largest number of prompts.")] = 16,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens to decode for each prompt.")
+    ] = 32,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the family, the settings and the use of each tensor; needs no target and "
+            "writes nothing.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Write the drafter even if it agrees with the target less often than the most "
+            "frequent token.",
+        ),
+    ] = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+) -> None:
+    """Convert a published drafter (EAGLE-1, EAGLE-2, EAGLE-3, HASS, Jakiro), and measure it.
+
+    The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
+    Before anything is written, the drafter's agreement with the target and tau are measured.
+    """
+    from jakiro.exchange.checkpoint import read_checkpoint
+    from jakiro.exchange.families import plan_import
+    from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_import
+
+    _check_options(target, out, num_prompts, max_new_tokens, dry_run=dry_run)
+    plan = plan_import(read_checkpoint(head, revision))
+    for line in plan.lines():
+        typer.echo(line)
+    if dry_run or target is None or out is None:
+        return
+    load = {"dtype": dtype, "device": device}
+    limits = (prompts, num_prompts, max_new_tokens)
+    drafter, measured, others = _measured(plan, target, load, limits)
+    typer.echo(str(measured))
+    if not (measured.is_above_floor or force):
+        raise CheckpointError(
+            "the imported drafter does not fit the target, so nothing was written",
+            expected=f"an agreement above {measured.floor:.1%}",
+            got=f"{measured.agreement:.1%}",
+            remedy="check --target, or measure on other --prompts; --force writes it anyway",
+        )
+    drafter.config.record = record_of(
+        plan,
+        measured.model_dump()
+        | {"is_above_floor": measured.is_above_floor}
+        | {"prompts": "built-in" if prompts is None else str(prompts)}
+        | ({"other_layers": others} if others else {}),
+    )
+    write_import(drafter, out)
+    typer.echo(f"wrote {out}; to train it further, start a settings file with")
+    typer.echo(f"  extends: {out / SETTINGS_FILE}")
+
+
+def _check_options(
+    target: str | None, out: Path | None, num_prompts: int, max_new_tokens: int, *, dry_run: bool
+) -> None:
+    from jakiro.utils.files import ensure_new_file
+
+    if not dry_run and (target is None or out is None):
+        raise ConfigError(
+            "an import needs a target and a folder to write",
+            expected="--target and --out, or --dry-run",
+            got="neither" if target is None and out is None else "only one of them",
+        )
+    for name, number in (("--num-prompts", num_prompts), ("--max-new-tokens", max_new_tokens)):
+        if number < 1:
+            raise ConfigError(f"{name} cannot be used", expected="at least 1", got=number)
+    if out is not None:
+        ensure_new_file(out, "a drafter")
+
+
+def _measured(
+    plan: "ImportPlan", target: str, load: dict[str, Any], limits: tuple[Path | None, int, int]
+) -> tuple["JakiroDrafter", "Agreement", dict[str, float]]:
+    """Return the drafter that agrees best, its agreement, and that of other possible layers."""
+    from inference.benchmark.agreement import measure_agreement
+    from inference.generation.prompt_file import BUILT_IN, read_prompts
+    from jakiro.exchange.plan import build_drafter, check_fits
+    from jakiro.target.adapter import TargetAdapter
+    from jakiro.target.record import record_target
+    from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
+
+    path, num_prompts, max_new_tokens = limits
+    texts = BUILT_IN if path is None else [each.first for each in read_prompts(path, num_prompts)]
+    say(f"loading the target {target}")
+    model = load_causal_lm(target, dtype=load["dtype"], device=choose_device(load["device"]))
+    tokenizer = load_tokenizer(target, "the tokenizer of the target")
+    adapter = TargetAdapter(model)
+    check_fits(plan, adapter)
+    record = record_target(adapter.spec, target, tokenizer)
+    weights = plan.table.converted()
+    results = []
+    candidates = plan.candidates((adapter.spec.num_hidden_states or 0) - 1)
+    for settings in candidates:
+        drafter = build_drafter(settings, record, dict(weights))
+        measured = measure_agreement(model, drafter, tokenizer, texts[:num_prompts], max_new_tokens)
+        results.append((drafter, measured))
+        if len(candidates) > 1:
+            typer.echo(f"hidden states {list(settings.trunk.fusion_layers or ())}: {measured}")
+    drafter, best = max(results, key=lambda result: result[1].agreement)
+    others = {
+        str(list(each.config.settings.trunk.fusion_layers or ())): found.agreement
+        for each, found in results
+        if each is not drafter
+    }
+    # Measuring has moved the drafter to the device and the dtype of the target.
+    return build_drafter(drafter.config.settings, record, weights), best, others

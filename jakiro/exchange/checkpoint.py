@@ -1,0 +1,218 @@
+"""A published drafter on disk: its config, the shapes of its tensors, and the tensors."""
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import metadata_load, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from jakiro.errors import CheckpointError
+from jakiro.utils.hub import hub_options, is_written_as_path
+from jakiro.utils.pretrained import refuse_files_elsewhere, summary_of
+from jakiro.utils.strict_json import parse_json
+
+_SAFETENSORS = "model.safetensors"
+_INDEX = f"{_SAFETENSORS}.index.json"
+_BIN = "pytorch_model.bin"
+_PREFIX = "model."  # of some files, whose tensors are otherwise named alike
+_HUB_FILES = ["config.json", "README.md", "*.safetensors", _INDEX, _BIN]
+_CHUNK = 1 << 20  # bytes
+_REMEDY = "check the path or id, or download the files again"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: the file, the tensor's name in it, and the shape.
+
+    Attributes:
+        file: file that contains the tensor.
+        name: name in this file, with any prefix.
+        shape: shape of the tensor.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DraftCheckpoint:
+    """A published drafter, of which only the config and the headers have been read.
+
+    Attributes:
+        source: folder or hub id, as given.
+        folder: folder with the files.
+        config: content of `config.json`.
+        tensors: the stored tensors by name, without the prefix `model.`.
+    """
+
+    source: str
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the drafter consists of."""
+        weights = {stored.file for stored in self.tensors.values()}
+        return [self.folder / "config.json", *sorted(weights)]
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor.
+
+        Args:
+            name: name without the prefix `model.`.
+
+        Raises:
+            CheckpointError: the file cannot be read, or the tensor has numbers that are not finite.
+        """
+        stored = self.tensors[name]
+        if stored.file.suffix == ".bin":
+            tensor = _unpickled(stored.file)[stored.name].clone()
+        else:
+            with safe_open(stored.file, framework="pt") as opened:
+                tensor = opened.get_tensor(stored.name)
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise _unusable(
+                stored.file, "weights that are finite numbers", f"other numbers in {name}"
+            )
+        return tensor
+
+    def checksums(self) -> dict[str, str]:
+        """Return the SHA-256 of each file, in hexadecimal."""
+        return {file.name: _checksum(file) for file in self.files}
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of a drafter from the hub; None for other folders."""
+        return self.folder.name if self.folder.parent.name == "snapshots" else None
+
+    @property
+    def licence(self) -> str | None:
+        """The licence that the drafter's model card names; None if there is none."""
+        card = self.folder / "README.md"
+        with suppress(OSError, ValueError):
+            licence = (metadata_load(card) or {}).get("license") if card.exists() else None
+            return licence if isinstance(licence, str) else None
+        return None
+
+
+def read_checkpoint(name_or_path: str | Path, revision: str | None = None) -> DraftCheckpoint:
+    """Return a published drafter, after reading its config and the headers of its files.
+
+    The files are `model.safetensors`, possibly in several parts with an index, or else
+    `pytorch_model.bin`, which is read without running code.
+
+    Args:
+        name_or_path: folder or hub id of the drafter.
+        revision: commit, branch or tag on the hub; None for the newest commit.
+
+    Raises:
+        CheckpointError: there is no such drafter, or a file is missing, damaged, contains anything
+            but tensors, or lies outside the folder.
+    """
+    folder = _folder_of(str(name_or_path), revision)
+    config = _config_in(folder)
+    refuse_files_elsewhere(folder, "the drafter")
+    found = [stored for file in _weight_files(folder) for stored in _stored_in(file)]
+    if not found:
+        raise _unusable(folder, "tensors", "none")
+    tensors: dict[str, Stored] = {}
+    for stored in found:
+        name = stored.name.removeprefix(_PREFIX)
+        if name in tensors:
+            raise _unusable(folder, "each tensor once", f"{name} twice")
+        tensors[name] = stored
+    return DraftCheckpoint(str(name_or_path), folder, config, tensors)
+
+
+def _folder_of(name: str, revision: str | None) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if is_written_as_path(name) or Path(name).exists():
+        raise _unusable(Path(name), "a folder or a hub id such as owner/name", "no such folder")
+    try:
+        offline = bool(hub_options(name))
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=_HUB_FILES, local_files_only=offline
+            )
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        raise _unusable(
+            Path(name), "a folder, or a drafter on the hub", summary_of(error)
+        ) from error
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        got = error.strerror if isinstance(error, OSError) else error
+        raise _unusable(path, "the JSON file that was published with the weights", got) from error
+    if not isinstance(config, dict):
+        raise _unusable(path, "a JSON object", type(config).__name__)
+    return config
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).exists():
+        try:
+            names = set(parse_json((folder / _INDEX).read_bytes())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unusable(folder / _INDEX, "an index of weights", summary_of(error)) from error
+        return [folder / name for name in sorted(names)]
+    for name in (_SAFETENSORS, _BIN):
+        if (folder / name).exists():
+            return [folder / name]
+    raise _unusable(folder, f"{_SAFETENSORS} or {_BIN}", "neither")
+
+
+def _stored_in(file: Path) -> list[Stored]:
+    if file.suffix == ".bin":
+        return [Stored(file, name, tuple(part.shape)) for name, part in _unpickled(file).items()]
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = list(opened.keys())
+            shapes = [tuple(opened.get_slice(name).get_shape()) for name in names]
+    except (SafetensorError, OSError) as error:
+        raise _unusable(file, "a complete safetensors file", summary_of(error)) from error
+    return [Stored(file, name, shape) for name, shape in zip(names, shapes, strict=True)]
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a pickle; anything else in it is refused and never run."""
+    expected = "a dictionary of tensors, and no code"
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise _unusable(file, expected, summary_of(error)) from error
+    is_usable = isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(part, Tensor) for name, part in content.items()
+    )
+    if not is_usable:
+        raise _unusable(file, expected, type(content).__name__)
+    return dict(content)
+
+
+def _checksum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _unusable(path: Path, expected: str, got: object) -> CheckpointError:
+    return CheckpointError(
+        f"cannot read a published drafter from {path}", expected=expected, got=got, remedy=_REMEDY
+    )

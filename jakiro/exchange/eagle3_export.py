@@ -1,0 +1,276 @@
+"""Export of drafters in the two layouts of EAGLE-3, which other engines read."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jakiro.config import DrafterSettings
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
+from jakiro.exchange.eagle3 import IDS
+from jakiro.exchange.plan import default_layers
+from jakiro.target.record import TargetRecord
+
+Layout = Literal["eagle3", "speculators"]
+
+_NUM_STATES = 3  # number of hidden states that all engines read
+
+
+class ServedTarget(NamedTuple):
+    """Facts about the target that an exported config contains.
+
+    Attributes:
+        name_or_path: folder or hub id.
+        architecture: name of the model class.
+        max_position: number of positions that the target supports.
+    """
+
+    name_or_path: str
+    architecture: str
+    max_position: int
+
+
+class Exported(NamedTuple):
+    """A drafter in another layout.
+
+    Attributes:
+        weights: tensors under their published names.
+        config: content of `config.json`.
+        dropped: parts of the drafter that the layout does not have, with the reason.
+    """
+
+    weights: dict[str, Tensor]
+    config: dict[str, Any]
+    dropped: tuple[str, ...]
+
+
+def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -> Exported:
+    """Return a drafter in a layout of EAGLE-3.
+
+    Args:
+        drafter: drafter with the architecture of EAGLE-3.
+        layout: eagle3 (vLLM, SGLang, TensorRT-LLM) or speculators (vLLM).
+        facts: facts about the drafter's target.
+
+    Raises:
+        ConfigError: the drafter has a part that this architecture does not have.
+    """
+    settings = drafter.config.settings
+    num_states = drafter.config.target_record.num_hidden_states or 0
+    for problem in _problems(settings, num_states - 1):
+        raise ConfigError(
+            "this drafter cannot be exported as EAGLE-3",
+            expected=problem.expected,
+            got=problem.got,
+            remedy="train a drafter with the settings in configs/drafters/eagle3-exact.yaml",
+        )
+    weights = _weights(drafter, "midlayer." if layout == "eagle3" else "layers.0.")
+    layer = _layer(drafter, facts)
+    own = _own_keys(drafter)
+    if layout == "eagle3":
+        ids = {IDS: own[IDS]}
+        config = layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
+        config["eagle_config"] = {"use_aux_hidden_state": True} | ids
+    else:
+        config = own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
+        config |= _speculators_keys(settings, facts)
+    return Exported(weights, config, tuple(_dropped(drafter)))
+
+
+def without_ids(exported: Exported, record: TargetRecord) -> Exported:
+    """Return an exported drafter whose config does not name the hidden states.
+
+    Engines then read the default ones of EAGLE-3.
+
+    Args:
+        exported: drafter in the layout eagle3 or speculators.
+        record: record of the drafter's target.
+
+    Raises:
+        ConfigError: the drafter does not read the default hidden states.
+    """
+    config = dict(exported.config)
+    ids, default = config.pop(IDS), list(default_layers((record.num_hidden_states or 0) - 1))
+    if ids != default:
+        raise ConfigError(
+            "--without-layer-ids cannot be used with this drafter",
+            expected=f"a drafter that reads the default hidden states {default}",
+            got=ids,
+            remedy="leave out this option",
+        )
+    if "eagle_config" in config:
+        config["eagle_config"] = {"use_aux_hidden_state": True}
+    return exported._replace(config=config)
+
+
+def serve_command(layout: Layout, folder: str, target: str, depth: int) -> str:
+    """Return the command with which vLLM serves a target with an exported drafter.
+
+    Args:
+        layout: layout of the exported drafter.
+        folder: folder of the exported drafter.
+        target: folder or hub id of the target.
+        depth: number of tokens to draft.
+    """
+    if layout == "speculators":
+        return f"vllm serve {folder}"
+    options = f'{{"method": "eagle3", "model": "{folder}", "num_speculative_tokens": {depth}}}'
+    return f"vllm serve {target} --speculative-config '{options}'"
+
+
+class _Problem(NamedTuple):
+    expected: str
+    got: object
+
+
+def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[_Problem]:
+    """Yield the settings that differ from the architecture."""
+    trunk, experts = settings.trunk, settings.experts
+    fixed: tuple[tuple[str, object, object], ...] = (
+        ("drafter.trunk.kind", "feedback", trunk.kind),
+        ("drafter.trunk.input", "wide", trunk.input),
+        ("drafter.trunk.input_norms", True, trunk.input_norms),
+        ("drafter.trunk.input_bias", False, trunk.input_bias),
+        ("drafter.trunk.attention_bias", "none", trunk.attention_bias),
+        ("drafter.trunk.qk_norm", False, trunk.qk_norm),
+        ("drafter.trunk.first_position", False, trunk.first_position),
+        ("drafter.experts.num_experts", 1, experts.num_experts),
+        ("drafter.experts.head", "own", experts.head),
+        ("drafter.schedule.parallel_levels", 0, settings.schedule.parallel_levels),
+        ("drafter.tail_layers", 0, settings.tail_layers),
+    )
+    for name, expected, got in fixed:
+        if got != expected:
+            yield _Problem(f"{name} of {expected}", got)
+    if experts.output_norm == "none":
+        yield _Problem("drafter.experts.output_norm of head or feedback", experts.output_norm)
+    layers = trunk.fusion_layers or ()
+    # Engines mean the state before the final norm by the last index, and some add 1 to lists that
+    # begin with 1. Index 0 is the embedding.
+    is_read_alike = (
+        list(layers) == sorted(layers) and layers[:1] >= (2,) and layers[-1] < num_layers
+    )
+    if len(layers) != _NUM_STATES or not is_read_alike:
+        yield _Problem(
+            f"three ascending drafter.trunk.fusion_layers from 2 to {num_layers - 1}", list(layers)
+        )
+
+
+def _weights(drafter: JakiroDrafter, layer: str) -> dict[str, Tensor]:
+    """Return the drafter's tensors under their published names."""
+    state = drafter.state_dict()
+    trunk = drafter.trunk.self_attention
+    head_rows = (trunk.num_heads, trunk.num_kv_heads, trunk.num_kv_heads)
+    rows = [count * trunk.head_dim for count in head_rows]
+    projections = state["trunk.self_attention.project.weight"].split(rows)
+    is_fed_back = drafter.config.settings.experts.output_norm == "feedback"
+    norm = "experts.output_norm" if is_fed_back else "head_norm"
+    gate, up = state["experts.gate_up.weight"].chunk(2)
+    weights = {
+        "fc.weight": state["feature_encoder.output.weight"],
+        f"{layer}hidden_norm.weight": state["trunk.feature_input.feature_norm.weight"],
+        f"{layer}input_layernorm.weight": state["trunk.feature_input.token_norm.weight"],
+        f"{layer}self_attn.o_proj.weight": state["trunk.self_attention.output.weight"],
+        f"{layer}post_attention_layernorm.weight": state["experts.norm.weight"],
+        f"{layer}mlp.gate_proj.weight": gate,
+        f"{layer}mlp.up_proj.weight": up,
+        f"{layer}mlp.down_proj.weight": state["experts.down"][0].T,
+        "norm.weight": state[f"{norm}.weight"],
+        "lm_head.weight": state["own_head.weight"],
+        **_fusion_norm(drafter),
+    }
+    for name, part in zip("qkv", projections, strict=True):
+        weights[f"{layer}self_attn.{name}_proj.weight"] = part
+    if drafter.draft_ids is not None:
+        weights |= _draft_vocabulary(drafter.draft_ids, drafter.config.target_record.vocab_size)
+    return {name: part.detach().cpu().contiguous().clone() for name, part in weights.items()}
+
+
+def _fusion_norm(drafter: JakiroDrafter) -> dict[str, Tensor]:
+    encoder = drafter.feature_encoder
+    if encoder is None or encoder.state_norm is None:
+        return {}
+    gains = encoder.state_norm.weight
+    if drafter.config.settings.trunk.fusion_norm == "all":
+        return {"input_norm.weight": gains.flatten()}
+    return {f"fc_norm.{index}.weight": gain for index, gain in enumerate(gains)}
+
+
+def _draft_vocabulary(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    is_drafted = torch.zeros(vocab_size, dtype=torch.bool)
+    is_drafted[ids.cpu()] = True
+    return {"d2t": ids - torch.arange(len(ids), device=ids.device), "t2d": is_drafted}
+
+
+def _layer(drafter: JakiroDrafter, facts: ServedTarget) -> dict[str, Any]:
+    """Return the keys of a Llama config that describe the drafter's layer."""
+    settings, record = drafter.config.settings, drafter.config.target_record
+    trunk = settings.trunk
+    assert trunk.rope_theta is not None, "`config_for` completes the settings"
+    rope = trunk.rope.parameters(trunk.rope_theta)
+    # Older engines read `rope_scaling`, newer ones `rope_parameters`.
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    changed = {} if trunk.rope.kind == "default" else {"rope_scaling": scaling}
+    return changed | {
+        "model_type": "llama",
+        "hidden_size": record.hidden_size,
+        "intermediate_size": settings.experts.intermediate_size,
+        "num_attention_heads": trunk.num_heads,
+        "num_key_value_heads": trunk.num_kv_heads,
+        "head_dim": trunk.head_dim,
+        "num_hidden_layers": 1,
+        "vocab_size": record.vocab_size,
+        "rms_norm_eps": settings.norm_eps,
+        "rope_theta": trunk.rope_theta,
+        "rope_parameters": rope,
+        "max_position_embeddings": facts.max_position,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
+
+
+def _own_keys(drafter: JakiroDrafter) -> dict[str, Any]:
+    """Return the keys of EAGLE-3 that both layouts have."""
+    settings, record = drafter.config.settings, drafter.config.target_record
+    trunk = settings.trunk
+    return {
+        "draft_vocab_size": drafter.config.draft_vocab_size or record.vocab_size,
+        "norm_before_residual": trunk.residual == "normed",
+        "norm_before_fc": trunk.fusion_norm == "all",
+        "fc_norm": trunk.fusion_norm == "each",
+        "norm_output": settings.experts.output_norm == "feedback",
+        IDS: list(trunk.fusion_layers or ()),
+        "torch_dtype": str(drafter.dtype).removeprefix("torch."),
+    }
+
+
+def _speculators_keys(settings: DrafterSettings, facts: ServedTarget) -> dict[str, Any]:
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": settings.schedule.autoregressive_levels,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {"name_or_path": facts.name_or_path, "architectures": [facts.architecture]}
+    return {
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.4.0",
+        "target_hidden_size": None,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": verifier,
+        },
+    }
+
+
+def _dropped(drafter: JakiroDrafter) -> Iterator[str]:
+    """Yield the parts of a drafter that the layouts do not have."""
+    yield "draft trees: vLLM drafts chains of the most likely tokens"
+    if drafter.experts.router.weight.any():
+        yield "the router of the experts: with a single expert, it has no effect"

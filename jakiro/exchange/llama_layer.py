@@ -1,0 +1,214 @@
+"""The decoder layer of published drafters: its config, and the tensors of its two halves."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jakiro.exchange.table import TensorTable, cannot_import, rows_joined, stacked_transposed
+from jakiro.target.attention_shape import AttentionShape
+from jakiro.utils.rope import RopeKind, RopeSettings
+from moa.attention import AttentionBias
+
+_DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
+
+
+class LayerConfig(BaseModel):
+    """The keys of a published drafter's config that determine its layer; others are ignored.
+
+    Attributes:
+        hidden_size: width of the drafter.
+        vocab_size: number of tokens of the target.
+        num_attention_heads: number of query heads.
+        num_key_value_heads: number of key/value heads; None for as many as query heads.
+        head_dim: size of a head; None for the hidden size divided by the number of heads.
+        num_hidden_layers: number of layers.
+        rms_norm_eps: epsilon of all norms.
+        rope_theta: base of the rotary embedding; None for the base in `rope_parameters`, or 10000.
+        rope_scaling: change of the rotary embedding for long contexts, as older configs name it.
+        rope_parameters: kind and parameters of the rotary embedding, as newer configs name them.
+        max_position_embeddings: number of positions.
+        hidden_act: activation of the feed-forward part.
+        partial_rotary_factor: share of each head that is rotated.
+        sliding_window: number of positions that attention is limited to; None for no limit.
+        use_sliding_window: whether `sliding_window` is used.
+        logit_scale: factor of the logits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    hidden_size: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=2)
+    num_hidden_layers: int = 1
+    rms_norm_eps: float = Field(1e-6, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    max_position_embeddings: int | None = None
+    hidden_act: str = "silu"
+    partial_rotary_factor: float = 1.0
+    sliding_window: int | None = None
+    use_sliding_window: bool = True
+    logit_scale: float = 1.0
+
+    @property
+    def heads(self) -> AttentionShape:
+        """The geometry of self-attention."""
+        parameters = self.rope_parameters or {}
+        return AttentionShape(
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
+            rope_theta=float(self.rope_theta or parameters.get("rope_theta") or _DEFAULT_BASE),
+        )
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """The parameters of the rotary embedding, under the names of transformers."""
+        return self.rope_scaling or self.rope_parameters or {}
+
+    @property
+    def rope(self) -> RopeSettings:
+        """The change of the rotary embedding for long contexts."""
+        names = RopeSettings.model_fields
+        values = {name: value for name, value in self.scaling.items() if name in names}
+        values["kind"] = self.scaling.get("rope_type", self.scaling.get("type", "default"))
+        if values["kind"] in ("llama3", "yarn"):
+            values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        return RopeSettings.model_validate(values)
+
+
+def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
+    """Return the config of a published drafter's layer.
+
+    Args:
+        values: content of the config.
+        source: folder or hub id of the drafter, for error messages.
+
+    Raises:
+        CheckpointError: a value is missing or cannot be used, or names an architecture that this
+            project cannot reproduce.
+    """
+    try:
+        config = LayerConfig.model_validate(dict(values))
+        heads = config.heads
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "its heads"
+        raise cannot_import(source, f"a usable {name} in config.json", first["msg"]) from error
+    theta = (config.rope_parameters or {}).get("rope_theta")
+    if None not in (theta, config.rope_theta) and theta != config.rope_theta:
+        both = f"{config.rope_theta:g} and {theta:g}"
+        raise cannot_import(source, "one rope_theta in config.json", both)
+    window = config.sliding_window if config.use_sliding_window else None
+    checks: tuple[tuple[str, object, object], ...] = (
+        ("num_hidden_layers", config.num_hidden_layers, 1),
+        ("hidden_act", config.hidden_act, "silu"),
+        ("partial_rotary_factor", config.partial_rotary_factor, 1.0),
+        ("sliding_window", window, None),
+        ("logit_scale", config.logit_scale, 1.0),
+    )
+    for name, got, possible in checks:
+        if got != possible:
+            raise cannot_import(source, f"{name} {possible}", got)
+    _check_rope(config, source)
+    if heads.num_heads % heads.num_kv_heads:
+        raise cannot_import(
+            source, "a multiple of the key/value heads", f"{heads.num_heads} query heads"
+        )
+    return config
+
+
+def _check_rope(config: LayerConfig, source: str) -> None:
+    """Raise an error if the rotary embedding is changed in a way that cannot be reproduced."""
+    scaling = config.scaling
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *RopeSettings.model_fields}
+    if others := sorted(set(scaling) - known - {"finetuned"}):
+        raise cannot_import(source, "known parameters of rope_scaling", ", ".join(others))
+    try:
+        _ = config.rope
+    except ValidationError as error:
+        kinds = ", ".join(get_args(RopeKind))
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "the combination"
+        raise cannot_import(
+            source, f"rope_scaling of a kind in {kinds}", f"{scaling} ({name}: {first['msg']})"
+        ) from error
+
+
+def take_attention(
+    table: TensorTable, prefix: str, heads: AttentionShape, width: int, hidden: int
+) -> AttentionBias:
+    """Add self-attention, and return which of its projections have a bias.
+
+    Args:
+        table: table of the import.
+        prefix: prefix of the tensors' names, with a dot at the end.
+        heads: geometry of the heads.
+        width: width of the input.
+        hidden: width of the output.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape.
+    """
+    sizes = {"q": heads.num_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads}
+    rows = {f"{prefix}{name}_proj": count * heads.head_dim for name, count in sizes.items()}
+    ours = "trunk.self_attention"
+    table.take(
+        f"{ours}.project.weight",
+        {f"{name}.weight": (count, width) for name, count in rows.items()},
+        "rows joined",
+        rows_joined,
+    )
+    table.take(
+        f"{ours}.output.weight",
+        {f"{prefix}o_proj.weight": (hidden, heads.num_heads * heads.head_dim)},
+    )
+    for name in ("query", "key"):
+        if table.has(norm := f"{prefix}{name[0]}_norm.weight"):
+            table.take(f"{ours}.{name}_norm.weight", {norm: (heads.head_dim,)})
+    if not table.has(f"{prefix}q_proj.bias"):
+        return "none"
+    table.take(
+        f"{ours}.project.bias",
+        {f"{name}.bias": (count,) for name, count in rows.items()},
+        "joined",
+        rows_joined,
+    )
+    if not table.has(f"{prefix}o_proj.bias"):
+        return "qkv"
+    table.take(f"{ours}.output.bias", {f"{prefix}o_proj.bias": (hidden,)})
+    return "all"
+
+
+def take_experts(table: TensorTable, prefixes: list[str], hidden: int, inner: int) -> None:
+    """Add the feed-forward networks of one or several experts.
+
+    Args:
+        table: table of the import.
+        prefixes: prefix of each expert's tensors, with a dot at the end.
+        hidden: width of inputs and outputs.
+        inner: inner width.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape.
+    """
+    table.take(
+        "experts.gate_up.weight",
+        {
+            f"{prefix}{name}_proj.weight": (inner, hidden)
+            for prefix in prefixes
+            for name in ("gate", "up")
+        },
+        "rows joined",
+        rows_joined,
+    )
+    table.take(
+        "experts.down",
+        {f"{prefix}down_proj.weight": (hidden, inner) for prefix in prefixes},
+        "transposed",
+        stacked_transposed,
+    )

@@ -1,0 +1,198 @@
+"""The plan of an import: family, settings and tensor table, and the drafter that results."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from jakiro.config import DrafterSettings, config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import TargetMismatch, TargetNotSupported
+from jakiro.exchange.table import TensorTable
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import TargetRecord
+
+# Settings of a target by which it changes its embeddings or logits. Published drafters may or may
+# not apply them, which nobody has measured.
+_SCALES = (
+    "logits_scaling",
+    "logit_scale",
+    "final_logit_softcapping",
+    "embedding_multiplier",
+)
+_RELATIVE_ERROR = 2.0**-7  # of a number in bfloat16, the coarsest dtype of published weights
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """Everything that is known about an import before the target is loaded.
+
+    Attributes:
+        family: name of the published architecture.
+        settings: settings of our drafter.
+        table: every tensor, and the parameter that it becomes.
+        hidden_size: hidden size that the target must have.
+        vocab_size: vocabulary size that the target must have.
+        fusion_layers: possible indices of the hidden states that are read; empty if the drafter
+            reads the last one only, or those of `reads_default`.
+        reads_default: whether the drafter reads the default hidden states of EAGLE-3, which depend
+            on the target's number of layers.
+    """
+
+    family: str
+    settings: DrafterSettings
+    table: TensorTable
+    hidden_size: int
+    vocab_size: int
+    fusion_layers: tuple[tuple[int, ...], ...] = ()
+    reads_default: bool = False
+
+    def candidates(self, num_layers: int) -> list[DrafterSettings]:
+        """Return the possible settings, one of which the measured agreement selects.
+
+        Args:
+            num_layers: number of layers of the target.
+
+        Raises:
+            CheckpointError: the drafter reads hidden states that the target does not have, or the
+                last one before the target's final norm.
+        """
+        possible = self.fusion_layers
+        if self.reads_default:
+            possible = (default_layers(num_layers),)
+        if not possible:
+            return [self.settings]
+        # Engines mean the state before the final norm by the last index; ours is after the norm.
+        usable = [ids for ids in possible if ids[0] >= 0 and ids[-1] < num_layers]
+        if not usable or any(len(set(ids)) < len(ids) for ids in usable):
+            raise self.table.unusable(
+                f"hidden states below the last one of the target's {num_layers} layers",
+                " or ".join(str(list(ids)) for ids in possible),
+                "pass the target that the drafter was published for as --target",
+            )
+        trunk = self.settings.trunk
+        trunks = [trunk.model_copy(update={"fusion_layers": ids}) for ids in usable]
+        return [self.settings.model_copy(update={"trunk": each}) for each in trunks]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a report: family, settings, and one line per tensor."""
+        yield f"family: {self.family}"
+        yield f"target: hidden size {self.hidden_size}, {self.vocab_size} tokens"
+        yield "settings:"
+        shown = yaml.safe_dump(described(self.settings), sort_keys=False)
+        yield from (f"  {line}" for line in shown.splitlines())
+        yield "tensors:"
+        for row in self.table.rows:
+            yield f"  {row.ours} <- {' + '.join(row.theirs) or 'nothing'} ({row.how})"
+        for name, reason in self.table.dropped.items():
+            yield f"  dropped: {name} ({reason})"
+        if self.reads_default:
+            yield "hidden states: 2, half of the target's layers, and its layers minus 3"
+        elif len(self.fusion_layers) > 1:
+            shown = " or ".join(str(list(ids)) for ids in self.fusion_layers)
+            yield f"hidden states: {shown}; the better agreement with the target decides"
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the hidden states that EAGLE-3 reads if a config names none.
+
+    Args:
+        num_layers: number of layers of the target.
+    """
+    return 2, num_layers // 2, num_layers - 3
+
+
+def described(settings: DrafterSettings) -> dict[str, object]:
+    """Return the settings that matter for an imported drafter, by name."""
+    values = settings.model_dump(mode="json")
+    if not settings.trunk.attends_memory:
+        del values["memory"]
+    return values
+
+
+def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
+    """Raise an error unless a published drafter fits a target.
+
+    Args:
+        plan: plan of the import.
+        target: target that the drafter is meant for.
+
+    Raises:
+        TargetMismatch: the hidden size, the vocabulary, or a copied tensor differs.
+        TargetNotSupported: the target scales its embeddings or logits.
+    """
+    spec = target.spec
+    for name, expected, got in (
+        ("hidden size", plan.hidden_size, spec.hidden_size),
+        ("vocabulary size", plan.vocab_size, spec.vocab_size),
+    ):
+        if expected != got:
+            raise TargetMismatch(
+                f"{plan.table.checkpoint.source} was made for another target ({name} differs)",
+                expected=expected,
+                got=got,
+                remedy="pass the target that the drafter was published for as --target",
+            )
+    _check_scales(target)
+    for name, part in plan.table.copies.items():
+        _check_copy(plan.table, name, _matrix_of(target, part))
+
+
+def build_drafter(
+    settings: DrafterSettings, record: TargetRecord, weights: dict[str, Tensor]
+) -> JakiroDrafter:
+    """Return a drafter with imported weights, in the dtype of these weights.
+
+    Args:
+        settings: settings of the drafter.
+        record: record of the target.
+        weights: all parameters of the drafter, and `draft_ids` if it has a draft vocabulary.
+
+    Raises:
+        ConfigError: the target does not have a layer that the drafter reads.
+    """
+    with torch.device("meta"):  # the random weights would be thrown away
+        drafter = JakiroDrafter(config_for(settings, record))
+    drafter.load_state_dict(weights, assign=True)
+    drafter.config.dtype = drafter.dtype
+    return drafter.eval()
+
+
+def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
+    module: Any = target.head if part == "head" else target.model.get_input_embeddings()
+    matrix: Tensor = module.weight
+    return matrix
+
+
+def _check_scales(target: TargetAdapter) -> None:
+    found = [name for name in _SCALES if getattr(target.config, name, None) not in (None, 1, 1.0)]
+    ids = torch.arange(3, device=target.device)
+    if not found and not torch.equal(target.embed(ids), _matrix_of(target, "embeddings")[ids]):
+        found = ["embeddings"]
+    if found:
+        raise TargetNotSupported(
+            f"the target scales its embeddings or logits ({found[0]})",
+            expected="a target without such scales",
+            got=type(target.model).__name__,
+            remedy="train a drafter for this target with `jakiro train`",
+        )
+
+
+def _check_copy(table: TensorTable, name: str, own: Tensor) -> None:
+    """Raise an error unless a tensor equals the target's, up to the rounding of half precision."""
+    copied = table.checkpoint.tensor(name).to(own.device, torch.float32)
+    if copied.shape != own.shape:
+        raise table.unusable(f"{name} of shape {list(own.shape)}", list(copied.shape))
+    own = own.detach().float()
+    difference = (copied - own).abs()
+    if bool((difference > _RELATIVE_ERROR * own.abs() + 1e-7).any()):
+        raise TargetMismatch(
+            f"{name} in {table.checkpoint.source} differs from the target's",
+            expected="the same numbers, because drafters use the target's own",
+            got=f"differences of up to {float(difference.max()):.3g}",
+            remedy="pass the target that the drafter was trained for as --target; drafters with "
+            "embeddings or heads of their own of this kind cannot be imported",
+        )

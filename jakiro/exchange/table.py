@@ -1,0 +1,204 @@
+"""The table of an import: each parameter of ours with the tensors that it is made from."""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jakiro.errors import CheckpointError
+from jakiro.exchange.checkpoint import DraftCheckpoint
+
+Shape = tuple[int, ...]
+Convert = Callable[[list[Tensor]], Tensor]
+Part = Literal["embeddings", "head"]
+
+
+class Conversion(NamedTuple):
+    """A parameter of ours.
+
+    Attributes:
+        ours: name of the parameter.
+        theirs: names of the tensors that it is made from; empty for zeros.
+        how: description of the conversion.
+        convert: function from these tensors to the parameter.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    how: str
+    convert: Convert
+
+
+class TensorTable:
+    """Accounts for every tensor of a published drafter: it is used, compared, dropped or refused.
+
+    Args:
+        checkpoint: published drafter.
+    """
+
+    def __init__(self, checkpoint: DraftCheckpoint) -> None:
+        self.checkpoint = checkpoint
+        self.rows: list[Conversion] = []
+        self.dropped: dict[str, str] = {}  # name -> reason
+        self.copies: dict[str, Part] = {}  # copies of the target's tensors, to be compared
+        self._left = set(checkpoint.tensors)
+        for name in list(self._left):
+            if name.endswith("rotary_emb.inv_freq"):
+                self.drop(name, "computed from the config")
+
+    def has(self, name: str) -> bool:
+        """Return whether the drafter has a tensor of this name."""
+        return name in self.checkpoint.tensors
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a tensor.
+
+        Raises:
+            CheckpointError: the drafter has no such tensor.
+        """
+        if not self.has(name):
+            raise self.unusable(f"a tensor {name}", "none")
+        return self.checkpoint.tensors[name].shape
+
+    def take(
+        self,
+        ours: str,
+        theirs: Mapping[str, Shape],
+        how: str = "unchanged",
+        convert: Convert = lambda parts: parts[0],
+    ) -> None:
+        """Add a parameter that is made from tensors.
+
+        Args:
+            ours: name of the parameter.
+            theirs: names of the tensors, with the shapes that they must have.
+            how: description of the conversion.
+            convert: function from these tensors to the parameter.
+
+        Raises:
+            CheckpointError: a tensor is missing, or has another shape.
+        """
+        for name, expected in theirs.items():
+            if (got := self.shape(name)) != expected:
+                raise self.unusable(f"{name} of shape {list(expected)}", f"shape {list(got)}")
+            self._left.discard(name)
+        self.rows.append(Conversion(ours, tuple(theirs), how, convert))
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        """Return a small tensor of integers, which determines the conversion of others.
+
+        Args:
+            name: name of the tensor.
+            shape: shape that it must have.
+
+        Raises:
+            CheckpointError: the tensor is missing, has another shape, or no integers.
+        """
+        if (got := self.shape(name)) != shape:
+            raise self.unusable(f"{name} of shape {list(shape)}", f"shape {list(got)}")
+        tensor = self.checkpoint.tensor(name)
+        if tensor.is_floating_point():
+            raise self.unusable(f"integers in {name}", tensor.dtype)
+        return tensor.long()
+
+    def zeros(self, ours: str, shape: Shape) -> None:
+        """Add a parameter of zeros that the published drafter does not have.
+
+        Args:
+            ours: name of the parameter.
+            shape: shape of the parameter.
+        """
+        self.rows.append(Conversion(ours, (), "zeros", lambda _parts: torch.zeros(shape)))
+
+    def drop(self, name: str, reason: str) -> None:
+        """Leave out a tensor.
+
+        Args:
+            name: name of the tensor.
+            reason: reason that is shown to users.
+        """
+        self._left.discard(name)
+        self.dropped[name] = reason
+
+    def compare(self, name: str, part: Part) -> None:
+        """Leave out a tensor if there is one of this name, because the target has the same.
+
+        Args:
+            name: name of the tensor.
+            part: part of the target that it must equal.
+        """
+        if self.has(name):
+            self.drop(name, f"compared with the target's {part}")
+            self.copies[name] = part
+
+    def finish(self) -> None:
+        """Raise an error if a tensor is neither used nor dropped.
+
+        Raises:
+            CheckpointError: there is such a tensor.
+        """
+        if self._left:
+            names = sorted(self._left)
+            raise self.unusable(
+                "only tensors of this architecture", f"{len(names)} others: {', '.join(names[:4])}"
+            )
+
+    def converted(self) -> dict[str, Tensor]:
+        """Return the parameters of ours, in the dtype of the tensors.
+
+        Raises:
+            CheckpointError: a tensor cannot be read, or is not finite.
+        """
+        tensor, rows = self.checkpoint.tensor, self.rows
+        made = {row.ours: row.convert([tensor(name) for name in row.theirs]) for row in rows}
+        dtypes = [
+            made[row.ours].dtype
+            for row in rows
+            if row.theirs and made[row.ours].is_floating_point()
+        ]
+        dtype = reduce(torch.promote_types, dtypes)
+        return {
+            name: part.to(dtype) if part.is_floating_point() else part
+            for name, part in made.items()
+        }
+
+    def unusable(self, expected: str, got: object, remedy: str | None = None) -> CheckpointError:
+        """Return the error for a drafter that cannot be imported.
+
+        Args:
+            expected: description of what can be imported.
+            got: description of what was found.
+            remedy: action that the user can take; None if there is none.
+        """
+        return cannot_import(self.checkpoint.source, expected, got, remedy)
+
+
+def cannot_import(
+    source: str, expected: str, got: object, remedy: str | None = None
+) -> CheckpointError:
+    """Return the error for a drafter that cannot be imported.
+
+    Args:
+        source: folder or hub id of the drafter.
+        expected: description of what can be imported.
+        got: description of what was found.
+        remedy: action that the user can take; None if there is none.
+    """
+    return CheckpointError(
+        f"{source} cannot be imported",
+        expected=expected,
+        got=got,
+        remedy=remedy or "see docs/guides/exchange.md for the drafters that can be imported",
+    )
+
+
+def rows_joined(parts: list[Tensor]) -> Tensor:
+    """Return matrices with the same number of columns, joined along their rows."""
+    return torch.cat(parts)
+
+
+def stacked_transposed(parts: list[Tensor]) -> Tensor:
+    """Return a stack [matrices, in, out] of matrices [out, in]."""
+    return torch.stack([part.T for part in parts]).contiguous()

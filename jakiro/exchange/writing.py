@@ -1,0 +1,113 @@
+"""Writes imported drafters with their origin and settings for training, and exported drafters."""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+
+from jakiro import __version__
+from jakiro.drafter import JakiroDrafter
+from jakiro.exchange.plan import ImportPlan, described
+from jakiro.utils.files import publish, write_atomically
+from jakiro.utils.settings import merge
+
+SETTINGS_FILE = "train.yaml"
+_TOKENS_ONLY = {
+    "token_weight": 1.0,
+    "feature_weight": 0.0,
+    "contrast_weight": 0.0,
+    "distance_decay": 0.8,
+}
+_HEADER = """\
+# Settings to train the imported drafter further. The file of a run contains `extends:` with the
+# path of this file, data, and the settings that differ.
+"""
+
+
+def record_of(plan: ImportPlan, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of an import, which becomes part of the drafter's config.
+
+    Args:
+        plan: plan of the import.
+        measured: measurements of the drafter with its target.
+    """
+    checkpoint = plan.table.checkpoint
+    return {
+        "import": {
+            "family": plan.family,
+            "source": checkpoint.source,
+            "revision": checkpoint.revision,
+            "licence": checkpoint.licence,
+            "files": checkpoint.checksums(),
+            "jakiro": __version__,
+            "measured": measured,
+        }
+    }
+
+
+def write_import(drafter: JakiroDrafter, folder: Path) -> None:
+    """Write an imported drafter and its settings, in full or not at all.
+
+    Args:
+        drafter: imported drafter, with its record.
+        folder: folder to write, which must not exist yet.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with _written(folder) as partial:
+        drafter.save_pretrained(partial)
+        write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
+
+
+def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
+    """Write an exported drafter, in full or not at all.
+
+    Args:
+        weights: tensors by name.
+        config: content of `config.json`.
+        folder: folder to write, which must not exist yet.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with _written(folder) as partial:
+        partial.mkdir()
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        write_atomically(partial / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[Path]:
+    """Yield the temporary path of a folder, which gets its name when it is complete."""
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        yield partial
+        publish(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
+    """Return settings for training that start with the drafter's weights."""
+    values: dict[str, object] = {
+        "extends": "base",
+        "target": {"name_or_path": drafter.config.target_record.name_or_path},
+        "drafter": described(drafter.config.settings),
+        "initialize": {
+            "drafter": str(folder.absolute()),
+            "attention_layer": None,
+            "fit_tokens": 0,
+        },
+    }
+    if drafter.own_head is not None:  # EAGLE-3 learns tokens only, on its own features too
+        values["drafter"] = merge(described(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
+        values["objective"] = _TOKENS_ONLY
+    return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,105 @@
+"""`jakiro import` and `jakiro export` of EAGLE-3: the right layers, training, and back again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_llama
+from helpers.published import (
+    PublishedEagle3,
+    eagle3_config,
+    eagle3_weights,
+    fitted,
+    greedy_texts,
+    save_published,
+)
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, write_jsonl
+
+from jakiro.cli import main
+from jakiro.drafter import JakiroDrafter
+from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
+from training.train import train
+
+LAYERS = (2, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target and the weights of a fitted head."""
+    folder = tmp_path_factory.mktemp("published")
+    tokenizer = tiny_tokenizer()
+    vocab = len(tokenizer)
+    model = tiny_llama(vocab=vocab, eos_token_id=0, num_hidden_layers=7)
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    prompts = torch.randint(0, vocab, (5, 4), generator=torch.Generator().manual_seed(0))
+    published = PublishedEagle3(eagle3_weights(200, vocab), model, LAYERS)
+    torch.save(fitted(published, greedy_texts(model, prompts), steps=120), folder / "weights.pt")
+    write_jsonl(folder / "prompts.jsonl", ({"prompt": ids} for ids in prompts.tolist()))
+    write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
+    return folder
+
+
+def _run(*words: object) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main([*map(str, words)])
+    return int(exit_info.value.code or 0)
+
+
+def _import(folder: Path, out: Path, **config: Any) -> JakiroDrafter:
+    head = out.with_name(f"{out.name}-head")
+    values = eagle3_config(300, 200, **config)
+    save_published(head, torch.load(folder / "weights.pt"), values)
+    options = ("--target", folder / "target", "--prompts", folder / "prompts.jsonl")
+    assert _run("import", head, *options, "--out", out, "--device", "cpu") == 0
+    return JakiroDrafter.from_pretrained(out)
+
+
+@pytest.mark.parametrize("ids", [LAYERS, (1, 3, 4)])
+def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_recorded(
+    ids: tuple[int, ...], folder: Path, tmp_path: Path
+) -> None:
+    config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}
+    drafter = _import(folder, tmp_path / "drafter", **config)
+    assert drafter.config.settings.trunk.fusion_layers == LAYERS
+    measured = drafter.config.record["import"]["measured"]
+    (other,) = measured["other_layers"].values()
+    assert measured["agreement"] > other
+
+
+def test_an_imported_head_is_trained_further_and_exported(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _import(folder, tmp_path / "drafter", layer_ids=LAYERS)
+    changes = [
+        f"data.paths=[{folder / 'texts.jsonl'}]",
+        f"data.cache_folder={tmp_path / 'cache'}",
+        *("data.sequence_length=48", "data.validation_size=2", "evaluation.num_prompts=0"),
+        *("batch.global_batch_size=4", "batch.micro_batch_size=2", "steps=3"),
+        *("optimizer.learning_rate=1e-3", "optimizer.warmup_steps=0"),
+        *("checkpoint.finish_with_best=false", f"run_folder={tmp_path}/run"),
+    ]
+    settings = load_settings(TrainSettings, tmp_path / "drafter" / "train.yaml", changes)
+    assert settings.drafter.trunk.ttt_steps == 4
+    trained = train(settings)
+    after = JakiroDrafter.from_pretrained(trained)
+    for name in ("own_head.weight", "head_norm.weight", "feature_encoder.output.weight"):
+        assert not torch.equal(after.state_dict()[name], before.state_dict()[name]), name
+    capsys.readouterr()
+    for layout in ("eagle3", "speculators"):
+        out = tmp_path / layout
+        assert _run("export", trained, "--to", layout, "--out", out) == 0
+        assert "vllm serve" in capsys.readouterr().out
+        checkpoint = read_checkpoint(out)
+        assert torch.equal(checkpoint.tensor("lm_head.weight"), after.own_head.weight)
+        config = json.loads((out / "config.json").read_text())
+        assert config["eagle_aux_hidden_state_layer_ids"] == list(LAYERS)
+    assert _run("export", trained, "--to", "eagle3", "--out", tmp_path / "eagle3") == 2
+    assert "already exists" in capsys.readouterr().err
+    assert _run("export", trained, "--to", "eagle3", "--out", out / "x", "--target", "./no") == 2
+    assert "nothing exists" in capsys.readouterr().err

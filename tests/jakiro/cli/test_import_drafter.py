@@ -1,0 +1,176 @@
+"""`jakiro import`: a published drafter is shown, measured, written, used and trained further."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.losslessness import greedy_by_transformers
+from helpers.models import tiny_llama
+from helpers.published import (
+    PublishedDrafter,
+    eagle_config,
+    eagle_weights,
+    fitted,
+    greedy_texts,
+    save_published,
+)
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, write_jsonl
+
+from inference.benchmark.agreement import measure_agreement
+from inference.decoder import SpeculativeDecoder
+from jakiro.cli import main
+from jakiro.drafter import JakiroDrafter
+from jakiro.utils.pretrained import load_causal_lm
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
+from training.train import train
+
+Import = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, a fitted head, a random head, prompts and training data."""
+    folder = tmp_path_factory.mktemp("published")
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer), eos_token_id=0)
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    prompts = torch.randint(0, len(tokenizer), (5, 4), generator=torch.Generator().manual_seed(0))
+    config = eagle_config(len(tokenizer))
+    save_published(folder / "random", eagle_weights(), config)
+    published = PublishedDrafter(eagle_weights(), model)
+    weights = fitted(published, greedy_texts(model, prompts))
+    save_published(folder / "head", weights, config, "bin")
+    write_jsonl(folder / "prompts.jsonl", ({"prompt": ids} for ids in prompts.tolist()))
+    write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
+    return folder
+
+
+@pytest.fixture
+def convert(folder: Path, tmp_path: Path) -> Import:
+    """A function that imports a head and returns the exit code."""
+
+    def run(head: str, *words: str) -> int:
+        paths = {"target": folder / "target", "prompts": folder / "prompts.jsonl"}
+        options = [part for name, path in paths.items() for part in (f"--{name}", str(path))]
+        out = ["--out", str(tmp_path / "drafter"), "--device", "cpu", "--max-new-tokens", "20"]
+        with pytest.raises(SystemExit) as exit_info:
+            main(["import", str(folder / head), *options, *out, *words])
+        return int(exit_info.value.code or 0)
+
+    return run
+
+
+def test_an_imported_drafter_is_recorded_and_decodes_exactly(
+    convert: Import, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert("head") == 0
+    printed = capsys.readouterr().out
+    assert "family: EAGLE-1, EAGLE-2 or HASS" in printed
+    out = tmp_path / "drafter"
+    drafter = JakiroDrafter.from_pretrained(out)
+    record = drafter.config.record["import"]
+    assert record["source"] == str(folder / "head")
+    assert record["files"].keys() == {"config.json", "pytorch_model.bin"}
+    assert record["measured"]["agreement"] > record["measured"]["floor"]
+    assert record["measured"]["tau"] > 1.5
+    decoder = SpeculativeDecoder.from_pretrained(out, tree="fixed")
+    prompt = json.loads((folder / "prompts.jsonl").read_text().splitlines()[0])["prompt"]
+    output = decoder.generate(prompt, max_new_tokens=20, temperature=0)
+    assert output.stats.tau > 1.5
+    expected = greedy_by_transformers(decoder.target.model, prompt, 20)
+    assert output.sequences[0].tolist() == expected
+
+
+def test_other_commands_take_an_imported_drafter(
+    convert: Import, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert("head") == 0
+    out, prompts = str(tmp_path / "drafter"), ["--prompts", str(folder / "prompts.jsonl")]
+    sizes = ["--max-new-tokens", "4", "--num-prompts", "2", "--device", "cpu"]
+    checks = ["--samples", "50", "--top-k", "8", "--tree", "fixed"]
+    with pytest.raises(SystemExit) as verified:
+        main(["verify", "--drafter", out, *prompts, *sizes, *checks])
+    assert not verified.value.code
+    methods = ["--method", "autoregressive", "--method", f"drafter={out}"]
+    with pytest.raises(SystemExit) as measured:
+        main(["bench", "--target", str(folder / "target"), *prompts, *sizes, *methods])
+    assert not measured.value.code
+    assert "autoregressive" in capsys.readouterr().out
+
+
+def test_a_dry_run_needs_no_target_and_writes_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["import", str(folder / "random"), "--dry-run"])
+    assert not exit_info.value.code
+    printed = capsys.readouterr().out
+    assert "experts.down <- layers.0.mlp.down_proj.weight (transposed)" in printed
+    assert "first_position: false" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drafter_that_does_not_fit_is_written_only_if_forced(
+    convert: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert("random") == 2
+    assert "does not fit the target, so nothing was written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert convert("random", "--force") == 0
+    record = JakiroDrafter.from_pretrained(tmp_path / "drafter").config.record
+    assert record["import"]["measured"]["is_above_floor"] is False
+    assert convert("head") == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "an import needs a target and a folder"),
+        (["--out", "no/such/folder/drafter", "--dry-run"], "got: no such folder"),
+        (["--num-prompts", "0", "--dry-run"], "--num-prompts cannot be used"),
+        (["--target", "nowhere/to be found", "--out", "drafter"], "cannot load"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["import", str(folder / "random"), *words])
+    assert exit_info.value.code == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_an_imported_drafter_is_trained_further(
+    convert: Import, folder: Path, tmp_path: Path
+) -> None:
+    assert convert("head") == 0
+    changes = [
+        f"data.paths=[{folder / 'texts.jsonl'}]",
+        f"data.cache_folder={tmp_path / 'cache'}",
+        *("data.sequence_length=48", "data.validation_size=2", "evaluation.num_prompts=0"),
+        *("batch.global_batch_size=4", "batch.micro_batch_size=2", "steps=1"),
+        *(
+            "optimizer.learning_rate=1e-12",
+            "optimizer.warmup_steps=0",
+            f"run_folder={tmp_path}/run",
+        ),
+    ]
+    (tmp_path / "my.yaml").write_text(f"extends: {tmp_path / 'drafter' / 'train.yaml'}\n")
+    settings = load_settings(TrainSettings, tmp_path / "my.yaml", changes)
+    trained = JakiroDrafter.from_pretrained(train(settings))
+    model = load_causal_lm(folder / "target")
+    lines = (folder / "prompts.jsonl").read_text().splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    before, after = (
+        measure_agreement(model, drafter, None, prompts, max_new_tokens=20)
+        for drafter in (JakiroDrafter.from_pretrained(tmp_path / "drafter"), trained)
+    )
+    assert after == before

@@ -1,0 +1,94 @@
+"""Imported drafters of EAGLE-1, EAGLE-2, HASS and Jakiro draft as they were published to."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.imports import assert_drafts_equal, imported
+from helpers.models import tiny_llama
+from helpers.published import (
+    PublishedDrafter,
+    Weights,
+    eagle_config,
+    eagle_weights,
+    jakiro_weights,
+    save_published,
+)
+
+from jakiro.errors import CheckpointError
+from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.families import plan_import
+
+HEADS: dict[str, tuple[Weights, dict[str, Any]]] = {
+    "eagle": (eagle_weights(), {}),
+    "eagle without bias": (eagle_weights(bias=False), {"bias": False}),
+    "eagle for qwen2": (eagle_weights(qkv_bias=True), {"qkv_bias": True}),
+    "eagle for llama 3": (eagle_weights(), {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}),
+    "jakiro": (jakiro_weights(), {"num_local_experts": 2, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("name", HEADS)
+def test_drafts_are_those_of_the_published_forward_pass(
+    name: str, length: int, tmp_path: Path
+) -> None:
+    weights, changes = HEADS[name]
+    model, config = tiny_llama().double(), eagle_config(**changes)
+    drafter = imported(save_published(tmp_path, weights, config), model)
+    theta = config.get("rope_theta", 10_000.0)
+    published = PublishedDrafter(weights, model, config["rms_norm_eps"], theta)
+    assert_drafts_equal(drafter, published, length)
+
+
+@pytest.mark.parametrize("layout", ["bin", "prefixed", "sharded"])
+def test_every_layout_of_files_is_read(layout: str, tmp_path: Path) -> None:
+    weights, model = eagle_weights(), tiny_llama().double()
+    drafter = imported(save_published(tmp_path, weights, eagle_config(), layout), model)
+    assert_drafts_equal(drafter, PublishedDrafter(weights, model), length=5, passes=3)
+
+
+def test_the_rotary_base_of_the_target_is_never_used(tmp_path: Path) -> None:
+    folder = save_published(tmp_path, eagle_weights(), eagle_config())
+    drafter = imported(folder, tiny_llama(rope_theta=500_000.0))
+    assert drafter.config.settings.trunk.rope_theta == 10_000.0
+
+
+def test_copies_of_the_targets_matrices_are_compared_and_dropped(tmp_path: Path) -> None:
+    model = tiny_llama().double()
+    copies = {
+        "embed_tokens.weight": model.model.embed_tokens.weight.detach().half(),
+        "lm_head.weight": model.lm_head.weight.detach().bfloat16(),
+        "layers.0.self_attn.rotary_emb.inv_freq": model.lm_head.weight.detach()[0, :4].clone(),
+    }
+    weights = eagle_weights()
+    drafter = imported(save_published(tmp_path, weights | copies, eagle_config()), model)
+    assert_drafts_equal(drafter, PublishedDrafter(weights, model), length=3, passes=2)
+
+
+def test_norms_of_the_input_are_recognized(tmp_path: Path) -> None:
+    weights = eagle_weights()
+    gains = {
+        f"{name}_layernorm.weight": weights["layers.0.post_attention_layernorm.weight"]
+        for name in ("embedding", "hidden_states")
+    }
+    plan = plan_import(read_checkpoint(save_published(tmp_path, weights | gains, eagle_config())))
+    assert plan.settings.trunk.input_norms
+    assert not plan.settings.trunk.attention_norm
+
+
+def test_the_report_names_every_tensor(tmp_path: Path) -> None:
+    weights = jakiro_weights()
+    plan = plan_import(read_checkpoint(save_published(tmp_path, weights, eagle_config())))
+    report = "\n".join(plan.lines())
+    assert "family: Jakiro as published" in report
+    assert "contrastive_head: true" in report
+    assert [name for name in weights if name not in report] == []
+
+
+def test_jakiro_star_is_refused_by_name(tmp_path: Path) -> None:
+    weights = jakiro_weights()
+    weights["layers.0.mlp_moe.gate.weight"] = weights["layers.0.mlp_moe.gate.weight"][:2]
+    folder = save_published(tmp_path, weights, eagle_config())
+    with pytest.raises(CheckpointError, match=r"Jakiro\*, whose experts"):
+        plan_import(read_checkpoint(folder))

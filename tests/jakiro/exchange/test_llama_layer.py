@@ -1,0 +1,56 @@
+"""The config of a published layer: defaults of its own, and refusals of what is different."""
+
+from typing import Any
+
+import pytest
+from helpers.published import eagle_config
+
+from jakiro.errors import CheckpointError
+from jakiro.exchange.llama_layer import layer_config
+
+
+def test_values_that_are_absent_have_the_defaults_of_llama() -> None:
+    config = eagle_config()
+    for name in ("num_key_value_heads", "rms_norm_eps"):
+        del config[name]
+    read = layer_config(config, "head")
+    assert (read.heads.num_kv_heads, read.heads.head_dim) == (4, 8)
+    assert (read.heads.rope_theta, read.rms_norm_eps) == (10_000.0, 1e-6)
+
+
+def test_both_names_of_the_rotary_base_are_read() -> None:
+    parameters = {"rope_type": "default", "rope_theta": 5e5}
+    assert layer_config(eagle_config(rope_parameters=parameters), "head").heads.rope_theta == 5e5
+    assert layer_config(eagle_config(rope_theta=5e5), "head").heads.rope_theta == 5e5
+    with pytest.raises(CheckpointError, match=r"one rope_theta in config\.json"):
+        layer_config(eagle_config(rope_theta=1e4, rope_parameters=parameters), "head")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": "four"}, "a usable num_attention_heads"),
+        ({"hidden_size": None}, "a usable hidden_size"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers 1; got: 2"),
+        ({"hidden_act": "gelu"}, "hidden_act silu; got: gelu"),
+        ({"logit_scale": 0.5}, "logit_scale 1.0; got: 0.5"),
+        ({"sliding_window": 512}, "sliding_window None; got: 512"),
+        (
+            {"rope_scaling": {"type": "odd", "factor": 2.0}},
+            "default, linear, llama3, yarn",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "known .*got: mscale"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "linear", "factor": "two"}}, "factor"),
+        ({"num_key_value_heads": 3}, "a multiple of the key/value heads"),
+        ({"head_dim": 7}, "a usable head_dim"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        layer_config(eagle_config(**changes), "head")
+
+
+def test_a_window_that_is_not_used_is_no_obstacle() -> None:
+    config = eagle_config(sliding_window=512, use_sliding_window=False)
+    assert layer_config(config, "head").hidden_size == 32

@@ -1,0 +1,42 @@
+"""Every tensor of a published drafter is accounted for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.published import Weights, eagle_config, eagle_weights, save_published
+
+from jakiro.errors import CheckpointError
+from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.families import plan_import
+
+GATE = "layers.0.mlp.gate_proj.weight"
+QUERY = "layers.0.self_attn.q_proj.weight"
+
+
+def _plan(folder: Path, weights: Weights) -> None:
+    plan_import(read_checkpoint(save_published(folder, weights, eagle_config())))
+
+
+@pytest.mark.parametrize("name", sorted(set(eagle_weights()) - {"fc.bias", "fc.weight"}))
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    weights = eagle_weights()
+    del weights[name]
+    with pytest.raises(CheckpointError, match=f"a tensor {name}; got: none"):
+        _plan(tmp_path, weights)
+
+
+@pytest.mark.parametrize("name", [GATE, QUERY, "fc.bias"])
+def test_a_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
+    weights = eagle_weights()
+    weights[name] = torch.zeros(*weights[name].shape, 2)
+    with pytest.raises(CheckpointError, match=name):
+        _plan(tmp_path, weights)
+
+
+@pytest.mark.parametrize(
+    "name", ["norm.weight", "layers.1.mlp.gate_proj.weight", "d2t", "layers.0.mlp.gate_proj.bias"]
+)
+def test_a_tensor_that_nothing_uses_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"1 others: {name}"):
+        _plan(tmp_path, eagle_weights() | {name: torch.zeros(3)})

@@ -1,0 +1,49 @@
+"""Imported drafters are written in full or not at all, with settings to train them further."""
+
+from pathlib import Path
+
+import pytest
+from helpers.imports import converted
+from helpers.models import tiny_llama
+from helpers.published import eagle_config, eagle_weights, save_published
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.exchange import writing
+from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.families import plan_import
+from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_import
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> JakiroDrafter:
+    folder = save_published(tmp_path / "head", eagle_weights(), eagle_config())
+    drafter = converted(folder, tiny_llama())
+    drafter.config.record = record_of(plan_import(read_checkpoint(folder)), {"agreement": 0.5})
+    return drafter
+
+
+def test_a_written_drafter_has_its_record_and_settings(
+    drafter: JakiroDrafter, tmp_path: Path
+) -> None:
+    write_import(drafter, tmp_path / "drafter")
+    loaded = JakiroDrafter.from_pretrained(tmp_path / "drafter")
+    assert loaded.config.record == drafter.config.record
+    assert loaded.config.record["import"]["measured"] == {"agreement": 0.5}
+    file = tmp_path / "drafter" / SETTINGS_FILE
+    settings = load_settings(TrainSettings, file, ["data.paths=[any.jsonl]"])
+    assert settings.drafter == loaded.config.settings
+    assert settings.initialize.drafter == str(tmp_path / "drafter")
+
+
+def test_nothing_is_left_of_a_drafter_that_cannot_be_written(
+    drafter: JakiroDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(writing, "write_atomically", full)
+    with pytest.raises(OSError, match="full"):
+        write_import(drafter, tmp_path / "drafter")
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
