@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from jakiro.cli.output import say
 from jakiro.errors import ConfigError
+
+_FILES = (".json", ".jsonl", ".parquet")  # suffixes of training data in files
 
 
 def init(
@@ -36,11 +39,15 @@ def init(
     paths = data or [f"{short_name(target)}-chats.jsonl"]
     content = starter_yaml(target, paths)
     _write_new(out, content)
+    for path in paths if data else ():
+        if Path(path).suffix in _FILES and not Path(path).exists():
+            say(f"warning: there is no file {path} yet; `jakiro train` needs it")
     typer.echo(f"wrote {out}; next:")
     if not data:
         typer.echo(f"  jakiro synthesize --target {target} --conversations 1000 --out {paths[0]}")
     typer.echo(f"  jakiro train --config {out} --dry-run")
     typer.echo(f"  jakiro train --config {out}")
+    typer.echo(f"  jakiro verify --drafter runs/{short_name(target)}/drafter")
 
 
 def _write_new(path: Path, content: str) -> None:

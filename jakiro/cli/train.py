@@ -258,12 +258,17 @@ def _run(
 
 def _next_commands(settings: "TrainSettings") -> tuple[str, str]:
     """Return commands that use the finished drafter, and measure it."""
+    from jakiro.utils.pretrained import local_tokenizer
+
     drafter = settings.run_folder.expanduser() / "drafter"
+    tokenizer = local_tokenizer(settings.target.name_or_path)
+    is_chat = tokenizer is not None and tokenizer.chat_template is not None
+    use = ["chat", str(drafter)] if is_chat else ["generate", str(drafter), "TEXT"]
     prompts = settings.evaluation.prompts or "PROMPTS.jsonl"
     bench = ["jakiro", "bench", "--target", settings.target.name_or_path]
     bench += ["--method", "transformers", "--method", f"drafter={drafter}"]
     return (
-        shlex.join(["jakiro", "chat", str(drafter)]),
+        shlex.join(["jakiro", *use]),
         shlex.join([*bench, "--prompts", str(prompts)]),
     )
 

@@ -53,7 +53,8 @@ class BreakEven(NamedTuple):
         proposals = self.cheaper if self.lowest > limit else ()
         return (
             f"the cost of {trees} is close to or above the largest possible tau; consider "
-            f"{', '.join((*proposals, 'decoding with fewer candidates'))}"
+            f"{' or '.join((*proposals, 'decoding with fewer candidates'))}, and measure again "
+            "while nothing else runs"
         )
 
 

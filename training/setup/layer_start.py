@@ -113,6 +113,7 @@ def start_as_layer(
     feed_forward = read_feed_forward(target, index)
     if feed_forward is not None:
         warn_of_left_behind("drafter.experts", feed_forward.left_behind)
+    _logger.info("fitting the drafter's input, for which the target reads training data")
     fit = fit_layer(drafter, target, index, feed_forward, batches)
     num_units = scale_to_features(drafter, attention, feed_forward, fit, seed)
     number = index + len(layers_of(target))

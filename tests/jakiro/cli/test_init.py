@@ -30,6 +30,8 @@ def test_given_data_need_not_be_synthesized(target: str) -> None:
     words = ["init", target, "--data", "chats.jsonl", "--out", "own.yaml"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "synthesize" not in result.output
+    assert "warning: there is no file chats.jsonl yet" in result.output
+    assert "jakiro verify --drafter runs/target/drafter" in result.output
     assert 'paths: ["chats.jsonl"]' in Path("own.yaml").read_text()
 
 

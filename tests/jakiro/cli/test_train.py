@@ -185,8 +185,8 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     folder = Path(printed.out.strip().splitlines()[-1])
     record = JakiroDrafter.from_pretrained(folder).config.record
     assert record["settings"]["batch"]["micro_batch_size"] == 4
-    chat, bench = printed.err.splitlines()[-2:]
-    assert chat == f"next: jakiro chat {folder}"
+    use, bench = printed.err.splitlines()[-2:]
+    assert use == f"next: jakiro generate {folder} TEXT"  # as there is no chat template
     assert bench == (
         f"next: jakiro bench --target {config.parent / 'target'} --method transformers --method "
         f"drafter={folder} --prompts PROMPTS.jsonl"
