@@ -34,7 +34,7 @@ T = TypeVar("T")
 # Arguments that generate() always passes, and that the decode loop replaces with its own values;
 # `synced_gpus` must be false.
 _EXPECTED = frozenset(
-    {"logits_to_keep", "past_key_values", "position_ids", "synced_gpus", "use_cache"}
+    {"cache", "logits_to_keep", "past_key_values", "position_ids", "synced_gpus", "use_cache"}
 )
 
 

@@ -13,6 +13,7 @@ REFUSED = frozenset(
     {
         "assistant_model",
         "assistant_tokenizer",
+        "cache",
         "cache_implementation",
         "custom_generate",
         "inputs_embeds",

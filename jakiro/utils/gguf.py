@@ -19,6 +19,7 @@ from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jakiro.errors import CheckpointError, ConfigError
+from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
@@ -75,6 +76,7 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
 
     Raises:
         CheckpointError: transformers cannot read the file, or the folder cannot be written.
+        ConfigError: the packages that read GGUF files are not installed.
         ResourceError: there is too little memory for the model.
     """
     dtype = dtype or default_dtype()
@@ -85,6 +87,7 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
     similar = sorted(parent.glob(name.replace(_name(dtype), "*"))) if any_dtype else []
     if folder.is_dir() or similar:
         return folder if folder.is_dir() else similar[0]
+    require_extra("gguf")
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with FileLock(parent / f"{name}.lock"):
@@ -168,8 +171,6 @@ def _name(dtype: torch.dtype) -> str:
 def _unreadable(file: Path, error: Exception) -> CheckpointError:
     lines = str(error).strip().splitlines()
     match error:
-        case ImportError():
-            remedy = "pip install 'gguf>=0.10'"
         case OSError():
             remedy = "free disk space, or set XDG_CACHE_HOME to a folder on another disk"
         case _:

@@ -18,7 +18,7 @@ from inference.benchmark.document import (
     Quantiles,
     SampleRecord,
     Seconds,
-    ServedTarget,
+    TargetFacts,
     TreeNode,
 )
 from inference.trees.shape import TreeShape
@@ -187,7 +187,7 @@ def make_environment() -> Environment:
         threads=8,
         spin_count="3000",
         load_average=0.4,
-        target=ServedTarget(
+        target=TargetFacts(
             name_or_path="organisation/target-7b",
             fingerprint="f" * 16,
             parameters=7_241_732_096,

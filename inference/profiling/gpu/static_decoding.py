@@ -12,6 +12,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
+from jakiro.target.cache_argument import cache_argument
+
 PREFILL_CHUNK = 1024  # number of prompt tokens per forward pass
 
 
@@ -39,6 +41,7 @@ class StaticDecoding:
     ) -> None:
         self.model: Any = model
         self.is_compiled = compile_forward is not None
+        self.cache_argument = cache_argument(model)
         self.forward = self.model.forward
         if compile_forward is not None:
             self.forward = compile_forward(self.forward)
@@ -64,8 +67,8 @@ class StaticDecoding:
             input_ids=self.token,
             position_ids=self.position,
             attention_mask=self._mask(self.position),
-            past_key_values=self.cache,
             use_cache=True,
+            **{self.cache_argument: self.cache},
         ).logits
         best = logits[:, -1].max(dim=-1)
         self.is_finite.logical_and_(best.values.isfinite())
@@ -90,8 +93,8 @@ class StaticDecoding:
                 input_ids=chunk,
                 position_ids=positions,
                 attention_mask=self._mask(positions),
-                past_key_values=self.cache,
                 use_cache=True,
+                **{cache_argument(decoder): self.cache},
             )
 
     def _mask(self, positions: Int[Tensor, "batch queries"]) -> Tensor:

@@ -24,3 +24,13 @@ def test_a_known_target_that_was_not_fetched_names_the_command(
     name = next(iter(KNOWN_MODELS))
     assert exit_code("generate", "lookup", "text", "--target", name) == 2
     assert f"remedy: run `jakiro fetch {name}`" in capsys.readouterr().err
+
+
+def test_missing_packages_are_named_before_the_download(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda _name: None)
+    monkeypatch.setattr("jakiro.utils.fetch.fetch_model", lambda *_: pytest.fail("downloads"))
+    assert exit_code("fetch", next(iter(KNOWN_MODELS))) == 2
+    assert "the package gguf is not installed" in (message := capsys.readouterr().err)
+    assert "pip install '.[gguf]'" in message

@@ -13,6 +13,7 @@ from inference.profiling.gpu.document import Row, SectionResult
 from inference.profiling.gpu.graphs import WARM_UP, captured, compiled
 from inference.profiling.gpu.static_decoding import StaticDecoding
 from inference.profiling.gpu.workbench import Workbench
+from jakiro.target.cache_argument import cache_argument
 
 CAPTURED = "transformers static cache captured"
 ON_CPU = "on a CPU, nothing is compiled or captured"
@@ -119,17 +120,18 @@ def _by_generate(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
     ids = torch.tensor(prompts, device=bench.device)
     block = bench.scale.block
     with torch.no_grad():
-        model.get_decoder()(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
+        decoder = model.get_decoder()
+        decoder(input_ids=ids[:, :-1], use_cache=True, **{cache_argument(decoder): cache})
 
     def work() -> None:
         nonlocal ids
         ids = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
             max_new_tokens=block,
             do_sample=False,
             pad_token_id=0,
+            **{cache_argument(model): cache},
         )
 
     def fault() -> str | None:
