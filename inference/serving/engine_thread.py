@@ -1,6 +1,6 @@
 """The thread that owns the models, and that other threads submit prompts to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
@@ -14,11 +14,12 @@ from inference.autotune.policy import fixed_policy, numbered
 from inference.decoder import SpeculativeDecoder
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
-from inference.engine.request import OutputOptions
+from inference.engine.request import OutputOptions, Request
 from inference.generation.preparation import prepare_requests
-from inference.generation.prompts import Prompt, encode_prompt
+from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
+from inference.serving.incremental_text import IncrementalText, TextStopRule
 from inference.serving.job import Job
 from inference.serving.scheduler import Scheduler
 from jakiro.errors import EngineStopped, JakiroError, PromptError
@@ -103,18 +104,24 @@ class EngineThread:
         """Whether the engine accepts prompts."""
         return not self._is_stopped
 
-    def submit(
+    @property
+    def capacity(self) -> int:
+        """The largest number of tokens of a sequence, including its prompt."""
+        return self.scheduler.lanes[0].capacity
+
+    def prepare(
         self,
         prompt: Prompt,
         *,
         choices: int = 1,
         temperature: float | int | None = None,
         seed: int | None = None,
+        stops: Sequence[str] = (),
         record: OutputOptions | None = None,
         notify: Callable[[], object] | None = None,
         **generation: Any,
     ) -> Job:
-        """Return a job that continues a prompt.
+        """Return a job that continues a prompt, to be passed to `start`.
 
         Args:
             prompt: text, chat messages, or token ids.
@@ -122,6 +129,8 @@ class EngineThread:
             temperature: as for `SpeculativeDecoder.generate`.
             seed: as for `SpeculativeDecoder.generate`; the continuations get different random
                 numbers, like the sequences of `generate_batch`.
+            stops: strings each of which ends a continuation with the token that completes it in the
+                text, as `IncrementalText` decodes the text.
             record: details to return for each token; None to return none.
             notify: function that is called after each event of the job, see `Job`.
             **generation: as for `SpeculativeDecoder.generate`.
@@ -129,7 +138,6 @@ class EngineThread:
         Raises:
             PromptError: the prompt or an argument cannot be used, or the text may become longer
                 than `capacity`.
-            EngineStopped: the engine was closed, or its thread has died.
         """
         decoder = self.decoder
         if choices < 1:
@@ -147,10 +155,40 @@ class EngineThread:
         )
         requests = [replace(request, record=record) for request in requests]
         self.scheduler.lane_of(Job(requests))
+        if stops:
+            requests = [self._with_stops(request, stops) for request in requests]
         group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
-        job = Job(group.requests, notify)
+        return Job(group.requests, notify)
+
+    def start(self, job: Job) -> None:
+        """Submit a job that was prepared; it is decoded as soon as there are places.
+
+        Args:
+            job: job of `prepare`, which was not started yet.
+
+        Raises:
+            EngineStopped: the engine was closed, or its thread has died.
+        """
         self._command(lambda: self.scheduler.submit(job))
+
+    def submit(self, prompt: Prompt, **options: Any) -> Job:
+        """Prepare and start a job that continues a prompt, and return it.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            **options: as for `prepare`.
+
+        Raises:
+            PromptError: as for `prepare`.
+            EngineStopped: as for `start`.
+        """
+        job = self.prepare(prompt, **options)
+        self.start(job)
         return job
+
+    def _with_stops(self, request: Request, stops: Sequence[str]) -> Request:
+        text = IncrementalText(needed(self.decoder.tokenizer), stops)
+        return replace(request, stop=TextStopRule(request.stop, text))
 
     def cancel(self, job: Job) -> None:
         """End a job before its next decoding step, and free its places.

@@ -31,6 +31,7 @@ from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
 from jakiro.cli.regenerate import regenerate
+from jakiro.cli.serve import serve
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
@@ -48,7 +49,7 @@ from jakiro.utils.files import is_disk_full
 _DEBUG = "--debug"
 _BRACES = re.compile("[{}]")  # around required arguments
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Decode": (fetch, generate, chat, demo),
+    "Decode": (fetch, generate, chat, serve, demo),
     "Train": (init, train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),

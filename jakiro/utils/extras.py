@@ -10,6 +10,7 @@ EXTRAS = {
     "train": ("datasets", "deepspeed", "matplotlib", "peft", "tensorboard"),
     "bench": ("matplotlib",),
     "gguf": ("gguf",),
+    "serve": ("prometheus_client", "starlette", "uvicorn"),
 }
 _INDIRECT = {"pyarrow": "train"}  # installed with another package of the extra
 
@@ -26,7 +27,7 @@ def missing_extra(error: ModuleNotFoundError) -> ConfigError | None:
     return None if extra is None else _error(package, extra)
 
 
-def require_extra(extra: Literal["train", "bench", "gguf"]) -> None:
+def require_extra(extra: Literal["train", "bench", "gguf", "serve"]) -> None:
     """Check that the packages of an extra are installed, without importing them.
 
     Raises:

@@ -1,0 +1,173 @@
+"""The parts of a response that completions and chat completions share."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from inference.generation.prompts import Prompt
+from inference.serving.events import (
+    DONE,
+    KEEP_ALIVE,
+    EventResponse,
+    event,
+    unless_disconnected,
+)
+from inference.serving.reply import Reply, TextDelta
+from inference.serving.schema import ApiError, GenerationBody
+from inference.serving.service import DecodingOptions, Service
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The form of one kind of response.
+
+    Attributes:
+        prefix: beginning of the id.
+        kind: value of `object` in a response.
+        chunk_kind: value of `object` in a chunk of a stream.
+        choice: function that returns a choice of a response.
+        first: function that returns what precedes the text of a choice in a stream, or None.
+        chunk: function that returns the choices of a chunk for new text.
+    """
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+    choice: Callable[[TextDelta], dict[str, Any]]
+    first: Callable[[int], dict[str, Any]] | None
+    chunk: Callable[[TextDelta], list[dict[str, Any]]]
+
+
+async def answer(
+    request: HttpRequest,
+    service: Service,
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    options: DecodingOptions,
+    form: AnswerForm,
+) -> Response:
+    """Return the response to a request, streamed or not.
+
+    Args:
+        request: request whose body has been read.
+        service: service that decodes.
+        body: body of the request.
+        prompts: prompts to continue.
+        options: options of all prompts.
+        form: form of the response.
+
+    Raises:
+        ApiError: the request cannot be answered.
+        Disconnected: the client has disconnected.
+    """
+    _check_model(service, body)
+    head = {
+        "id": f"{form.prefix}-{uuid4().hex}",
+        "created": int(time.time()),
+        "model": service.model_name,
+        "system_fingerprint": service.system_fingerprint,
+    }
+    if body.stream:
+        events = _events(service, body, prompts, options, form, head)
+        # The first event is ready as soon as the request is accepted, so that refusals have their
+        # own status code.
+        first = await unless_disconnected(request.receive, anext(events))
+        return EventResponse(first, events)
+    whole = _whole(service, prompts, options, form, head)
+    return JSONResponse(await unless_disconnected(request.receive, whole))
+
+
+def usage_of(reply: Reply) -> dict[str, Any]:
+    """Return the numbers of tokens of a complete reply, and how many drafts were accepted."""
+    stats = reply.stats
+    accepted, drafted = stats.accepted.total(), stats.proposed_by_proposer.total()
+    prompt, completion = reply.num_prompt_tokens, reply.num_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+async def _whole(
+    service: Service,
+    prompts: Sequence[Prompt],
+    options: DecodingOptions,
+    form: AnswerForm,
+    head: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the body of a response that is not streamed."""
+    async with service.open(prompts, options) as reply:
+        merged = [TextDelta(index, "") for index in range(len(prompts) * options.choices)]
+        async for deltas in reply.deltas():
+            for delta in deltas:
+                own = merged[delta.index]
+                own.text += delta.text
+                own.tokens += delta.tokens
+                own.finish_reason = delta.finish_reason
+        choices = [form.choice(own) for own in merged]
+        return {**head, "object": form.kind, "choices": choices, "usage": usage_of(reply)}
+
+
+async def _events(
+    service: Service,
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    options: DecodingOptions,
+    form: AnswerForm,
+    head: dict[str, Any],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream; the first one is empty or precedes all text."""
+    chunk = {**head, "object": form.chunk_kind}
+    has_usage = body.has_usage_chunk
+    nothing = {"usage": None} if has_usage else {}
+    is_accepted = False
+    try:
+        async with service.open(prompts, options) as reply:
+            is_accepted = True
+            numbers = range(len(prompts) * options.choices)
+            heads = [] if form.first is None else [form.first(number) for number in numbers]
+            yield b"".join(event({**chunk, "choices": [own], **nothing}) for own in heads)
+            async for deltas in reply.deltas():
+                for delta in deltas:
+                    for choice in form.chunk(delta):
+                        yield event({**chunk, "choices": [choice], **nothing})
+                if not deltas:
+                    yield KEEP_ALIVE
+            if has_usage:
+                yield event({**chunk, "choices": [], "usage": usage_of(reply)})
+        yield DONE
+    except ApiError as error:
+        if not is_accepted:
+            raise
+        yield event(error.body)
+
+
+def _check_model(service: Service, body: GenerationBody) -> None:
+    if body.model != service.model_name:
+        raise ApiError(
+            404,
+            f"the model is not served here; expected: {service.model_name}; "
+            f"got: {body.model[:80]!r}; remedy: see /v1/models",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def token_text(service: Service, token_id: int) -> str:
+    """Return the text of a single token, special tokens included.
+
+    Args:
+        service: service with the tokenizer.
+        token_id: token.
+    """
+    return str(service.tokenizer.decode([token_id]))

@@ -1,0 +1,102 @@
+"""Server-sent events, and the end of work for clients that have disconnected."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+STALL_SECONDS = 30.0  # a client that takes no data for so long is disconnected
+
+
+def event(data: object) -> bytes:
+    """Return an event with JSON data."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode("utf-8", "replace")
+
+
+class Disconnected(Exception):
+    """The client has closed its connection, or takes no data."""
+
+
+class EventResponse(Response):
+    """A response that sends events as they are made, and stops if the client disconnects.
+
+    Args:
+        first: encoded events that were made already; may be empty.
+        events: the following events, from a generator that has begun; closed at the end, also if
+            the client disconnects.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events.
+
+        Args:
+            scope: ignored.
+            receive: function that returns the client's messages.
+            send: function that sends a message to the client.
+        """
+        try:
+            await unless_disconnected(receive, self._send_all(send))
+        except Disconnected:
+            return
+        finally:
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await _send_in_time(send, self._first, more=True)
+        async for data in self._events:
+            await _send_in_time(send, data, more=True)
+        await _send_in_time(send, b"", more=False)
+
+
+async def _send_in_time(send: Send, data: bytes, more: bool) -> None:
+    message = {"type": "http.response.body", "body": data, "more_body": more}
+    try:
+        await asyncio.wait_for(send(message), STALL_SECONDS)
+    except TimeoutError as error:
+        raise Disconnected from error
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work, which is cancelled if the client disconnects first.
+
+    Args:
+        receive: function that returns the client's messages; the body must have been read.
+        work: work for the client.
+
+    Raises:
+        Disconnected: the client has disconnected.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Disconnected
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,180 @@
+"""The texts that the engine decodes for one request, as they arrive."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.engine.decode_step import DecodeStep
+from inference.engine.details import TokenDetails
+from inference.engine.stats import DecodeStats
+from inference.serving.incremental_text import IncrementalText
+from inference.serving.job import Job
+
+IDLE_SECONDS = 15.0  # after so long without a token, an empty list is delivered
+
+FinishReason = Literal["stop", "length"]
+
+
+class TokenDetail(NamedTuple):
+    """A token with its log-probability under the target's raw distribution."""
+
+    token_id: int
+    offset: int  # number of characters of the text before the token
+    log_prob: float
+    likeliest: list[tuple[int, float]]
+
+
+@dataclass
+class TextDelta:
+    """New text of one choice."""
+
+    index: int  # number of the choice
+    text: str
+    tokens: list[TokenDetail] = field(default_factory=list)  # if log-probabilities were requested
+    finish_reason: FinishReason | None = None
+
+
+class Wake:
+    """Wakes a coroutine from another thread; it belongs to the running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake the coroutine; for any thread."""
+        self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for the next notification, and return whether there was one in time."""
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+class Reply:
+    """The choices of one request.
+
+    Args:
+        jobs: job of each prompt. Choice `i` of prompt `p` has the number `p * n + i`.
+        wake: object that the jobs notify.
+        tokenizer: the target's tokenizer.
+        stops: stop strings.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        wake: Wake,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Sequence[str],
+    ) -> None:
+        self.jobs = list(jobs)
+        self.started = time.monotonic()
+        self.first_token_seconds: float | None = None
+        self._wake = wake
+        self._sequences = [
+            _Choice(number, IncrementalText(tokenizer, stops), state.request.stop.eos_ids)
+            for number, state in enumerate(state for job in jobs for state in job.sequences)
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices have ended."""
+        return all(choice.is_ended for choice in self._sequences)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens of all prompts."""
+        return sum(len(job.request.token_ids) for job in self.jobs)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that were decoded and have arrived."""
+        return sum(choice.num_tokens for choice in self._sequences)
+
+    @property
+    def stats(self) -> DecodeStats:
+        """The statistics of all choices together."""
+        return DecodeStats.pooled(state.stats for job in self.jobs for state in job.sequences)
+
+    async def deltas(self) -> AsyncIterator[list[TextDelta]]:
+        """Yield new texts until all choices have ended, and an empty list if nothing arrives.
+
+        Raises:
+            JakiroError: the engine has stopped, or a choice failed.
+        """
+        while not self.is_complete:
+            if not await self._wake.wait(IDLE_SECONDS):
+                yield []
+                continue
+            if found := self._arrived():
+                yield found
+
+    def _arrived(self) -> list[TextDelta]:
+        found = []
+        first = 0
+        for job in self.jobs:
+            for step in job.poll():
+                if step.error is not None:
+                    raise step.error
+                if self.first_token_seconds is None:
+                    self.first_token_seconds = time.monotonic() - self.started
+                delta = self._sequences[first + step.index].extend(step)
+                if delta.text or delta.tokens or delta.finish_reason:
+                    found.append(delta)
+            first += len(job.sequences)
+        return found
+
+
+class _Choice:
+    """The text of one sequence, with the tokens whose text is not complete yet.
+
+    Args:
+        index: number of the choice.
+        text: text of the sequence.
+        eos_ids: tokens that end a text.
+    """
+
+    def __init__(self, index: int, text: IncrementalText, eos_ids: set[int]) -> None:
+        self.is_ended = False
+        self.num_tokens = 0
+        self._index = index
+        self._text = text
+        self._eos_ids = eos_ids
+        self._waiting: list[TokenDetail] = []
+
+    def extend(self, step: DecodeStep) -> TextDelta:
+        """Return the text that a step makes final."""
+        delta = TextDelta(self._index, "")
+        for number, token_id in enumerate(step.token_ids):
+            self.num_tokens += 1
+            delta.text += self._text.push(token_id)
+            if step.details is not None:
+                self._waiting.append(_detail(token_id, step.details, number, self._text.offset))
+            if not self._text.is_holding and not self._text.is_stopped:
+                delta.tokens += self._waiting
+                self._waiting = []
+        if step.finished:
+            self._end(delta, step.token_ids[-1])
+        return delta
+
+    def _end(self, delta: TextDelta, last: int) -> None:
+        self.is_ended = True
+        delta.text += self._text.flush()
+        # Tokens without any character of the text, such as those of a stop string, are left out.
+        delta.tokens += [token for token in self._waiting if token.offset < self._text.length]
+        is_stop = self._text.is_stopped or last in self._eos_ids
+        delta.finish_reason = "stop" if is_stop else "length"
+
+
+def _detail(token_id: int, details: TokenDetails, number: int, offset: int) -> TokenDetail:
+    likeliest = details.likeliest[number] if details.likeliest else []
+    return TokenDetail(token_id, offset, details.raw_log_probs[number], likeliest)

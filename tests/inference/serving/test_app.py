@@ -1,0 +1,320 @@
+"""Errors, keys, limits, disconnecting clients and metrics, over a socket."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
+from openai import APIStatusError, BadRequestError, OpenAI, RateLimitError
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from inference.engine.lane import Lane
+
+KEY = "secret-key-1"
+
+
+def _body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "def main(", "max_tokens": 4, "temperature": 0, **fields}
+
+
+def _post(server: Running, content: bytes | str, path: str = "completions") -> httpx2.Response:
+    return httpx2.post(f"{server.url}/{path}", content=content, timeout=SECONDS)
+
+
+def _wait_until(condition: Any) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@contextmanager
+def _held(server: Running) -> Iterator[None]:
+    """Hold the engine between two steps."""
+    gate = Event()
+    server.server.engine._command(lambda: gate.wait(SECONDS))
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding steps that take at least 20 ms."""
+    original = Lane.step
+
+    def slow(lane: Lane) -> Any:
+        time.sleep(0.02)
+        return original(lane)
+
+    monkeypatch.setattr(Lane, "step", slow)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"tools": [{}]}, "tools", "not supported"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"echo": True}, "echo", "False"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "less than or equal to 0"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "at most 0"),
+        ({"n": 10**6}, "n", "less than or equal to 8"),
+        ({"n": "2"}, "n", "integer"),
+        ({"temperature": True}, "temperature", "number"),
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"logprobs": 10**9}, "logprobs", "less than or equal to 5"),
+        ({"stop": ["x"] * 10**5}, "stop", "at most 4"),
+        ({"stop": ""}, "stop", "at least 1"),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"jakiro": {"top_k": 0}}, "jakiro.top_k", "greater than or equal to 1"),
+        ({"jakiro": {"beams": 2}}, "jakiro.beams", "not supported"),
+        ({"stream_options": {"include_usage": True}}, None, "requires stream"),
+    ],
+)
+def test_a_wrong_field_is_named(
+    server: Running, fields: dict[str, Any], param: str | None, reason: str
+) -> None:
+    started = time.monotonic()
+    response = _post(server, json.dumps(_body(**fields)))
+    assert time.monotonic() - started < 1
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"] or "").startswith(param or "")
+    assert error["type"] == "invalid_request_error"
+    for part in (reason, "expected: ", "got: ", "remedy: "):
+        assert part in error["message"]
+    assert len(error["message"]) < 600
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "no JSON",
+        "[]",
+        "[" * 10**5,
+        json.dumps(_body()).replace('"temperature": 0', '"temperature": NaN'),
+        b"\xff\xfe{}",
+        '{"model": "tiny", "prompt": "\\ud800"}',
+        '{"prompt": "a"}',
+    ],
+    ids=str,
+)
+def test_a_body_that_cannot_be_read_is_refused(server: Running, content: bytes | str) -> None:
+    response = _post(server, content)
+    assert response.status_code == 400
+    assert "remedy: " in response.json()["error"]["message"]
+    assert _post(server, json.dumps(_body())).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 10**12}, {"prompt": "a b " * 400}])
+def test_a_request_that_is_too_long_is_refused_with_both_lengths(
+    client: OpenAI, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRequestError, match=r"at most 256 tokens.*got: \d+ prompt tokens"):
+        client.completions.create(**_body(**fields))
+    with pytest.raises(BadRequestError, match=r"at most 256 tokens.*got: \d+ prompt tokens"):
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "a b " * 400}]
+        )
+
+
+def test_ids_outside_the_vocabulary_are_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="outside the target's vocabulary"):
+        client.completions.create(**_body(prompt=[1, 10**9]))
+
+
+def test_unknown_paths_and_methods_have_errors_of_the_same_form(server: Running) -> None:
+    for path, method, status in (("/v1/nothing", "GET", 404), ("/v1/completions", "GET", 405)):
+        response = httpx2.request(method, server.root + path)
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert "expected: " in error["message"]
+
+
+def test_documented_fields_are_ignored(client: OpenAI) -> None:
+    found = client.completions.create(
+        **_body(user="somebody", presence_penalty=0, frequency_penalty=0.0, logit_bias={})
+    )
+    assert found.choices
+
+
+def test_sampling_options_have_an_effect(client: OpenAI, server: Running) -> None:
+    body = _body(temperature=1.0, seed=3, max_tokens=20)
+    own = {"top_k": 3, "min_p": 0.05, "repetition_penalty": 1.2}
+    found = client.completions.create(**body, top_p=0.7, extra_body={"jakiro": own})
+    decoder = server.server.engine.decoder
+    expected = decoder.generate(
+        body["prompt"], temperature=1.0, seed=3, max_new_tokens=20, top_p=0.7, **own
+    )
+    assert found.choices[0].text == expected.text
+    # The target's generation config does not sample: top_p implies a temperature of 1.
+    implied = client.completions.create(
+        model=MODEL, prompt=body["prompt"], seed=3, max_tokens=20, top_p=0.7
+    )
+    alone = decoder.generate(body["prompt"], temperature=1.0, seed=3, max_new_tokens=20, top_p=0.7)
+    assert implied.choices[0].text == alone.text
+
+
+def test_a_large_body_is_refused(server: Running) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 2**20
+
+    response = httpx2.post(f"{server.url}/completions", content=b"{}" * 3_000_000)
+    assert response.status_code == 413
+    assert "at most 4000000 bytes" in response.json()["error"]["message"]
+    try:
+        status = httpx2.post(f"{server.url}/completions", content=endless()).status_code
+    except (httpx2.WriteError, httpx2.RemoteProtocolError, httpx2.ReadError):
+        status = 413  # the server has closed the connection while the client was writing
+    assert status == 413
+    assert httpx2.get(f"{server.root}/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.usefixtures("slow_steps")
+def test_disconnecting_cancels_a_request(server: Running, stream: bool) -> None:
+    scheduler = server.server.engine.scheduler
+    service = server.server.service
+    body = json.dumps(_body(max_tokens=200, stream=stream)).encode()
+    host, port = server.server._socket.getsockname()
+    connection = socket.create_connection((host, port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    _wait_until(lambda: scheduler.num_running == 1)
+    (job,) = service._jobs
+    connection.close()
+    _wait_until(lambda: scheduler.num_running == 0)
+    assert job.is_ended
+    assert len(job.sequences[0].new_token_ids) < 100
+    _wait_until(lambda: service.num_active == 0)
+
+
+def test_overload_is_refused_until_there_is_room() -> None:
+    with running(tiny_decoder(), places=8, queue=16) as server:
+        client = server.client(http_client=None)
+        expected = client.completions.create(**_body()).choices[0].text
+
+        def served(_: int) -> str | RateLimitError:
+            try:
+                return client.completions.create(**_body()).choices[0].text
+            except RateLimitError as error:
+                return error
+
+        with ThreadPoolExecutor(100) as pool:
+            with _held(server):
+                answers = [pool.submit(served, number) for number in range(100)]
+                _wait_until(lambda: sum(answer.done() for answer in answers) == 76)
+            found = [answer.result() for answer in answers]
+        refused = [answer for answer in found if isinstance(answer, RateLimitError)]
+        assert len(refused) == 76
+        assert [answer for answer in found if isinstance(answer, str)] == [expected] * 24
+        assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
+        assert refused[0].code == "rate_limit_exceeded"
+        assert client.completions.create(**_body()).choices[0].text == expected
+        with pytest.raises(BadRequestError, match="at most 24; got: 32"):
+            client.completions.create(**_body(prompt=["a"] * 16, n=2))
+        client.close()
+
+
+def test_the_failure_of_one_request_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch, server: Running, client: OpenAI
+) -> None:
+    class Fails(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores * torch.nan if input_ids.shape[1] > 20 else scores
+
+    engine = server.server.engine
+    original = engine.prepare
+
+    def planted(prompt: Any, **options: Any) -> Any:
+        if options.get("seed") == 666:
+            options["logits_processor"] = LogitsProcessorList([Fails()])
+        return original(prompt, **options)
+
+    bodies = [_body(temperature=0.8, seed=seed, max_tokens=30) for seed in range(7)]
+    alone = [client.completions.create(**body).choices[0].text for body in bodies]
+    monkeypatch.setattr(engine, "prepare", planted)
+    bad = _body(temperature=0.8, seed=666, max_tokens=60)
+
+    def served(body: dict[str, Any]) -> str:
+        try:
+            return client.completions.create(**body).choices[0].text
+        except APIStatusError as error:
+            return f"failed with {error.status_code}: {error.code}"
+
+    with ThreadPoolExecutor(8) as pool:
+        *good, failed = pool.map(served, [*bodies, bad])
+    assert good == alone
+    assert failed == "failed with 500: decoding_failed"
+    with httpx2.stream("POST", f"{server.url}/completions", json={**bad, "stream": True}) as sent:
+        assert sent.status_code == 200
+        *_, last = sent.read().decode().strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "decoding_failed"
+
+
+def test_keys_and_origins(caplog: pytest.LogCaptureFixture) -> None:
+    origin, other = "https://app.example", "https://other.example"
+    decoder = tiny_decoder()
+    with running(decoder, api_keys=(KEY,), allowed_origins=(origin,)) as server:
+        with server.client(KEY) as client:
+            assert client.completions.create(**_body()).choices
+        messages = set()
+        for key in ("", "Bearer wrong-key", f"Bearer {KEY}x", "Bearer " + "x" * 10_000):
+            headers = {"authorization": key} if key else {}
+            for path in ("/v1/models", "/metrics", "/v1/nothing"):
+                response = httpx2.get(server.root + path, headers=headers)
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+                messages.add(response.text)
+        assert len(messages) == 1
+        assert httpx2.get(f"{server.root}/health").json() == {"status": "ready"}
+        asked = {"access-control-request-method": "POST"}
+        for own, status in ((origin, 200), (other, 400)):
+            preflight = httpx2.options(
+                f"{server.url}/completions", headers={"origin": own, **asked}
+            )
+            assert preflight.status_code == status
+            is_allowed = preflight.headers.get("access-control-allow-origin") == own
+            assert is_allowed is (own == origin)
+        metrics = httpx2.get(f"{server.root}/metrics", headers={"authorization": f"Bearer {KEY}"})
+    assert KEY not in metrics.text + caplog.text + messages.pop()
+    assert "wrong-key" not in metrics.text + caplog.text
+
+
+def test_metrics_count_what_clients_got(server: Running, client: OpenAI) -> None:
+    def value(name: str) -> float:
+        page = httpx2.get(f"{server.root}/metrics")
+        assert page.headers["content-type"].startswith("text/plain")
+        lines = [line for line in page.text.splitlines() if line.startswith(f"{name} ")]
+        return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+    names = ['jakiro_tokens_total{kind="generated"}', 'jakiro_tokens_total{kind="accepted"}']
+    before = [value(name) for name in names]
+    usage = client.completions.create(**_body(max_tokens=30)).usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    after = [value(name) for name in names]
+    assert after[0] - before[0] == usage.completion_tokens == 30
+    accepted = usage.completion_tokens_details.accepted_prediction_tokens
+    assert after[1] - before[1] == accepted
+    assert value("jakiro_running") == 0
+    assert value("jakiro_places_free") == 16
+
+
+def test_requests_have_ids(server: Running) -> None:
+    sent = httpx2.get(f"{server.url}/models", headers={"x-request-id": "my-request-1"})
+    assert sent.headers["x-request-id"] == "my-request-1"
+    other = httpx2.get(f"{server.url}/models", headers={"x-request-id": "bad id\x07"[:6]})
+    assert len(other.headers["x-request-id"]) == 32
