@@ -60,8 +60,8 @@ def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
     title = "Milliseconds of the parts of a decoding step"
     if name:
         layers = "reordered" if forms.packed else "as loaded"
-        head = "that of the target" if forms.head == "own" else forms.head
-        title += f", with {name} (weights of its layers: {layers}; format of the head: {head})"
+        head = {"own": "as loaded", "packed": "reordered", "int8": "int8"}[forms.head]
+        title += f", with {name} (weights of the layers: {layers}; of the head: {head})"
     table = _table(title, ("part", "ms", "relative to a step without drafts"))
     alone = costs.verify_seconds(0)
     parts = {f"nodes verified: {count}": value for count, value in costs.verify.items()}
