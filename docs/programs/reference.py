@@ -23,11 +23,11 @@ CONFIG = ROOT / "docs" / "reference" / "config.md"
 _WIDTH = 117  # largest number of characters in a line of comments
 _HEADER = """\
 Every setting of a training run, with its default. The file of a run contains `extends: base`, a
-target, data, and the settings that differ from these. On the command line, `--set key.path=value`
-overrides a setting.
+target, data, and the settings that differ from the defaults. On the command line,
+`--set key.path=value` overrides a setting.
 
-`make reference` generates this file from the settings fields in `training/config.py`. Change
-descriptions and defaults there.
+`make reference` generates this file from `TrainSettings` in `training/config.py` and the settings
+classes that it contains. Change descriptions and defaults in these classes.
 """
 _PAGE = """\
 # Configuration

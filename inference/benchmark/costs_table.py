@@ -59,12 +59,13 @@ def _compute_table(grid: ComputeGrid) -> Table:
 def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
     title = "Milliseconds of the parts of a decoding step"
     if name:
-        layers = "reordered weights" if forms.packed else "own weights"
-        title += f", with {name} ({layers}; format of the head: {forms.head})"
+        layers = "reordered" if forms.packed else "as loaded"
+        head = {"own": "as loaded", "packed": "reordered", "int8": "int8"}[forms.head]
+        title += f", with {name} (weights of the layers: {layers}; of the head: {head})"
     table = _table(title, ("part", "ms", "relative to a step without drafts"))
     alone = costs.verify_seconds(0)
-    parts = {f"verification of {count} nodes": value for count, value in costs.verify.items()}
-    parts |= {f"drafting, {passes} passes": value for passes, value in costs.draft.items()}
+    parts = {f"nodes verified: {count}": value for count, value in costs.verify.items()}
+    parts |= {f"drafting passes: {passes}": value for passes, value in costs.draft.items()}
     for part, seconds in parts.items():
         table.add_row(part, f"{seconds * 1e3:.1f}", f"{seconds / alone:.2f}")
     return table

@@ -139,8 +139,8 @@ class Handover:
         if self.model.get_input_embeddings() is not target.model.get_input_embeddings():
             raise TargetMismatch(
                 "generate() was called on a model other than the decoder's target",
-                expected=type(target.model).__name__,
-                got=type(self.model).__name__,
+                expected=f"the decoder's target ({type(target.model).__name__})",
+                got=f"another model ({type(self.model).__name__})",
                 remedy="call generate() of the model that was passed to the decoder",
             )
         others = {name for name, value in inputs.items() if value is not None} - _EXPECTED

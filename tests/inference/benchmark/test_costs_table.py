@@ -26,6 +26,6 @@ def test_costs_and_choices_are_printed(tmp_path: Path, with_drafter: bool) -> No
     assert "without drafts" in printed
     assert "with drafts" in printed
     assert "1 thread, own weights" in printed
-    assert "verification of 24 nodes" in printed
-    assert ("drafting, 3 passes" in printed) is with_drafter
+    assert "nodes verified: 24" in printed
+    assert ("drafting passes: 3" in printed) is with_drafter
     assert ("with mine" in printed) is with_drafter

@@ -49,7 +49,10 @@ def test_every_parameter_gets_a_gradient_in_all_combinations(name: str) -> None:
 
 
 def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
-    """The slope of the output at distance 2 along a direction equals a finite difference."""
+    """The directional derivative of the second drafted token's features is correct.
+
+    The derivative with respect to the parameters is compared with a finite difference.
+    """
     tiny = tiny_training(tiny_settings(trunk=FUSED))
     batch = _batch(tiny.drafter.config.settings)
     view, drafter = tiny.view(batch).to(torch.float64), tiny.drafter.double()

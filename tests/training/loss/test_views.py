@@ -1,4 +1,7 @@
-"""A position of a packed sequence sees its document's past tokens and verified memory only."""
+"""A position of a packed sequence sees its document's past tokens and verified memory only.
+
+Verified memory ends at the position's anchor, which is the last verified position.
+"""
 
 import pytest
 import torch
@@ -45,7 +48,7 @@ def test_tokens_change_only_later_positions_of_their_document(
 
 
 @pytest.mark.parametrize("position", [3, 12, 20])
-def test_memory_changes_only_positions_whose_anchor_it_does_not_follow(
+def test_memory_changes_only_positions_with_an_anchor_at_or_after_it(
     tiny: TinyTraining, position: int
 ) -> None:
     view = tiny.view(BATCH)

@@ -1,4 +1,8 @@
-"""The first of two drafters drafts where it adds tokens per second, and rests elsewhere."""
+"""The first of two drafters drafts where it adds tokens per second, and rests elsewhere.
+
+The second drafter always drafts. The strength of its drafts, here called guesses, decides whether
+the first one drafts too.
+"""
 
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.cascade import LONGEST_REST, Cascade, Cascades, DraftCosts
@@ -14,7 +18,7 @@ RIGHT, WRONG = [5, 6, 7, 8], [9]
 
 
 def _taught(first_is_right: bool) -> Cascade:
-    """Return a cascade that saw strong guesses come true and weak ones fail."""
+    """Return a cascade that saw strong guesses accepted and weak ones rejected."""
     cascade = Cascade(SHAPE, COSTS)
     for _ in range(40):
         cascade.learn(STRONG, 3, 3 if first_is_right else 0, RIGHT)
@@ -62,7 +66,7 @@ def test_a_useless_first_drafter_rests_and_is_tried_again_after_a_while() -> Non
 def test_levels_beyond_the_emitted_tokens_are_unknown() -> None:
     cascade = Cascade(SHAPE, COSTS)
     for _ in range(40):
-        cascade.learn(STRONG, 3, 1, [5])  # one token was emitted, and all were right so far
+        cascade.learn(STRONG, 3, 1, [5])  # emitted: the first guess; the others are unknown
     untaught = Cascade(SHAPE, COSTS)
     untaught_rates, rates = untaught._right(STRONG), cascade._right(STRONG)
     assert rates[0] > 0.9
