@@ -66,7 +66,7 @@ def load_parts(
     Raises:
         CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
         ConfigError: `target` is None, but the drafter does not name a target; the drafter does not
-            exist and has a name similar to `aded` or `lookup`; the vocabulary is too large
+            exist and has a name similar to that of a known drafter; the vocabulary is too large
             for `aded`; or the trained drafter of a pair cannot draft trees of the given shapes or
             compute with the given formats of weights.
         TargetMismatch: a trigram table or a small model was made with a tokenizer other than the

@@ -13,6 +13,7 @@ from inference.drafters.aded.index import check_vocabulary
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from jakiro.errors import ConfigError
+from jakiro.utils.packaged_drafters import packaged_drafter, packaged_names
 from jakiro.utils.settings import SettingsT, load_settings
 
 ADED, LOOKUP, LM = "aded", "lookup", "lm"
@@ -69,16 +70,20 @@ class PairName(NamedTuple):
 
 
 def refuse_misspelt(name: str) -> None:
-    """Raise an error for the name of a drafter that looks like a misspelt training-free drafter.
+    """Raise an error for a name that is similar to that of a known drafter.
 
     Args:
         name: folder or hub id of a trained drafter, or another name.
 
     Raises:
-        ConfigError: nothing exists at this path, and the name is similar to `aded` or `lookup`.
+        ConfigError: nothing exists at this path, and the name is similar to `aded`, `lookup` or
+            the name of a drafter in this package.
     """
-    similar = get_close_matches(name.partition("=")[0].lower(), (ADED, LOOKUP), n=1, cutoff=0.7)
-    if similar and "/" not in name and not Path(name).exists():
+    if "/" in name or Path(name).exists() or packaged_drafter(name) is not None:
+        return
+    known = (ADED, LOOKUP, *packaged_names())
+    similar = get_close_matches(name.partition("=")[0].lower(), known, n=1, cutoff=0.7)
+    if similar:
         raise ConfigError(
             f"there is no drafter {name}",
             expected="a folder, a hub id such as owner/name, aded, aded=TABLE, lookup or lm=MODEL",

@@ -23,3 +23,8 @@ def packaged_drafter(name: str | Path) -> Path | None:
     folder = assets_of(str(name)) / "drafter"
     is_name = len(Path(name).parts) == 1 and not Path(name).exists()
     return folder if is_name and folder.is_dir() else None
+
+
+def packaged_names() -> list[str]:
+    """Return the names of all drafters in the package."""
+    return sorted(folder.parent.name for folder in _ASSETS.glob("*/drafter"))

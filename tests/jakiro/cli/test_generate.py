@@ -195,6 +195,8 @@ def test_a_misspelt_drafter_is_answered_with_the_right_name(
     assert _run("loookup", "def", "--target", target) == 2
     assert "there is no drafter loookup; expected: a folder" in (message := capsys.readouterr().err)
     assert message.endswith("remedy: use lookup\n")
+    assert _run("smollm2-135-instruct", "def") == 2
+    assert capsys.readouterr().err.endswith("remedy: use smollm2-135m-instruct\n")
 
 
 def test_an_empty_prompt_is_refused_before_a_model_is_loaded(

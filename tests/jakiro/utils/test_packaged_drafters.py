@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.utils.packaged_drafters import assets_of, packaged_drafter
+from jakiro.utils.packaged_drafters import assets_of, packaged_drafter, packaged_names
 
 NAME = "smollm2-135m-instruct"
 
 
 def test_a_drafter_is_named_after_its_target() -> None:
+    assert NAME in packaged_names()
     folder = packaged_drafter(NAME)
     assert folder == assets_of(NAME) / "drafter"
     assert JakiroDrafter.from_pretrained(NAME).config.target_record.name_or_path == NAME
