@@ -1,0 +1,1 @@
+"""Drafters in the servers of other projects."""
