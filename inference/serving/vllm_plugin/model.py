@@ -5,8 +5,10 @@ position p + 1. In each step, vLLM calls `combine_hidden_states` for the verifie
 `forward` and `compute_logits` once per drafted token. The second result of `forward` takes the
 place of the combined hidden states of the drafted token:
 
-    [feature | memory | 1]      of a verified token, with what the trunk reads
-    [feature | 0      | 0]      of a drafted token
+    [feature | memory | 1 ...]      of a verified token, with what the trunk reads
+    [feature | 0      | 0 ...]      of a drafted token
+
+There may be several flags, because vLLM wants a width that is a multiple of the number of heads.
 """
 
 from collections.abc import Iterable
@@ -53,6 +55,7 @@ class DraftNetwork(nn.Module):
         super().__init__()
         settings, record = config.settings, config.target_record
         self.hidden = record.hidden_size
+        self.num_flags = facts["num_flags"]
         self.last_state = last_hidden_state(record)
         self.memory_source, self.feature_source = state_sources(settings, record)
         memory, features = encoder_arguments(config)
@@ -73,7 +76,7 @@ class DraftNetwork(nn.Module):
         self._use_cache(vllm_config, prefix)
 
     def encode(self, states: dict[int, Tensor]) -> Tensor:
-        """Return [feature | memory | 1] of verified tokens.
+        """Return [feature | memory | flags] of verified tokens.
 
         Memory from keys and values is returned before the keys are rotated and encoded, because
         positions are not known here.
@@ -92,7 +95,7 @@ class DraftNetwork(nn.Module):
             else:
                 inputs = torch.stack([states[layer] for layer in layers], dim=1)
                 parts.append(self.target_kv(inputs).flatten(1))
-            parts.append(torch.ones_like(parts[-1][:, :1]))
+        parts.append(parts[0].new_ones(len(parts[0]), self.num_flags))
         return torch.cat(parts, dim=-1)
 
     def forward(
@@ -124,7 +127,7 @@ class DraftNetwork(nn.Module):
 
     def _memory(self, given: Tensor, rows: Tensor) -> Tensor:
         start = self.hidden if self.feature_encoder is not None else 0
-        raw = given[:, start:-1]
+        raw = given[:, start : -self.num_flags]
         if self.target_kv is None or self.memory_encoder is None:
             return raw
         per_layer = raw.unflatten(-1, (len(self.target_kv.norm), -1))

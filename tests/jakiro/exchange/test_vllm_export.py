@@ -30,10 +30,10 @@ FORMS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
     "feedback": ({"trunk": FEEDBACK}, 32, [3]),
     "fused": ({"trunk": FUSED, "combine": "sum"}, 32, [0, 2, 3]),
     "eagle3": ({"trunk": WIDE, "draft_vocab_size": 23, **OWN}, 32, [0, 2, 3]),
-    "hybrid, hidden": ({"source": "hidden", "layers": (3, 1)}, 65, [1, 3]),
-    "moa, hidden": ({"trunk": {"kind": "moa"}, "source": "hidden", "layers": (2,)}, 33, [2]),
-    "hybrid, keys and values": ({"trunk": HYBRID}, 32 + 3 * 32 + 1, [0, 1, 2, 3]),
-    "moa, two layers": ({"trunk": {"kind": "moa"}, "layers": (2, 0)}, 2 * 32 + 1, [0, 2]),
+    "hybrid, hidden": ({"source": "hidden", "layers": (3, 1)}, 64 + 4, [1, 3]),
+    "moa, hidden": ({"trunk": {"kind": "moa"}, "source": "hidden", "layers": (2,)}, 32 + 4, [2]),
+    "hybrid, keys and values": ({"trunk": HYBRID}, 32 + 3 * 32 + 4, [0, 1, 2, 3]),
+    "moa, two layers": ({"trunk": {"kind": "moa"}, "layers": (2, 0)}, 2 * 32 + 4, [0, 2]),
 }
 
 
@@ -44,7 +44,7 @@ def test_an_export_contains_the_weights_of_the_first_level(name: str) -> None:
     drafter = _drafter(target, **arguments)
     exported = export_vllm(drafter, target)
     config, weights = exported.config, exported.weights
-    assert config["hidden_size"] == width
+    assert config["hidden_size"] == width  # a multiple of the 4 heads
     assert config["eagle_aux_hidden_state_layer_ids"] == layers
     jakiro = config["jakiro"]
     again = JakiroDrafter(JakiroConfig(drafter=jakiro["drafter"], target=jakiro["target"]))
