@@ -8,12 +8,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jakiro.config import JakiroConfig, state_sources, state_widths
+from jakiro.architecture import encoder_arguments, experts_arguments, trunk_arguments
+from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.cache import StateSource, TargetState
+from jakiro.target.cache import TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
@@ -24,7 +25,6 @@ from jakiro.utils.pretrained import (
     reason_of,
     refuse_files_elsewhere,
 )
-from jakiro.utils.rope import rope_frequencies
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.trunk import Trunk, TrunkInputs
@@ -69,28 +69,12 @@ class JakiroDrafter(PreTrainedModel):
         super().__init__(config)
         settings, target = config.settings, config.target_record
         self.state_sources = state_sources(settings, target)
-        self.memory_encoder, self.feature_encoder = _build_encoders(config)
-        trunk = settings.trunk
-        assert trunk.rope_theta is not None, "`config_for` completes the settings"
-        assert trunk.head_dim is not None, "`config_for` completes the settings"
-        frequencies, scale = rope_frequencies(trunk.rope, trunk.rope_theta, trunk.head_dim)
-        self.trunk = Trunk(
-            hidden=target.hidden_size,
-            attends_memory=settings.trunk.attends_memory,
-            reads_features=settings.trunk.reads_features,
-            norm_eps=settings.norm_eps,
-            rope_frequencies=frequencies,
-            rope_scale=scale,
-            **settings.trunk.form,
-            **settings.trunk.geometry,
-        )
+        memory, features = encoder_arguments(config)
+        self.memory_encoder = None if memory is None else MemoryEncoder(**memory)
+        self.feature_encoder = None if features is None else MemoryEncoder(**features)
+        self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
-        self.experts = MixtureOfExperts(
-            hidden=target.hidden_size,
-            num_parallel=settings.schedule.parallel_levels,
-            norm_eps=settings.norm_eps,
-            **settings.experts.form,
-        )
+        self.experts = MixtureOfExperts(**experts_arguments(config))
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
@@ -229,25 +213,6 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
         f"training: `jakiro generate lookup PROMPT --target {path}`; if it is a drafter of another "
         f"project, convert it first: `jakiro import {path}`",
     )
-
-
-def _build_encoders(config: JakiroConfig) -> tuple[MemoryEncoder | None, MemoryEncoder | None]:
-    """Return the encoders of memory and of features; None for an output that the trunk ignores."""
-    settings, target = config.settings, config.target_record
-    sizes = settings.memory.model_dump(exclude={"source", "layers"})
-    sizes["norm_eps"] = settings.norm_eps
-    fused = sizes | {"layer_attention": False, "common_width": None}
-    fused["always_project"] = settings.trunk.fusion_layers is not None
-    fused |= {"output_bias": settings.trunk.input_bias, "state_norm": settings.trunk.fusion_norm}
-
-    def build(source: StateSource | None, sizes: dict[str, Any]) -> MemoryEncoder | None:
-        if source is None:
-            return None
-        width = max(state_widths(source, target))
-        return MemoryEncoder(len(source.layers), width, target.hidden_size, **sizes)
-
-    memory, features = state_sources(settings, target)
-    return build(memory, sizes), build(features, fused)
 
 
 def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:

@@ -32,6 +32,32 @@ def no_history(kv: KV) -> KV:
     return kv
 
 
+@runtime_checkable
+class Attend(Protocol):
+    """Function from queries, keys and values to the values that each query has mixed.
+
+    The mask is True where a query may attend to a key. Other engines have functions of their own
+    here, which read keys and values of earlier tokens from their caches.
+    """
+
+    def __call__(self, queries: Tensor, kv: KV, mask: Tensor, /) -> Tensor: ...
+
+
+def attend_masked(
+    queries: Float[Tensor, "batch heads queries dim"],
+    kv: KV,
+    mask: Bool[Tensor, "batch 1 queries keys"],
+) -> Float[Tensor, "batch heads queries dim"]:
+    """Return the values that each query has mixed, weighted by its scores of the keys.
+
+    Args:
+        queries: rotated queries.
+        kv: keys and values.
+        mask: True where a query may attend to a key.
+    """
+    return scaled_dot_product_attention(queries, *kv, mask, enable_gqa=True)
+
+
 class CrossAttention(nn.Module):
     """Pre-norm attention whose keys and values come from memory, with a residual connection.
 
@@ -67,6 +93,7 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
         self.rotary = rotary or Rotary(head_dim, rope_theta)
+        self.attend: Attend = attend_masked
 
     def kv(
         self,
@@ -98,7 +125,7 @@ class CrossAttention(nn.Module):
             mask: True where a query may attend to a key.
         """
         queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
-        mixed = scaled_dot_product_attention(queries, *memory, mask, enable_gqa=True)
+        mixed = self.attend(queries, memory, mask)
         return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
 
     def _heads(self, flat: Tensor) -> Tensor:
@@ -151,6 +178,7 @@ class SelfAttention(nn.Module):
         self.query_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.key_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.rotary = rotary or Rotary(head_dim, rope_theta)
+        self.attend: Attend = attend_masked
 
     @property
     def kv_shapes(self) -> list[tuple[int, int]]:
@@ -196,8 +224,8 @@ class SelfAttention(nn.Module):
         heads = self._heads(self.project(self.norm(embeddings)))
         rotated = self.rotary(self._normed(heads[:, : -self.num_kv_heads]), positions)
         queries, own_keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
-        keys, values = store(KV(own_keys, heads[:, -self.num_kv_heads :]))
-        mixed = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+        kv = store(KV(own_keys, heads[:, -self.num_kv_heads :]))
+        mixed = self.attend(queries, kv, mask)
         stream = embeddings if residual is None else residual
         return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
 

@@ -1,1 +1,1 @@
-"""Continuous decoding of requests that arrive at any time."""
+"""The server, and drafters in the servers of other projects."""

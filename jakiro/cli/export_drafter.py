@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
-    from jakiro.exchange.eagle3_export import ServedTarget
+    from jakiro.drafter import JakiroDrafter
+    from jakiro.exchange.eagle3_export import Exported, ServedTarget
 
 
 @quiet_libraries()
@@ -21,10 +22,11 @@ def export_drafter(
         ),
     ],
     to: Annotated[
-        Literal["eagle3", "speculators"],
+        Literal["eagle3", "speculators", "vllm"],
         typer.Option(
             help="Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a "
-            "folder that vLLM serves without other arguments."
+            "folder that vLLM serves without other arguments; vllm: drafters of any architecture, "
+            "for vLLM in an environment where jakiro is installed."
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")],
@@ -32,8 +34,8 @@ def export_drafter(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
-            help="The target, of which only the config is read; by default the one that the "
-            "drafter's config names.",
+            help="The target; by default the one that the drafter's config names. Its weights are "
+            "read only for vllm.",
         ),
     ] = None,
     without_layer_ids: Annotated[
@@ -45,16 +47,28 @@ def export_drafter(
         ),
     ] = False,
 ) -> None:
-    """Write a drafter with the architecture of EAGLE-3 for other engines, exactly."""
+    """Write a drafter for other engines, exactly.
+
+    The layouts eagle3 and speculators require the architecture of EAGLE-3.
+    """
     from jakiro.drafter import JakiroDrafter
     from jakiro.exchange.eagle3_export import export_eagle3, serve_command, without_ids
     from jakiro.exchange.writing import write_export
     from jakiro.utils.files import ensure_new_file
+    from jakiro.utils.pretrained import local_model
 
+    if without_layer_ids and to == "vllm":
+        raise ConfigError(
+            "--without-layer-ids cannot be used with --to vllm",
+            remedy="leave out this option",
+        )
     ensure_new_file(out, "a drafter")
     loaded = JakiroDrafter.from_pretrained(drafter)
     name = target or loaded.config.target_record.name_or_path
-    exported = export_eagle3(loaded, to, _facts_of(name))
+    if to == "vllm":
+        exported = _for_plugin(loaded, name)
+    else:
+        exported = export_eagle3(loaded, to, _facts_of(name))
     if without_layer_ids:
         exported = without_ids(exported, loaded.config.target_record)
     write_export(exported.weights, exported.config, out)
@@ -62,7 +76,20 @@ def export_drafter(
         typer.echo(f"dropped: {part}")
     depth = loaded.config.settings.schedule.autoregressive_levels
     typer.echo(f"wrote {out}; to serve it:")
-    typer.echo(f"  {serve_command(to, str(out), name, depth)}")
+    typer.echo(f"  {serve_command(to, str(out), local_model(name), depth)}")
+
+
+def _for_plugin(drafter: "JakiroDrafter", name: str) -> "Exported":
+    """Return a drafter for the plug-in, with copies of some weights of its target."""
+    from jakiro.exchange.vllm_export import export_vllm
+    from jakiro.target.adapter import TargetAdapter
+    from jakiro.target.record import check_target
+    from jakiro.utils.pretrained import load_causal_lm
+
+    remedy = "pass the target's current folder or id as --target"
+    target = TargetAdapter(load_causal_lm(name, dtype="auto", device="cpu", remedy=remedy))
+    check_target(drafter.config.target_record, target.spec)
+    return export_vllm(drafter, target)
 
 
 def _facts_of(target: str) -> "ServedTarget":

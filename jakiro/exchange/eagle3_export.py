@@ -105,7 +105,7 @@ def without_ids(exported: Exported, record: TargetRecord) -> Exported:
     return exported._replace(config=config)
 
 
-def serve_command(layout: Layout, folder: str, target: str, depth: int) -> str:
+def serve_command(layout: Layout | Literal["vllm"], folder: str, target: str, depth: int) -> str:
     """Return the command with which vLLM serves a target with an exported drafter.
 
     Args:

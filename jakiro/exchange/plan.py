@@ -136,7 +136,7 @@ def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
                 got=got,
                 remedy="pass the target that the drafter was published for as --target",
             )
-    _check_scales(target)
+    check_scales(target, remedy="train a drafter for this target with `jakiro train`")
     for name, part in plan.table.copies.items():
         _check_copy(plan.table, name, _matrix_of(target, part))
 
@@ -167,7 +167,16 @@ def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
     return matrix
 
 
-def _check_scales(target: TargetAdapter) -> None:
+def check_scales(target: TargetAdapter, remedy: str) -> None:
+    """Raise an error if a target scales its embeddings or logits, as other projects may not.
+
+    Args:
+        target: target to check.
+        remedy: advice at the end of the error message.
+
+    Raises:
+        TargetNotSupported: the target has such scales.
+    """
     found = [name for name in _SCALES if getattr(target.config, name, None) not in (None, 1, 1.0)]
     ids = torch.arange(3, device=target.device)
     if not found and not torch.equal(target.embed(ids), _matrix_of(target, "embeddings")[ids]):
@@ -177,7 +186,7 @@ def _check_scales(target: TargetAdapter) -> None:
             f"the target scales its embeddings or logits ({found[0]})",
             expected="a target without such scales",
             got=type(target.model).__name__,
-            remedy="train a drafter for this target with `jakiro train`",
+            remedy=remedy,
         )
 
 

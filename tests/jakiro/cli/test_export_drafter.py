@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_llama
+from helpers.models import tiny_llama, tiny_settings
 from helpers.published import (
     PublishedEagle3,
     eagle3_config,
@@ -19,8 +19,12 @@ from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, write_jsonl
 
 from jakiro.cli import main
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from jakiro.utils.pretrained import load_causal_lm
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.train import train
@@ -103,3 +107,29 @@ def test_an_imported_head_is_trained_further_and_exported(
     assert "already exists" in capsys.readouterr().err
     assert _run("export", trained, "--to", "eagle3", "--out", out / "x", "--target", "./no") == 2
     assert "nothing exists" in capsys.readouterr().err
+
+
+def test_a_drafter_of_another_architecture_is_exported_for_the_plugin(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = TargetAdapter(load_causal_lm(folder / "target"))
+    trunk = {"kind": "hybrid", "first_position": False}
+    config = config_for(
+        tiny_settings(trunk=trunk), record_target(target.spec, str(folder / "target"))
+    )
+    torch.manual_seed(0)
+    JakiroDrafter(config).save_pretrained(tmp_path / "drafter")
+    out = tmp_path / "exported"
+    assert _run("export", tmp_path / "drafter", "--to", "vllm", "--out", out) == 0
+    printed = capsys.readouterr().out
+    assert "dropped: parallel levels" in printed
+    assert f"vllm serve {folder / 'target'} --speculative-config '{{" in printed
+    assert (out / "model.safetensors").is_file()
+    options = ("--to", "vllm", "--out", tmp_path / "other")
+    assert _run("export", tmp_path / "drafter", *options, "--without-layer-ids") == 2
+    assert "cannot be used with --to vllm" in capsys.readouterr().err
+    other = tiny_llama(vocab=target.spec.vocab_size, seed=5, num_hidden_layers=7)
+    other.save_pretrained(tmp_path / "target")
+    assert _run("export", tmp_path / "drafter", *options, "--target", tmp_path / "target") == 2
+    assert "fingerprint differs" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

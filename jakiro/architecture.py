@@ -1,0 +1,60 @@
+"""Arguments of a drafter's modules, which follow from its config."""
+
+from typing import Any
+
+from jakiro.config import JakiroConfig, state_sources, state_widths
+from jakiro.target.cache import StateSource
+from jakiro.utils.rope import rope_frequencies
+
+
+def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:
+    """Return the arguments of the `moa.trunk.Trunk` of a drafter."""
+    settings = config.settings
+    trunk = settings.trunk
+    assert trunk.rope_theta is not None, "`config_for` completes the settings"
+    assert trunk.head_dim is not None, "`config_for` completes the settings"
+    frequencies, scale = rope_frequencies(trunk.rope, trunk.rope_theta, trunk.head_dim)
+    return {
+        "hidden": config.target_record.hidden_size,
+        "attends_memory": trunk.attends_memory,
+        "reads_features": trunk.reads_features,
+        "norm_eps": settings.norm_eps,
+        "rope_frequencies": frequencies,
+        "rope_scale": scale,
+        **trunk.form,
+        **trunk.geometry,
+    }
+
+
+def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the arguments of the `moa.memory.MemoryEncoder` of memory, and of the one of features.
+
+    They are None for an output that the trunk ignores.
+    """
+    settings, target = config.settings, config.target_record
+    sizes = settings.memory.model_dump(exclude={"source", "layers"})
+    sizes["norm_eps"] = settings.norm_eps
+    fused = sizes | {"layer_attention": False, "common_width": None}
+    fused["always_project"] = settings.trunk.fusion_layers is not None
+    fused |= {"output_bias": settings.trunk.input_bias, "state_norm": settings.trunk.fusion_norm}
+
+    def of(source: StateSource | None, sizes: dict[str, Any]) -> dict[str, Any] | None:
+        if source is None:
+            return None
+        width = max(state_widths(source, target))
+        shape = {"num_layers": len(source.layers), "width": width, "hidden": target.hidden_size}
+        return shape | sizes
+
+    memory, features = state_sources(settings, target)
+    return of(memory, sizes), of(features, fused)
+
+
+def experts_arguments(config: JakiroConfig) -> dict[str, Any]:
+    """Return the arguments of the `jakiro.experts.MixtureOfExperts` of a drafter."""
+    settings = config.settings
+    return {
+        "hidden": config.target_record.hidden_size,
+        "num_parallel": settings.schedule.parallel_levels,
+        "norm_eps": settings.norm_eps,
+        **settings.experts.form,
+    }

@@ -1,0 +1,256 @@
+"""Export of drafters for this project's plug-in for vLLM, which runs drafters of any trunk."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from jakiro.config import DrafterSettings, last_hidden_state
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError, TargetNotSupported
+from jakiro.exchange.eagle3 import IDS
+from jakiro.exchange.eagle3_export import Exported
+from jakiro.exchange.plan import check_scales
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import StateSource
+from jakiro.target.step import chain_step
+from moa.rotary import Rotary
+from moa.target_kv import TargetKV
+
+ARCHITECTURE = "Eagle3JakiroForCausalLM"
+_PROBE = 8  # tokens whose keys and values are compared
+_CLOSE = 2e-2  # relative difference of probed values, in half precision
+_LEFT_OUT = ("experts.level_down", "experts.beta", "experts.router.weight", "own_head.weight")
+
+
+class _Parts(NamedTuple):
+    """Copies of the target's weights, and facts about the target for the exported config."""
+
+    weights: dict[str, Tensor]
+    norm_eps: float | None = None
+    kv: dict[str, Any] | None = None
+
+
+def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
+    """Return a drafter as the plug-in `inference.serving.vllm_plugin` loads it.
+
+    Args:
+        drafter: drafter with any trunk, without a key for position 0 and without tail layers.
+        target: target of the drafter, some weights of which are copied.
+
+    Raises:
+        ConfigError: vLLM cannot run a drafter with these settings.
+        TargetNotSupported: the target scales its embeddings or logits, or the drafter reads states
+            that cannot be computed again from the hidden states that vLLM supplies.
+    """
+    settings = drafter.config.settings
+    _check_settings(settings)
+    check_scales(target, remedy="decode with `jakiro generate`, which applies these scales")
+    memory, features = drafter.state_sources
+    head = _head_rows(drafter, target)
+    norm = _final_norm(drafter, target)
+    kv = _Parts({})
+    if memory is not None and memory.kind == "kv":
+        kv = _keys_and_values(target, memory.layers)
+    state = drafter.state_dict()
+    weights = {name: part for name, part in state.items() if name not in _LEFT_OUT}
+    num_experts = settings.experts.num_experts  # further rows of the router are for other levels
+    weights["experts.router.weight"] = state["experts.router.weight"][:num_experts]
+    weights |= head | norm.weights | kv.weights
+    read = {layer for source in (memory, features) if source for layer in source.layers}
+    width, flags = _handed_widths(drafter, kv)
+    config = _config(drafter, target) | {
+        "hidden_size": width,
+        IDS: sorted(read),
+        "jakiro": {
+            "drafter": _exported_settings(settings).model_dump(mode="json"),
+            "target": drafter.config.target_record.model_dump(mode="json"),
+            "facts": {"norm_eps": norm.norm_eps, "kv": kv.kv, "num_flags": flags},
+        },
+    }
+    copies = {
+        name: part.detach().cpu().contiguous().clone() for name, part in sorted(weights.items())
+    }
+    return Exported(copies, config, tuple(_dropped(settings)))
+
+
+def _check_settings(settings: DrafterSettings) -> None:
+    if settings.trunk.first_position:
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because it attends to the first token",
+            expected="drafter.trunk.first_position of False: vLLM has no row for this token",
+            got=True,
+            remedy="train a drafter with drafter.trunk.first_position=false",
+        )
+    if settings.tail_layers:
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because it runs layers of the target",
+            expected="drafter.tail_layers of 0",
+            got=settings.tail_layers,
+            remedy="train a drafter without tail layers",
+        )
+
+
+def _exported_settings(settings: DrafterSettings) -> DrafterSettings:
+    """Return the settings of what remains without parallel levels."""
+    schedule = settings.schedule.model_copy(update={"parallel_levels": 0})
+    return settings.model_copy(update={"schedule": schedule})
+
+
+def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
+    """Return the keys of a Llama config from which vLLM derives the drafter's cache."""
+    settings, record = drafter.config.settings, drafter.config.target_record
+    trunk = settings.trunk
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "intermediate_size": settings.experts.intermediate_size,
+        "num_attention_heads": trunk.num_heads,
+        "num_key_value_heads": trunk.num_kv_heads,
+        "head_dim": trunk.head_dim,
+        "num_hidden_layers": 1,
+        "vocab_size": record.vocab_size,
+        "draft_vocab_size": drafter.config.draft_vocab_size or record.vocab_size,
+        "max_position_embeddings": target.spec.max_position,
+        "rms_norm_eps": settings.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": trunk.rope_theta},
+        "tie_word_embeddings": False,
+        "torch_dtype": str(drafter.dtype).removeprefix("torch."),
+    }
+
+
+def _handed_widths(drafter: JakiroDrafter, kv: _Parts) -> tuple[int, int]:
+    """Return the width of what vLLM hands from one drafted token to the next, and the flags' part.
+
+    The flags, of which one would do, tell verified tokens from drafted ones. vLLM wants a whole
+    multiple of the number of heads.
+    """
+    hidden, trunk = drafter.config.target_record.hidden_size, drafter.config.settings.trunk
+    features = hidden if trunk.reads_features else 0
+    memory = hidden if kv.kv is None else 2 * kv.kv["width"] * kv.kv["num_layers"]
+    assert trunk.num_heads is not None, "`config_for` completes the settings"
+    if not trunk.attends_memory:
+        flags = -features % trunk.num_heads
+        return features + flags, flags
+    flags = trunk.num_heads - (features + memory) % trunk.num_heads
+    return features + memory + flags, flags
+
+
+def _head_rows(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Tensor]:
+    """Return the rows of the head, unless it is the whole head of the target."""
+    if drafter.own_head is not None:
+        return {"lm_head.weight": drafter.own_head.weight}
+    if drafter.draft_ids is None:
+        return {}
+    if type(target.head) is not nn.Linear or target.head.bias is not None:
+        raise _unsupported("the head of the target", "a matrix without a bias", target.head)
+    return {"lm_head.weight": target.head.weight[drafter.draft_ids.to(target.device)]}
+
+
+def _final_norm(drafter: JakiroDrafter, target: TargetAdapter) -> _Parts:
+    """Return the target's final norm if the drafter reads the state after it."""
+    last = last_hidden_state(drafter.config.target_record)
+    if last not in drafter.state_sources.hidden_states:
+        return _Parts({})
+    norm = getattr(target.decoder, "norm", None)
+    weight, eps = _rms_norm(norm, "the final norm of the target")
+    return _Parts({"target_norm.weight": weight}, norm_eps=eps)
+
+
+def _rms_norm(norm: nn.Module | None, what: str) -> tuple[Tensor, float]:
+    """Return the weight and the epsilon of a norm, after a test that it is an RMSNorm."""
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if norm is None or weight is None or eps is None:
+        raise _unsupported(what, "an RMSNorm", norm)
+    probe = torch.randn(len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+    if not _is_close(norm(probe), rms_norm(probe, probe.shape, weight, eps)):
+        raise _unsupported(what, "an RMSNorm", norm)
+    return weight, float(eps)
+
+
+def _keys_and_values(target: TargetAdapter, layers: tuple[int, ...]) -> _Parts:
+    """Return copies of the weights that compute keys and values, after a test on a few tokens."""
+    read: Any = target.decoder
+    norms, weights, epsilons = [], [], set()
+    for index in layers:
+        layer = read.layers[index]
+        weight, eps = _rms_norm(
+            getattr(layer, "input_layernorm", None), f"the input norm of the target's layer {index}"
+        )
+        norms.append(weight)
+        epsilons.add(eps)
+        weights.append(torch.cat([_projection(layer, name, index) for name in "kv"]))
+    shape, rotary = target.spec.head_shapes[layers[0]], getattr(read, "rotary_emb", None)
+    frequencies = getattr(rotary, "inv_freq", None)
+    is_regular = len({part.shape for part in weights}) == len(epsilons) == 1
+    if not is_regular or frequencies is None or 2 * len(frequencies) != shape.key_dim:
+        raise _unsupported("the target", "layers of one shape with whole heads rotated", rotary)
+    kv = {
+        "num_layers": len(layers),
+        "width": shape.num_kv_heads * shape.key_dim,
+        "head_dim": shape.key_dim,
+        "norm_eps": epsilons.pop(),
+        "frequencies": frequencies.float().tolist(),
+        "scale": float(getattr(rotary, "attention_scaling", 1.0)),
+    }
+    parts = {"norm": torch.stack(norms).detach(), "weight": torch.stack(weights).detach()}
+    _check_computed(target, layers, kv, parts)
+    return _Parts({f"target_kv.{name}": part for name, part in parts.items()}, kv=kv)
+
+
+def _projection(layer: Any, name: str, index: int) -> Tensor:
+    found = getattr(getattr(layer, "self_attn", None), f"{name}_proj", None)
+    if type(found) is not nn.Linear or found.bias is not None:
+        what = f"the projection {name}_proj of the target's layer {index}"
+        raise _unsupported(what, "a matrix without a bias", found)
+    return found.weight
+
+
+@torch.no_grad()
+def _check_computed(
+    target: TargetAdapter, layers: tuple[int, ...], kv: dict[str, Any], parts: dict[str, Tensor]
+) -> None:
+    """Raise an error unless keys and values that are computed again equal the cached ones."""
+    hidden = target.spec.hidden_size
+    rotary = Rotary(kv["head_dim"], 1.0, tuple(kv["frequencies"]), kv["scale"])
+    copy = TargetKV(kv["num_layers"], hidden, kv["width"], kv["norm_eps"], rotary)
+    copy.load_state_dict(parts)
+    copy = copy.to(target.device, target.dtype)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(target.spec.vocab_size, (1, _PROBE), generator=generator)
+    cache = target.new_cache(1, _PROBE, layers)
+    target.forward(chain_step(tokens.to(target.device), 0), cache)
+    slots = torch.arange(_PROBE, device=target.device)[None]
+    inputs = cache.state(slots, StateSource("hidden", layers))[0]
+    cached = cache.state(slots, StateSource("kv", layers))[0]
+    if not _is_close(copy.rotated(copy(inputs), slots[0]), cached):
+        raise TargetNotSupported(
+            "the target's keys and values cannot be computed again from its hidden states",
+            expected="layers like those of Llama, without norms of keys",
+            got=type(target.model).__name__,
+            remedy="train a drafter with drafter.memory.source=hidden",
+        )
+
+
+def _is_close(got: Tensor, expected: Tensor) -> bool:
+    difference = (got.float() - expected.float()).abs().max()
+    return bool(difference <= _CLOSE * expected.float().abs().max())
+
+
+def _unsupported(what: str, expected: str, got: object) -> TargetNotSupported:
+    return TargetNotSupported(
+        f"{what} cannot be copied for vLLM",
+        expected=expected,
+        got="none" if got is None else type(got).__name__,
+        remedy="use a target like Llama in half or full precision",
+    )
+
+
+def _dropped(settings: DrafterSettings) -> Iterator[str]:
+    """Yield the parts of a drafter that vLLM does not use."""
+    yield "draft trees: vLLM drafts chains of the most likely tokens"
+    if settings.schedule.parallel_levels:
+        yield "parallel levels: each drafted token takes one pass in vLLM"

@@ -1,0 +1,56 @@
+"""Keys and values of a target's layers, computed again from the inputs of these layers."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from moa.rotary import Rotary
+
+
+class TargetKV(nn.Module):
+    """Computes keys and values of several layers of a target with copies of the layers' weights.
+
+    The layers must be like those of Llama: an RMSNorm, projections without biases, and a rotary
+    embedding that pairs the halves of each key. Other engines need this, because they give a
+    drafter the target's hidden states, but not its keys and values.
+
+    Args:
+        num_layers: number of layers.
+        hidden: width of the target's hidden states.
+        width: width of all keys of a layer, which is also that of all values.
+        norm_eps: epsilon of the target's norms.
+        rotary: rotary embedding of the target.
+    """
+
+    def __init__(
+        self, num_layers: int, hidden: int, width: int, norm_eps: float, rotary: Rotary
+    ) -> None:
+        super().__init__()
+        self.eps = norm_eps
+        self.norm = nn.Parameter(torch.ones(num_layers, hidden))
+        self.weight = nn.Parameter(torch.zeros(num_layers, 2 * width, hidden))
+        self.rotary = rotary
+
+    def forward(
+        self, inputs: Float[Tensor, "tokens layers hidden"]
+    ) -> Float[Tensor, "tokens layers twice_width"]:
+        """Return the keys before their rotation, and the values, side by side."""
+        normed = rms_norm(inputs, inputs.shape[-1:], eps=self.eps) * self.norm
+        return torch.einsum("tlh,lwh->tlw", normed, self.weight)
+
+    def rotated(
+        self,
+        unrotated: Float[Tensor, "tokens layers twice_width"],
+        positions: Int[Tensor, " tokens"],
+    ) -> Float[Tensor, "tokens layers twice_width"]:
+        """Return keys and values as the target caches them.
+
+        Args:
+            unrotated: output of `forward`.
+            positions: absolute positions of the tokens.
+        """
+        keys, values = unrotated.chunk(2, dim=-1)
+        heads = keys.unflatten(-1, (-1, self.rotary.head_dim)).permute(1, 2, 0, 3)
+        rotated = self.rotary(heads, positions[None]).permute(2, 0, 1, 3).flatten(2)
+        return torch.cat((rotated, values), dim=-1)

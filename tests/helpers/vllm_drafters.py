@@ -1,0 +1,133 @@
+"""A tiny target, drafters fitted to its texts, and their chains by the project's own forward."""
+
+from typing import Any
+
+import torch
+from helpers.drafting import chain_frontier, prefilled
+from helpers.models import tiny_llama
+from torch import Tensor
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.trees.shape import TreeShape
+from jakiro.config import DrafterSettings, config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.experts import joint_log_probs
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from jakiro.target.step import chain_step
+from moa.attention import KV
+from moa.trunk import TrunkInputs
+
+VOCAB, NUM_LAYERS = 256, 5
+PROMPT = [1, 5, 9, 77, 130]
+
+
+def target_model() -> Any:
+    """Return a random Llama whose greedy texts vary, with heads of a size that vLLM supports."""
+    model = tiny_llama(
+        VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=NUM_LAYERS,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.25,
+        rms_norm_eps=1e-5,
+    )
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_()
+        for name, part in model.named_parameters():
+            if "norm" in name:
+                part.uniform_(0.5, 1.5)
+    return model
+
+
+def greedy(model: Any, prompt: list[int], length: int) -> list[int]:
+    """Return the new tokens of the target's own greedy text."""
+    ids = torch.tensor([prompt])
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    return model.generate(ids, max_new_tokens=length, **options)[0, len(prompt) :].tolist()
+
+
+def fitted_drafter(
+    target: TargetAdapter, settings: DrafterSettings, texts: Tensor, steps: int
+) -> JakiroDrafter:
+    """Return a drafter that is fitted to texts, so that some of its drafts are accepted.
+
+    Args:
+        target: target of the drafter.
+        settings: settings of the drafter, without a key for position 0.
+        texts: texts of the same length.
+        steps: number of optimizer steps.
+    """
+    torch.manual_seed(3)
+    drafter = JakiroDrafter(config_for(settings, record_target(target.spec, "tiny")))
+    if drafter.draft_ids is not None:
+        common = texts.flatten().bincount(minlength=VOCAB).topk(len(drafter.draft_ids)).indices
+        drafter.draft_ids.copy_(common.sort().values)
+    with torch.no_grad():
+        for name, part in drafter.named_parameters():
+            if "norm" in name:
+                part.uniform_(0.8, 1.2)
+    columns = torch.full((VOCAB,), -1)
+    columns[torch.arange(VOCAB) if drafter.draft_ids is None else drafter.draft_ids] = torch.arange(
+        VOCAB if drafter.draft_ids is None else len(drafter.draft_ids)
+    )
+    wanted = columns[texts[:, 2:]]
+    optimizer = torch.optim.Adam(drafter.parameters(), 3e-3)
+    for _ in range(steps):
+        scores = _log_probs(drafter, target, texts[:, :-1])
+        chosen = scores.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+        loss = -chosen[wanted >= 0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return drafter.eval().requires_grad_(False)
+
+
+def _log_probs(drafter: JakiroDrafter, target: TargetAdapter, tokens: Tensor) -> Tensor:
+    """Return the predictions at the positions from 1 on, one token after the target's states."""
+    batch, count = tokens.shape
+    with torch.no_grad():
+        cache = target.new_cache(batch, count, drafter.state_sources.hidden_states)
+        target.forward(chain_step(tokens, 0), cache)
+        slots = torch.arange(count).expand(batch, -1)
+        state = drafter.state_sources.read(cache, slots)
+    encoded = list(drafter.encode_memory(state, slots))
+    memory = None if drafter.memory_encoder is None else KV(encoded.pop(0), encoded.pop(0))
+    previous = encoded[0][:, 0, :-1] if encoded else None
+    causal = torch.ones(count, count, dtype=torch.bool).tril().expand(batch, 1, -1, -1)
+    inputs = TrunkInputs(previous, memory, causal[:, :, :-1])
+    embeddings = target.embed(tokens[:, 1:])
+    output = drafter(embeddings, slots[:, 1:], causal[:, :, 1:, 1:], inputs)
+    logits = drafter.draft_head(target).logits(output.features[:, :, 0])
+    return joint_log_probs(logits, output.log_weights).logsumexp(dim=2)
+
+
+@torch.no_grad()
+def drafted_chain(
+    drafter: JakiroDrafter, target: TargetAdapter, tokens: list[int], length: int
+) -> tuple[list[int], Tensor]:
+    """Return the greedy chain after `tokens`, and log-probabilities of all tokens at each step.
+
+    Args:
+        drafter: drafter.
+        target: target of the drafter.
+        tokens: verified tokens and the root.
+        length: number of tokens to draft.
+    """
+    shape = TreeShape(
+        autoregressive_levels=length, parallel_levels=0, children=1, breadth=1, num_nodes=length
+    )
+    session, _ = prefilled(
+        TrainedDrafter(drafter, target, shape), torch.tensor([tokens]), len(tokens) - 1
+    )
+    ids = torch.arange(VOCAB) if drafter.draft_ids is None else drafter.draft_ids
+    source, frontier = session.start_tree(), None
+    drafted, rows = [], torch.full((length, VOCAB), float("-inf"))
+    for step in range(length):
+        rows[step, ids] = source.joint(step + 1, frontier)[0, 0].logsumexp(0)
+        drafted.append(int(rows[step].argmax()))
+        column = int((ids == drafted[-1]).nonzero())
+        frontier = chain_frontier(drafted[-1])._replace(columns=torch.tensor([[column]]))
+    return drafted, rows
