@@ -63,6 +63,12 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_refuted() -> No
     assert _pieces(text, ids) == ["w", "", "", "xy", "", "xyw", ""]
 
 
+def test_the_first_of_several_stop_strings_in_one_token_ends_the_text() -> None:
+    (token,) = _ids("argument")
+    text = IncrementalText(TOKENIZER, ["t", "r", "men"])
+    assert _pieces(text, [token]) == ["a", ""]
+
+
 def test_what_is_held_back_at_the_end_is_returned() -> None:
     text = IncrementalText(TOKENIZER, ["xyz"])
     assert _pieces(text, _ids("x") + _ids("y")) == ["", "", "xy"]
