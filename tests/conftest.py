@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
@@ -20,6 +21,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # The tensors are tiny: a second thread costs more time than it saves, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background processes with SIGINT ignored, which the tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PACKAGES = ["inference", "jakiro", "moa", "training"]
 

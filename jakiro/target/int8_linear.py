@@ -96,14 +96,18 @@ def _packed(quantized: Int[Tensor, "out_features in_features"]) -> Tensor:
 def _product(
     quantized: Int[Tensor, "rows in_features"], levels: int, packed: Tensor, scales: Tensor
 ) -> Float[Tensor, "rows out_features"]:
-    """Return the product of the inputs `quantized / levels` and the weight."""
+    """Return the product of the inputs `quantized / levels` and the weight.
+
+    The operator gets no scales, since it may multiply by them in another order, and so round
+    otherwise, for other numbers of rows. Without scales it returns sums of integers.
+    """
     zero_point = levels + 1  # the operator takes unsigned inputs
-    product: Tensor = torch.ops.onednn.qlinear_pointwise(
+    sums: Tensor = torch.ops.onednn.qlinear_pointwise(
         (quantized + zero_point).to(torch.uint8),
-        1 / levels,
+        1.0,
         zero_point,
         packed,
-        scales,
+        torch.ones_like(scales),
         torch.zeros(len(scales), dtype=torch.long),
         None,  # bias
         1.0,  # scale and zero point of the output, which is not quantized
@@ -113,7 +117,7 @@ def _product(
         [],
         "",
     )
-    return product
+    return sums.mul_(scales / levels)
 
 
 @cache
