@@ -1,6 +1,6 @@
 """Execution of a comparison, from its settings to the resulting document."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -32,10 +32,9 @@ from inference.generation.prompts import encode_prompt
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
+from jakiro.utils.tracking import Track, untracked
 
 _logger = get_logger(__name__)
-
-Track = Callable[[int], Callable[[], None]]
 
 
 def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
@@ -128,18 +127,18 @@ class Comparison:
         self._check_lengths(target.spec.max_position)
         self.environment = environment_of(target, name_or_path)
 
-    def run(self, track: Track = lambda _: lambda: None) -> ComparisonDocument:
+    def run(self, track: Track = untracked) -> ComparisonDocument:
         """Measure all methods, and return the document.
 
         Args:
-            track: function that is called with the total number of steps, and returns a function
-                that is called after each step.
+            track: function that is called with the name and the number of steps of each part, and
+                returns a function that is called after each step.
         """
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
         # Untimed work that may fail is done first, so that a failure loses no measurement.
         trees = self._trees(harness)
-        reference = self._reference(harness)
-        harness.advance = track(harness.num_groups(self.prompts))
+        reference = self._reference(harness, track)
+        harness.advance = track("Decoding", harness.num_groups(self.prompts))
         results = harness.measure(self.prompts)
         return ComparisonDocument(
             environment=self.environment,
@@ -199,14 +198,19 @@ class Comparison:
         samples = results[self._own_reference.name, 0.0].samples
         return {sample.prompt.fingerprint: sample.token_ids for sample in samples}
 
-    def _reference(self, harness: Harness) -> Reference | None:
+    def _reference(self, harness: Harness, track: Track) -> Reference | None:
         """Return the target's greedy tokens; None if they are not needed or a method gives them."""
         if 0.0 not in self.settings.temperatures or self._own_reference is not None:
             return None
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
         sampling = harness.sampling(0.0)
-        every = [harness.samples(method, [prompt], sampling, 0)[0][0] for prompt in self.prompts]
-        return {sample.prompt.fingerprint: sample.token_ids for sample in every}
+        advance = track("Greedy answers of the target, not timed", len(self.prompts))
+        reference: dict[str, list[list[int]]] = {}
+        for prompt in self.prompts:
+            sample = harness.samples(method, [prompt], sampling, 0)[0][0]
+            reference[sample.prompt.fingerprint] = sample.token_ids
+            advance()
+        return reference
 
     def _trees(self, harness: Harness) -> list[ExampleTree]:
         ids = self.texts.encode(self.prompts[0].first)

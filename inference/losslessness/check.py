@@ -20,21 +20,14 @@ from inference.losslessness.records import (
 from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.sampled import check_sampled
 from jakiro.errors import PromptError
-
-# Function that receives the name and the number of steps of a part, and returns a function that is
-# called after each step.
-Track = Callable[[str, int], Callable[[], None]]
-
-
-def _untracked(_description: str, _total: int) -> Callable[[], None]:
-    return lambda: None
+from jakiro.utils.tracking import Track, untracked
 
 
 def check_greedy(
     decoder: SpeculativeDecoder,
     prompts: Sequence[list[int]],
     max_new_tokens: int,
-    track: Track = _untracked,
+    track: Track = untracked,
 ) -> GreedyCheck:
     """Compare the decoder's greedy continuations with the target's own, token by token.
 
@@ -114,7 +107,7 @@ def verify_losslessness(
     prompts: Sequence[Prompt],
     settings: VerifySettings | None = None,
     on_check: Callable[[Check], None] | None = None,
-    track: Track = _untracked,
+    track: Track = untracked,
 ) -> VerifyReport:
     """Return a report on whether a decoder's greedy and sampled output agrees with its target's.
 

@@ -16,7 +16,6 @@ from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument, ComparisonSettings
-    from inference.benchmark.run import Track
 
 _METHODS = """\
 transformers                     generate() of transformers
@@ -193,6 +192,7 @@ def _measured(
     from inference.benchmark.subject import Subject, build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
     from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.progress import ProgressDisplay, tracked
 
     prompts = prompts_for(settings)
     with quiet_libraries():
@@ -203,8 +203,8 @@ def _measured(
         )
         methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
-    with _progress() as track:
-        return comparison.run(track)
+    with ProgressDisplay() as progress:
+        return comparison.run(tracked(progress))
 
 
 @contextmanager
@@ -304,17 +304,3 @@ def _show_changes(before: Path, after: Path) -> None:
     from inference.benchmark.document import read_document
 
     show_changes(compare_documents(read_document(before), read_document(after)), Console())
-
-
-@contextmanager
-def _progress() -> "Iterator[Track]":
-    """Yield a function that shows progress on standard error."""
-    from jakiro.utils.progress import ProgressDisplay
-
-    with ProgressDisplay() as bar:
-
-        def track(total: int) -> Callable[[], None]:
-            task = bar.add_task("Decoding", total=total)
-            return lambda: bar.advance(task)
-
-        yield track

@@ -12,7 +12,7 @@ from inference.engine.decode_step import BONUS, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.generation.colored_text import TextPiece, pieces_by_depth
 from inference.generation.prompts import encode_prompt, needed
-from jakiro.errors import PromptError
+from jakiro.errors import ConfigError, PromptError
 from jakiro.utils.settings import Settings, validate_settings
 
 HELP = """\
@@ -230,10 +230,17 @@ class Dialogue:
         return f"last answer: {self.last.summary}\nall answers: {self.total.summary}"
 
     def _set_temperature(self, argument: str) -> str:
-        changes = {"temperature": argument or None}
-        self.settings = validate_settings(
-            DialogueSettings, self.settings.model_dump() | changes, source="the command"
-        )
+        try:
+            changes = {"temperature": float(argument) if argument else None}
+            self.settings = validate_settings(
+                DialogueSettings, self.settings.model_dump() | changes, source="the command"
+            )
+        except ValueError as error:
+            raise ConfigError(
+                "this temperature cannot be used",
+                expected="0 (greedy) or a positive number",
+                got=argument,
+            ) from error
         value = self.settings.temperature
         return f"temperature: {'that of the target' if value is None else f'{value:g}'}"
 

@@ -62,7 +62,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    tree: options.TreeChoice = "auto",
+    tree: options.TreeChoice = "fixed",
     batch_invariant: options.BatchInvariant = False,
     json_file: Annotated[
         Path | None,

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomic
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.packaged_drafters import assets_of
 from jakiro.utils.pretrained import Device, choose_device
-from jakiro.utils.progress import ProgressDisplay
+from jakiro.utils.progress import ProgressDisplay, tracked
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.distributed.processes import launch_environment
@@ -144,12 +143,7 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
     prompts = prompts_for(settings)
     methods = build_methods(parse_methods(settings.methods), subject)
     comparison = Comparison(settings, prompts, methods, subject.model, subject.tokenizer, MODEL)
-
-    def track(total: int) -> Callable[[], None]:
-        task = progress.add_task("Comparing", total=total)
-        return lambda: progress.advance(task)
-
-    return comparison.run(track)
+    return comparison.run(tracked(progress))
 
 
 def _write_report(document: ComparisonDocument, folder: Path) -> Path:

@@ -1,7 +1,6 @@
 """The demo with a toy target or the user's target: training of a drafter, then measurements."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,7 +32,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import Device, choose_device, load_causal_lm, load_tokenizer
-from jakiro.utils.progress import ProgressDisplay
+from jakiro.utils.progress import ProgressDisplay, tracked
 from training.distributed.processes import launch_environment
 
 TEMPERATURES = (0.0, 0.8)
@@ -171,10 +170,4 @@ def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
     )
     prompts = [prompt_of(ids) for ids in demo.prompts("test", demo.preset.num_prompts)]
     comparison = Comparison(settings, prompts, methods, model, tokenizer, demo.target)
-    task = demo.progress.add_task("Comparing")
-
-    def track(total: int) -> Callable[[], None]:
-        demo.progress.update(task, total=total)
-        return lambda: demo.progress.advance(task)
-
-    return comparison.run(track)
+    return comparison.run(tracked(demo.progress))

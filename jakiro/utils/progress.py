@@ -129,7 +129,7 @@ class ProgressDisplay(Progress):
                 self.console.print(line_of(self._tasks[task_id]), highlight=False, soft_wrap=True)
 
 
-def tracked(progress: Progress) -> Callable[[str, int], Callable[[], None]]:
+def tracked(progress: Progress) -> Track:
     """Return a function that adds a task and returns a function that advances it by a step.
 
     Args:

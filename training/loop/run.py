@@ -193,11 +193,13 @@ class Run:
             is_saved: whether the last step has a checkpoint.
         """
         if self._processes.is_first:
-            step = self._state.step
+            step = f"step {self._state.step}"
+            if self._settings.minutes is None:
+                step += f" of {self._num_steps}"
             _logger.info(
-                f"saved the run after step {step} of {self._num_steps}; the same command resumes it"
+                f"saved the run after {step}; the same command resumes it"
                 if is_saved
-                else f"the run ended after step {step}, unsaved because checkpoint.every is null"
+                else f"the run ended after {step}, unsaved because checkpoint.every is null"
             )
         raise KeyboardInterrupt
 
@@ -213,7 +215,9 @@ class Run:
         every = self._evaluation_interval = settings.evaluation.interval(
             self._num_steps, has_data=evaluation.has_data
         )
-        if not state.step:
+        if state.step:
+            _logger.info(f"the run resumes after step {state.step}")
+        else:
             self._report_length()
             drafter = trainer.copy_drafter()
             _logger.info("self-test: the drafter is saved, loaded and used for decoding")

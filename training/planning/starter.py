@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from jakiro.utils.gguf import default_dtype
 from training.input_settings import TargetSettings
 from training.planning.simulation import target_on_meta
 
+_MOST_HELD_OUT = 32
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
 _TEMPLATE = """\
@@ -22,7 +24,7 @@ target:
 data:
   paths: {paths}
   sequence_length: {sequence_length}
-  validation_size: 32          # number of conversations held out to measure the drafter
+  validation_size: {validation_size:<2}          # conversations held out to measure the drafter
 
 drafter:
   # One layer that starts as the last layer of the target, and reads {reads}.
@@ -66,10 +68,27 @@ def starter_yaml(name_or_path: str, paths: Sequence[str]) -> str:
         dtype=dtype,
         paths=json.dumps(list(paths)),
         sequence_length=min(512, target.spec.max_position),
+        validation_size=validation_size(paths),
         fusion_layers="null" if layers is None else list(layers),
         reads="its last hidden state" if layers is None else "an early, a middle and a late state",
         intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
     )
+
+
+def validation_size(paths: Sequence[str]) -> int:
+    """Return how many conversations to hold out: 32, or a tenth of the data if that is less.
+
+    Args:
+        paths: training data. Only JSONL files are counted; other data is taken to be large.
+    """
+    files = [Path(path) for path in paths]
+    if not all(file.suffix == ".jsonl" and file.is_file() for file in files):
+        return _MOST_HELD_OUT
+    num_records = 0
+    for file in files:
+        with file.open("rb") as lines:
+            num_records += sum(1 for line in lines if line.strip())
+    return min(_MOST_HELD_OUT, num_records // 10)
 
 
 def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:

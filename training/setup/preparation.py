@@ -164,6 +164,8 @@ def cached_sequences(settings: TrainSettings) -> PackedSequences | None:
 def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     """Return the length of a run in tokens and epochs as text, and whether it is too long.
 
+    A run of limited time is never too long, because its number of steps is not known before.
+
     Args:
         settings: settings of the run, with the number of steps.
         num_sequences: number of packed training sequences.
@@ -171,6 +173,8 @@ def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     num_read = settings.num_steps * settings.batch.global_batch_size
     epochs = num_read / num_sequences
     length = f"{num_read * settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
+    if settings.minutes is not None:
+        return f"{settings.minutes:g} minutes of training, and at most {length}", False
     if epochs > _MANY_EPOCHS:
         return f"{length}: add data, or lower the number of steps or epochs", True
     return length, False

@@ -126,6 +126,27 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
     assert document.figures("transformers", 1.0).speedup == 1.0
 
 
+def test_the_progress_of_answers_to_compare_with_is_shown(folder: Path, subject: Loaded) -> None:
+    model, tokenizer = subject
+    settings = _settings(folder, "autoregressive", temperatures=(0.0,))
+    methods = build_methods(parse_methods(settings.methods), Subject(model, tokenizer))
+    shown: dict[str, list[int]] = {}
+
+    def track(description: str, total: int) -> Callable[[], None]:
+        steps = shown.setdefault(description, [total, 0])
+
+        def advance() -> None:
+            steps[1] += 1
+
+        return advance
+
+    prompts = prompts_for(settings)
+    Comparison(settings, prompts, methods, model, tokenizer, "tiny").run(track)
+    number = len(RECORDS)
+    assert shown["Greedy answers of the target, not timed"] == [number, number]
+    assert shown["Decoding"][0] == shown["Decoding"][1] >= number
+
+
 def test_figures_of_a_drafter_add_up(everything: ComparisonDocument) -> None:
     for temperature in (0.0, 1.0):
         one = everything.figures("drafter", temperature)

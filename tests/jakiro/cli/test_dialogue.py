@@ -177,7 +177,7 @@ def test_the_temperature_can_be_changed(dialogue: Dialogue) -> None:
     assert dialogue.execute("/temperature") == "temperature: that of the target"
     assert _text(dialogue, "main") == greedy
     for wrong in ("-1", "warm", "inf"):
-        with pytest.raises(ConfigError, match="temperature"):
+        with pytest.raises(ConfigError, match=f"expected: 0 .greedy.*; got: {wrong}"):
             dialogue.execute(f"/temperature {wrong}")
     assert dialogue.settings.temperature is None
 

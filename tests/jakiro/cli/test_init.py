@@ -7,6 +7,8 @@ from helpers.models import tiny_llama
 from typer.testing import CliRunner
 
 from jakiro.cli import app, main
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
 
 
 @pytest.fixture
@@ -33,6 +35,15 @@ def test_given_data_need_not_be_synthesized(target: str) -> None:
     assert "warning: there is no file chats.jsonl yet" in result.output
     assert "jakiro verify --drafter runs/target/drafter" in result.output
     assert 'paths: ["chats.jsonl"]' in Path("own.yaml").read_text()
+
+
+@pytest.mark.parametrize(("num_records", "held_out"), [(3, 0), (45, 4), (1000, 32)])
+def test_few_conversations_are_held_out_of_few(
+    target: str, num_records: int, held_out: int
+) -> None:
+    Path("chats.jsonl").write_text('{"text": "a"}\n' * num_records + "\n")
+    CliRunner().invoke(app, ["init", target, "--data", "chats.jsonl"], catch_exceptions=False)
+    assert load_settings(TrainSettings, Path("my.yaml")).data.validation_size == held_out
 
 
 def test_a_file_that_exists_is_kept(target: str, capsys: pytest.CaptureFixture[str]) -> None:

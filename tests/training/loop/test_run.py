@@ -33,6 +33,16 @@ def test_the_log_has_the_length_of_a_run_and_its_evaluations(
     assert re.search(rf"drafter: the (last|best) drafter.*{found}", caplog.text)
 
 
+def test_the_log_of_a_run_of_limited_time_has_no_warning(
+    workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    train(tiny_run(workshop, steps=2, minutes=5, batch={"global_batch_size": 64}))
+    (length,) = [record for record in caplog.records if " tokens = " in record.message]
+    assert length.levelname == "INFO"
+    assert length.message.startswith("5 minutes of training, and at most 6,144 tokens = ")
+
+
 def test_only_our_own_progress_bar_is_shown_during_training(
     workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,8 +68,9 @@ def test_the_evaluation_before_the_first_step_is_done_once_and_only_with_several
 
 
 def test_a_run_of_epochs_resumes_and_ends_like_a_run_of_as_many_steps(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     by_steps = tiny_run(workshop, steps=5, run_folder=str(workshop / "by-steps"))
     by_epochs = tiny_run(workshop, steps=None, epochs=2, checkpoint={"every": 3})
     train(by_steps)
@@ -67,7 +78,9 @@ def test_a_run_of_epochs_resumes_and_ends_like_a_run_of_as_many_steps(
         interrupt_after(patched, 3)
         with pytest.raises(PowerCutError):
             train(by_epochs)
+    assert "resumes" not in caplog.text
     train(by_epochs)
+    assert "the run resumes after step 3" in caplog.text
     assert curve(by_epochs) == curve(by_steps)
 
 
