@@ -1,7 +1,8 @@
-"""The entry point of training, from text files to the finished drafter.
+"""The entry point of training, from training data to the finished drafter.
 
-Run `deepspeed --module training.train --config FILE [--set key.path=value ...]` for any number of
-processes, or `python -m training.train --config FILE` for a single process.
+Users run `jakiro train`. A launcher runs `deepspeed --module training.train --config FILE
+[--set key.path=value ...]` for any number of processes, or `python -m training.train --config FILE`
+for a single process.
 """
 
 import sys
@@ -51,7 +52,7 @@ def train(
     Raises:
         ConfigError: settings do not fit together, or the run folder belongs to another run.
         DataError: data is missing or malformed, or contains nothing to learn from.
-        PromptError: the evaluation prompts cannot be decoded.
+        PromptError: the evaluation prompts cannot be read or used.
         CheckpointError: the target or a checkpoint cannot be loaded.
         TargetNotSupported: drafting for this target is not supported.
         NumericalError: a loss or a gradient is not finite.
@@ -78,7 +79,7 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train in this process, which a launcher started, and return the exit code.
+    """Train in this process, which a launcher may have started, and return the exit code.
 
     Users run `jakiro train` instead.
     """

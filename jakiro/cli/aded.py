@@ -12,13 +12,13 @@ from jakiro.cli.output import say, writer
 from jakiro.utils.logs import quiet_libraries
 
 aded = typer.Typer(
-    name="aded", help="Prepare the training-free drafter aded.", no_args_is_help=True
+    name="aded", help="Prepare `aded`, a drafter that needs no training.", no_args_is_help=True
 )
 
 
 @aded.callback()
 def _group() -> None:
-    """Prepare the training-free drafter aded."""
+    """Prepare `aded`, a drafter that needs no training."""
 
 
 @aded.command()
@@ -40,7 +40,8 @@ def build(
         int,
         typer.Option(
             min=1,
-            help="Largest number of bigrams to keep. A bigram with 12 successors takes 104 bytes.",
+            help="Largest number of bigrams (pairs of tokens) to keep, each with the tokens that "
+            "follow it most often. A bigram with 12 such successors takes 104 bytes.",
         ),
     ] = 2**18,
     successors: Annotated[
@@ -60,7 +61,9 @@ def build(
         counter = count_trigrams(loaded, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
-    say(f"stored {len(index.keys)} bigrams, counted in {counter.num_tokens} tokens, in {out}")
+    say(
+        f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} bigrams in {out}"
+    )
     words = ["jakiro", "generate", f"aded={out}", "PROMPT", "--target", "TARGET"]
     say(f"use them with: {shlex.join(words)}")
 

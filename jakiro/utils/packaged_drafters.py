@@ -6,19 +6,19 @@ _ASSETS = Path(__file__).parents[1] / "assets"
 
 
 def assets_of(model: str) -> Path:
-    """Return the folder with the drafter for a model, its training data and its settings.
+    """Return the folder with a model's drafter, and the data and settings that it was trained with.
 
     Args:
-        model: name of the model, as for `jakiro fetch`.
+        model: name of a model that `jakiro fetch` knows.
     """
     return _ASSETS / model
 
 
 def packaged_drafter(name: str | Path) -> Path | None:
-    """Return the folder of a packaged drafter; None if the name is a path or that of no drafter.
+    """Return the folder of a packaged drafter; None for a local path or an unknown name.
 
     Args:
-        name: name of a model, as for `jakiro fetch`, or another name.
+        name: name of a model that `jakiro fetch` knows, or any other name or path.
     """
     folder = assets_of(str(name)) / "drafter"
     is_name = len(Path(name).parts) == 1 and not Path(name).exists()

@@ -1,4 +1,4 @@
-"""The drafter as a Hugging Face model: saving, strict loading, and independence of later tokens."""
+"""The drafter as a Hugging Face model: saving, strict loading, and no influence of later tokens."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_a_gguf_file_is_no_drafter(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_config_that_was_changed_by_hand_is_an_error_of_one_line(
+def test_a_config_that_was_changed_by_hand_raises_an_error_of_one_line(
     target: TargetAdapter, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     tiny_drafter(target).save_pretrained(tmp_path)
@@ -107,7 +107,7 @@ def test_a_config_that_was_changed_by_hand_is_an_error_of_one_line(
         JakiroDrafter.from_pretrained(tmp_path)
 
 
-def test_a_config_without_settings_is_an_error_of_one_line(
+def test_a_config_without_settings_raises_an_error_of_one_line(
     target: TargetAdapter, tmp_path: Path
 ) -> None:
     tiny_drafter(target).save_pretrained(tmp_path)
@@ -118,7 +118,7 @@ def test_a_config_without_settings_is_an_error_of_one_line(
         JakiroDrafter.from_pretrained(tmp_path)
 
 
-def test_a_config_that_is_not_an_object_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_a_config_that_is_not_an_object_raises_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="cannot load a drafter from"):
         JakiroDrafter.from_pretrained(tmp_path)
@@ -136,7 +136,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(
         JakiroDrafter.from_pretrained(folder)
 
 
-def test_too_little_memory_is_answered_with_a_smaller_model(
+def test_too_little_memory_to_load_a_drafter_is_explained(
     target: TargetAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Figures of the report: speed, seconds by phase, expert load, and acceptance by depth."""
+"""Figures of the report: speed, time per token by phase, expert load, and acceptance by depth."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -70,8 +70,8 @@ def method_rows(
         methods: methods from top to bottom.
         looks: labels and colors of the methods.
         axis: horizontal axis of all rows.
-        paint: function that draws a method's row on the axes, given the row's distance in pixels
-            from the top.
+        paint: function that draws a method's row on the axes, given the distance of the row's
+            drawing from the top, in pixels.
         height: height of a row's drawing, in pixels.
         alt: alternative text of the figure.
     """
@@ -130,7 +130,7 @@ def speedups(methods: Methods, looks: Looks, limit: float, *, name: str, baselin
     Args:
         methods: methods from top to bottom.
         looks: labels and colors of the methods.
-        limit: largest speed-up or upper end of an interval.
+        limit: largest of all speed-ups and upper ends of their intervals.
         name: name of the figure, unique on the page.
         baseline: name of the method that speed-ups refer to.
     """
@@ -174,7 +174,7 @@ def sample_speeds(methods: Methods, looks: Looks, limit: float, *, name: str) ->
     )
     axis = RowAxis(1.04 * limit, "tokens per second")
     paint = partial(_speed_dots, looks)
-    alt = f"Tokens per second of every sample; medians: {medians}"
+    alt = f"Tokens per second of the samples; medians: {medians}"
     return method_rows(name, methods, looks, axis, paint, height=18, alt=alt)
 
 
@@ -192,7 +192,7 @@ def expert_load(methods: Methods, looks: Looks, *, name: str) -> Markup:
 
 
 def acceptance(methods: Methods, looks: Looks, *, name: str) -> Markup:
-    """Return lines of the conditional acceptance rate and of the acceptance rate per position.
+    """Return lines of the conditional acceptance rate and of the acceptance rate at each depth.
 
     Args:
         methods: methods that draft.
@@ -279,9 +279,11 @@ def _acceptance(methods: Methods, looks: Looks, height: int, figure: Figure) -> 
     legend = _LEGEND_LINE * len(methods)
     bottom, tall = (legend + 40) / height, 168 / height
     left = figure.add_axes(
-        (40 / WIDTH, bottom, 200 / WIDTH, tall), title="where a candidate was checked"
+        (40 / WIDTH, bottom, 200 / WIDTH, tall), title="share of checked steps accepted"
     )
-    right = figure.add_axes((254 / WIDTH, bottom, 200 / WIDTH, tall), title="of all decoding steps")
+    right = figure.add_axes(
+        (254 / WIDTH, bottom, 200 / WIDTH, tall), title="share of all steps accepted"
+    )
     _depth_axes(left)
     _depth_axes(right)
     right.tick_params(labelleft=False)

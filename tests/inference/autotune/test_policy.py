@@ -1,4 +1,4 @@
-"""The draft policy follows from drafter and trees; only trained drafters have tree shapes."""
+"""The draft policy is determined by the drafter and the choice of trees; only trained drafters have tree shapes."""
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
@@ -41,7 +41,7 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert budget is None or budget.num_nodes <= drafter.max_nodes
 
 
-def test_a_full_batch_gets_trees_of_one_size_by_its_own_costs() -> None:
+def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -> None:
     target = TargetAdapter(tiny_llama())
     drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
     automatic = policy_for(target, drafter, "auto", None)
@@ -55,7 +55,7 @@ def test_a_full_batch_gets_trees_of_one_size_by_its_own_costs() -> None:
 
 
 class Lookalike(LookupDrafter):
-    """A drafter with the methods of `CostAware` that does not derive from it."""
+    """A drafter that has the members of `CostAware` but does not derive from this class."""
 
     slow_part = None
 

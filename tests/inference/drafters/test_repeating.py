@@ -52,8 +52,8 @@ def _inference_mode() -> Iterator[None]:
         yield
 
 
-#  root - 1 - 2 - 3      3 follows 1 2. With before=0, 3 also follows the 2 below 4;
-#       \ 4 - 2          with before=1, it does not, because 4 2 differs from 1 2.
+#  root - 1 - 2 - 3      Token 3 follows the path 1, 2. With before=0, 3 is appended to the 2 below
+#       \ 4 - 2          4 as well; with before=1 it is not, because 4, 2 differs from 1, 2.
 def _tree() -> Candidates:
     tokens, parents = np.array([1, 4, 2, 2, 3]), np.array([-1, -1, 0, 1, 2])
     return Candidates(
@@ -71,7 +71,7 @@ def test_leaves_go_on_as_the_same_tokens_do_elsewhere() -> None:
     assert _paths(more) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2)}
 
 
-def test_unlikely_siblings_go() -> None:
+def test_unlikely_siblings_are_left_out() -> None:
     repeated = with_repeats(_tree(), RepeatSettings(before=0, prune=0.7), 16, 8)
     assert _paths(repeated) == {(1,), (1, 2), (1, 2, 3)}
 

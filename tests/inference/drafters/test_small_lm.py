@@ -89,7 +89,7 @@ def test_sampled_sequences_have_the_target_distribution() -> None:
 
 def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
     """Return a drafter whose small model has NaN logits after some tokens."""
-    drafter = _drafter(model)  # built first, since it would refuse a model with NaN
+    drafter = _drafter(model)  # refuses a model with NaN, so NaN comes after
     table = drafter.model.model.get_input_embeddings().weight
     table.data = table.data.clone()
     table.data[tokens] = float("nan")
@@ -97,9 +97,7 @@ def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(80, 1), (600, 300)])
-def test_a_small_model_that_overflows_costs_speed_and_no_exactness(
-    samples: int, batch: int
-) -> None:
+def test_a_small_model_with_nan_costs_speed_but_not_exactness(samples: int, batch: int) -> None:
     model = tiny_llama(vocab=23)
     decoder = SpeculativeDecoder(model, _spoilt(model, slice(5, 14)), tree="fixed")
     assert assert_follows_distribution(decoder, model, 1.0, samples, batch).accepted.total() > 20
@@ -136,7 +134,7 @@ def test_sampled_trees_keep_the_target_distribution_exactly(children: int, bread
     assert two_step_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
 
 
-def test_draft_probs_are_processed_as_the_target_is() -> None:
+def test_draft_probs_are_processed_like_those_of_the_target() -> None:
     model = tiny_llama(vocab=31)
     small = _small(model)
     drafter = SmallLMDrafter(small, model)
@@ -187,7 +185,7 @@ def test_accepted_candidates_are_not_read_again() -> None:
     assert session.lengths == (7,)
 
 
-def test_a_session_takes_news_once_refuses_gaps_and_goes_back() -> None:
+def test_a_session_ignores_repeated_tokens_refuses_gaps_and_rolls_back() -> None:
     drafter = _drafter(tiny_llama(vocab=31))
     session = drafter.new_session(GREEDY, capacity=8)
     for _ in range(2):

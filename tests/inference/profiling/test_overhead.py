@@ -1,4 +1,4 @@
-"""The overhead of a decoding step is the time that it spends outside its forward passes."""
+"""The overhead of a decoding step is the share of its time outside the forward passes."""
 
 import pytest
 import torch

@@ -57,7 +57,7 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     table, settings, sharing, figures = (tmp_path / name for name in paths)
     assert _build(folder, table) == 0
     stored, use = capsys.readouterr().err.splitlines()[-2:]
-    assert " bigrams, counted in " in stored
+    assert "; stored those of " in stored
     words = shlex.split(use.removeprefix("use them with: jakiro "))
     assert words == ["generate", f"aded={table}", "PROMPT", "--target", "TARGET"]
     assert _run(*words[:-1], str(folder / "target"), "--max-new-tokens", "4") == 0

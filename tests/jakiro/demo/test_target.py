@@ -67,7 +67,7 @@ def progress() -> Progress:
 
 @pytest.fixture
 def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A function that makes the next training stop after a number of steps."""
+    """A function that interrupts the next training run after a number of steps."""
     advance = Pretraining.advance
 
     def plan(num_steps: int) -> None:

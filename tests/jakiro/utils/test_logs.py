@@ -1,4 +1,4 @@
-"""Only the first process logs, to standard error; the bars of libraries can be hidden."""
+"""Only the first process logs, to standard error; the progress bars of libraries can be hidden."""
 
 import logging
 

@@ -48,7 +48,7 @@ def write(tmp_path: Path) -> Any:
     return write_file
 
 
-def test_a_file_fills_the_settings_and_defaults_the_rest(write: Any) -> None:
+def test_values_come_from_the_file_and_the_rest_from_defaults(write: Any) -> None:
     path = write("recipe.yaml", "name: mine\noptimizer: {learning_rate: 1e-4}\n")
     recipe = load_settings(Recipe, path)
     assert recipe == Recipe(name="mine", optimizer=Optimizer(learning_rate=1e-4))
@@ -153,7 +153,7 @@ def test_a_bad_file_is_refused_with_what_was_expected(
 
 
 def _alias_bomb(levels: int) -> str:
-    """Return a YAML list that stands for ten to the power of `levels` values."""
+    """Return a YAML list that stands for more than ten to the power of `levels` values."""
     lists = ["&l0 x"]
     for level in range(1, levels + 1):
         lists.append(f"&l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
@@ -162,7 +162,7 @@ def _alias_bomb(levels: int) -> str:
 
 @pytest.mark.parametrize("key", ["name", "extends", "optimizer"])
 @pytest.mark.parametrize("levels", [3, 4, 12])
-def test_aliases_that_stand_for_many_values_are_refused_at_once_and_in_short(
+def test_aliases_that_stand_for_many_values_are_refused_at_once_with_a_short_message(
     write: Any, key: str, levels: int
 ) -> None:
     path = write("recipe.yaml", f"{key}: {_alias_bomb(levels)}\n")
@@ -192,7 +192,7 @@ def test_an_alias_of_a_few_values_is_used(write: Any) -> None:
         ("stages: [{num_steps: true}]", "stages.0.num_steps"),
     ],
 )
-def test_true_and_false_are_no_numbers(write: Any, text: str, key: str) -> None:
+def test_true_and_false_are_not_numbers(write: Any, text: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"'{key}'.*expected: a number, not true or false"):
         load_settings(Recipe, write("recipe.yaml", text))
     assert load_settings(Recipe, write("recipe.yaml", "stages: [{save: true}]")).stages[0].save
@@ -216,7 +216,7 @@ def test_a_malformed_override_is_refused(write: Any, override: str) -> None:
         load_settings(Recipe, write("recipe.yaml", ""), [override])
 
 
-def test_plain_values_are_validated_alike() -> None:
+def test_values_that_are_not_from_a_file_are_validated_in_the_same_way() -> None:
     assert validate_settings(Recipe, {"name": "mine"}, source="here") == Recipe(name="mine")
     with pytest.raises(ConfigError, match="here has the unknown key 'nam'"):
         validate_settings(Recipe, {"nam": "mine"}, source="here")

@@ -28,7 +28,7 @@ def features(tiny: TinyTraining, view: TargetView, batch: Batch = BATCH) -> Tens
 
 
 def changed_positions(before: Tensor, after: Tensor) -> Tensor:
-    """Return whether features differ, of shape [samples, batch, length]."""
+    """Return a mask of shape [samples, batch, length] of the features that differ."""
     return (before != after).flatten(start_dim=3).any(dim=-1)
 
 

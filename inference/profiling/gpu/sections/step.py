@@ -30,7 +30,7 @@ def measure_step(bench: Workbench, found: Mapping[str, SectionResult]) -> Iterat
 
 
 def _row(bench: Workbench, name: str, conditions: Conditions) -> Row:
-    """Return a row of three times as many steps: timed, timed by part, and traced."""
+    """Return a row of three runs with equally many steps: timed, timed by part, and traced."""
     scale = bench.scale
     tau = TAU if name == DRAFTED else 1
     prompts = bench.prompts(scale.main_context)

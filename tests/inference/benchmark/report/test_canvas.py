@@ -43,7 +43,7 @@ def test_the_element_has_its_size_in_pixels_and_a_text_alternative() -> None:
     assert element.get("aria-label") == r'"a" < b\x1b'
 
 
-def test_the_font_and_the_date_are_left_to_the_page() -> None:
+def test_the_font_is_left_to_the_page_and_no_date_is_stored() -> None:
     drawing = svg_of()
     assert "font-family" not in drawing
     assert not re.search(r"<style|<metadata[^/]*dc:date|xmlns", drawing)
