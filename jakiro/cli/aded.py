@@ -62,7 +62,10 @@ def build(
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
     say(
-        f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} bigrams in {out}"
+        say(
+            f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} "
+            f"bigrams in {out}"
+        )
     )
     words = ["jakiro", "generate", f"aded={out}", "PROMPT", "--target", "TARGET"]
     say(f"use them with: {shlex.join(words)}")

@@ -1,4 +1,4 @@
-"""The draft policy is determined by the drafter and the choice of trees; only trained drafters have tree shapes."""
+"""The policy is determined by drafter and choice of trees; only trained drafters have shapes."""
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
