@@ -62,10 +62,8 @@ def build(
     index = counter.index(max_bigrams, successors)
     save_trigrams(index, out, loaded, counter.num_tokens)
     say(
-        say(
-            f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} "
-            f"bigrams in {out}"
-        )
+        f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} "
+        f"bigrams in {out}"
     )
     words = ["jakiro", "generate", f"aded={out}", "PROMPT", "--target", "TARGET"]
     say(f"use them with: {shlex.join(words)}")
