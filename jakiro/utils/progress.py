@@ -22,6 +22,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from jakiro.utils.tracking import Track
+
 INTERVAL = 30.0  # seconds between two lines about the same task in a log file
 
 
