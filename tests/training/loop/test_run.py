@@ -78,7 +78,7 @@ def test_a_run_of_epochs_resumes_and_ends_like_a_run_of_as_many_steps(
         interrupt_after(patched, 3)
         with pytest.raises(PowerCutError):
             train(by_epochs)
-    assert "resumes" not in caplog.text
+    assert "the run resumes" not in caplog.text
     train(by_epochs)
     assert "the run resumes after step 3" in caplog.text
     assert curve(by_epochs) == curve(by_steps)
