@@ -164,12 +164,14 @@ class EngineThread:
         """Submit a job that was prepared; it is decoded as soon as there are places.
 
         Args:
-            job: job of `prepare`, which was not started yet.
+            job: job of `prepare`, which was not started yet. Nothing happens if it was cancelled.
 
         Raises:
+            PromptError: the job was started before.
             EngineStopped: the engine was closed, or its thread has died.
         """
-        self._command(lambda: self.scheduler.submit(job))
+        self.scheduler.claim(job)
+        self._command(lambda: self.scheduler.add(job))
 
     def submit(self, prompt: Prompt, **options: Any) -> Job:
         """Prepare and start a job that continues a prompt, and return it.

@@ -85,17 +85,38 @@ class Scheduler:
             )
         return lane
 
+    def claim(self, job: Job) -> None:
+        """Check a job that is about to be added; for any thread.
+
+        Args:
+            job: job, which can be claimed once.
+
+        Raises:
+            PromptError: as for `lane_of`, or the job was claimed before.
+        """
+        self.lane_of(job)
+        job.claim()
+
+    def add(self, job: Job) -> None:
+        """Add a job that was claimed, unless it was cancelled in the meantime.
+
+        Args:
+            job: job to start as soon as there are places.
+        """
+        if not job.is_ended:
+            self._waiting.append(job)
+
     def submit(self, job: Job) -> None:
-        """Add a job.
+        """Claim and add a job.
 
         Args:
             job: job to start as soon as there are places.
 
         Raises:
-            PromptError: as for `lane_of`.
+            PromptError: as for `claim`.
         """
-        self.lane_of(job)
-        self._waiting.append(job)
+        self.claim(job)
+        self.add(job)
 
     def cancel(self, job: Job) -> None:
         """End a job between two steps, and free its places.
@@ -192,10 +213,8 @@ class Scheduler:
 
     def _forget(self, job: Job) -> None:
         """Free what belongs to a job that has ended, or whose reader is gone."""
-        if job.is_abandoned and not job.is_ended:
+        if job.is_abandoned or job.is_ended:
             self.cancel(job)
-        elif job.is_ended:
-            self._end(job)
 
     def _end(self, job: Job, error: JakiroError | None = None) -> None:
         for state in job.sequences:

@@ -82,6 +82,20 @@ def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder)
     engine.cancel(job)
 
 
+def test_a_job_that_was_cancelled_or_started_is_not_started(decoder: SpeculativeDecoder) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 9}
+    with EngineThread(decoder, places=2, capacity=64) as engine:
+        cancelled = engine.prepare([1, 2], **options)
+        engine.cancel(cancelled)
+        engine.start(cancelled)
+        assert list(cancelled) == []
+        started = engine.submit([1, 2], **options)
+        with pytest.raises(PromptError, match="submitted twice"):
+            engine.start(started)
+        tokens = [token for step in started for token in step.token_ids]
+        assert tokens == decoder.generate([1, 2], **options).new_token_ids
+
+
 def test_the_death_of_the_thread_is_known_to_all_requests(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

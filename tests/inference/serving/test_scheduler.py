@@ -152,6 +152,44 @@ def test_a_cancelled_job_frees_its_places_at_once(
     assert _tokens(next_one) == others.alone(decoder).new_token_ids
 
 
+def test_a_job_that_is_cancelled_before_it_is_submitted_never_starts(
+    decoder: SpeculativeDecoder,
+) -> None:
+    scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
+    jobs = [_job(decoder, work) for work in works]
+    scheduler.cancel(jobs[0])
+    for job in jobs:
+        scheduler.submit(job)
+    _run(scheduler)
+    assert jobs[0].poll() == []
+    assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
+    assert scheduler.num_running == len(scheduler._running) == 0
+
+
+def test_a_job_that_ends_while_it_is_decoded_leaves_its_place(decoder: SpeculativeDecoder) -> None:
+    scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
+    jobs = [_job(decoder, work) for work in works]
+    for job in jobs:
+        scheduler.submit(job)
+    for _ in range(3):
+        scheduler.turn()
+    jobs[0].end()
+    scheduler.turn()
+    assert scheduler.num_running == len(scheduler._running) == 1
+    _run(scheduler)
+    assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
+
+
+def test_a_job_that_was_submitted_is_refused(decoder: SpeculativeDecoder) -> None:
+    scheduler, work = _scheduler(decoder), _work(0)
+    job = _job(decoder, work)
+    scheduler.submit(job)
+    with pytest.raises(PromptError, match="submitted twice"):
+        scheduler.submit(job)
+    _run(scheduler)
+    assert _tokens(job) == work.alone(decoder).new_token_ids
+
+
 def test_requests_that_can_never_have_a_place_are_refused_at_once(
     decoder: SpeculativeDecoder,
 ) -> None:
