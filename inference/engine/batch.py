@@ -18,6 +18,7 @@ from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.tree_step import tree_step
 from inference.protocol import AdaptiveSession, VerifyResult
 from inference.sampling.random_numbers import StepRandom
+from jakiro.errors import RequestError
 
 
 class DecodeBatch:
@@ -187,14 +188,25 @@ class DecodeBatch:
             if depth != BONUS:
                 stats.accepted[depth] += 1
                 stats.accepted_by_proposer[proposer] += 1
-            finished = state.request.stop(state.token_ids)
+            try:
+                finished = state.is_complete()
+            except RequestError as error:
+                finished, state.error = True, error
             if finished:
                 break
         state.is_finished = finished
         stats.emitted += len(emitted)
         record = self._record_of(state.request)
         details = None if record is None else details_of(record, result, emitted)
-        return DecodeStep(emitted, depths, finished, state.index, details, proposer_ids=proposers)
+        return DecodeStep(
+            emitted,
+            depths,
+            finished,
+            state.index,
+            details,
+            proposer_ids=proposers,
+            error=state.error,
+        )
 
     def _notify(
         self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
