@@ -65,8 +65,8 @@ class Lane(DecodeBatch):
     def prefill_of(self, sequences: Sequence[SequenceState]) -> Prefill:
         """Return a prefill of the prompt of one sequence, or of several with the same prompt.
 
-        The prompt is read in a context of its own. If there is a single sequence, the drafter's
-        session processes each chunk as soon as the target has read it.
+        The prompt is read in a context of its own. The drafter's session processes each chunk as
+        soon as the target has read it.
 
         Args:
             sequences: sequences that will continue the prompt.
@@ -74,32 +74,43 @@ class Lane(DecodeBatch):
         first = sequences[0]
         sampling, length = first.request.sampling, len(first.token_ids)
         context = Context(self.target, self.drafter, sampling, 1, length)
-        return Prefill(context, [first], follows=len(sequences) == 1)
+        return Prefill(context, [first], follows=True)
 
     @torch.inference_mode()
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
         """Emit the first token of each sequence, and move sequences that go on into free places.
+
+        If there is an exception, such as one of memory, none of the sequences gets a place.
 
         Args:
             prefill: complete prefill of the prompt, whose context is closed.
             sequences: sequences that continue the prompt; there must be places for all of them.
         """
         assert len(sequences) <= self.num_free
-        results = prefill.select_first_of(sequences)
-        steps = [self._emit(state, own) for state, own in zip(sequences, results, strict=True)]
         context = prefill.context
-        for state in sequences:
-            if state.is_finished:
-                _notify_finished(context, state)
-        going = [state for state in sequences if not state.is_finished]
-        for state in going[:-1]:
-            copy = context.copy(state.request.sampling)
-            self.append(copy, [state])
-            copy.close()
-        if going:
-            self.append(context, going[-1:])
-        context.close()
+        try:
+            results = prefill.select_first_of(sequences)
+            steps = [self._emit(state, own) for state, own in zip(sequences, results, strict=True)]
+            for state in sequences:
+                if state.is_finished:
+                    _notify_finished(context, state)
+            self._join(context, [state for state in sequences if not state.is_finished])
+        finally:
+            context.close()
         return steps
+
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append a context of one prompt once for each of its continuations, or not at all."""
+        count = len(self.live)
+        try:
+            for number, state in enumerate(sequences):
+                if number > 0:
+                    context.branch(state.request.sampling)
+                self.append(context, [state])
+        except BaseException:
+            self.live = self.live[:count]
+            self._select(list(range(count)))
+            raise
 
     @torch.inference_mode()
     def remove(self, sequences: Sequence[SequenceState]) -> None:

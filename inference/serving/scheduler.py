@@ -133,14 +133,12 @@ class Scheduler:
         self._end(job)
 
     def turn(self) -> bool:
-        """Read a chunk of one prompt, and perform a decoding step of each lane.
+        """Read a chunk of one prompt, or several short prompts, and decode a step of each lane.
 
         Returns:
             Whether there was anything to do.
         """
-        self._begin_reading()
-        was_busy = self._reading is not None
-        self._read()
+        was_busy = self._read_prompts()
         for lane in self.lanes:
             if lane.live:
                 was_busy = True
@@ -161,6 +159,16 @@ class Scheduler:
             self._end(job, error)
         for lane in self.lanes:
             lane.close()
+
+    def _read_prompts(self) -> bool:
+        """Read up to a chunk of tokens of one prompt or of several, and return whether any."""
+        num_read = 0
+        self._begin_reading()
+        while self._reading is not None and self._reading.prefill.fits(num_read):
+            num_read += self._reading.prefill.chunk_size
+            self._read()
+            self._begin_reading()
+        return num_read > 0
 
     def _begin_reading(self) -> None:
         """Begin to read the prompt of the first job for which there are places, if any."""
