@@ -28,7 +28,7 @@ class Lane(DecodeBatch):
         places: largest number of sequences.
         capacity: largest number of tokens of a sequence, including its prompt.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
-            as the drafter allows.
+            as the drafter allows. If it never drafts, the drafter takes neither memory nor time.
         threads: number of threads that decoding steps compute with on a CPU; None for torch's
             current number.
     """
@@ -46,10 +46,12 @@ class Lane(DecodeBatch):
         self.sampling = sampling
         self.places = places
         self.capacity = capacity
-        context = Context(target, drafter, sampling, places, capacity)
+        self._sharing = drafter  # decides which requests the lane takes
+        run = (policy or AlwaysDraft.with_all_of(drafter)).new_run(sampling, places)
+        drafts = not (isinstance(run, AlwaysDraft) and run.budget is None)
+        context = Context(target, drafter if drafts else None, sampling, places, capacity)
         self.num_bytes = _num_bytes(context)
-        fixed = policy or AlwaysDraft.with_all_of(drafter)
-        super().__init__(context, fixed.new_run(sampling, places), threads)
+        super().__init__(context, run, threads)
         with torch.inference_mode():
             self._select([])
 
@@ -60,7 +62,8 @@ class Lane(DecodeBatch):
 
     def can_take(self, request: Request) -> bool:
         """Return whether the drafter can draft for a request together with those of this lane."""
-        return self.drafter is None or self.drafter.can_share(self.sampling, request.sampling)
+        drafter = self._sharing
+        return drafter is None or drafter.can_share(self.sampling, request.sampling)
 
     def prefill_of(self, sequences: Sequence[SequenceState]) -> Prefill:
         """Return a prefill of the prompt of one sequence, or of several with the same prompt.

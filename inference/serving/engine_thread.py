@@ -51,6 +51,7 @@ class EngineThread:
     """
 
     def __init__(self, decoder: SpeculativeDecoder, places: int = 8, capacity: int = 4096) -> None:
+        _warn_about(decoder)
         self.decoder = decoder
         self.policy = fixed_policy(
             decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
@@ -260,6 +261,20 @@ def open_lanes(
     return [
         Lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
     ]
+
+
+def _warn_about(decoder: SpeculativeDecoder) -> None:
+    """Name the options of a decoder that do not make an engine faster."""
+    if decoder.is_captured:
+        _logger.warning(
+            "captured=True has no effect here: the steps of an engine, whose sequences come and "
+            "go, are not recorded"
+        )
+    if decoder.target.is_compiled:
+        _logger.warning(
+            "compiled=True makes an engine slow at first: decoding steps are compiled again for "
+            "every number of sequences that occurs"
+        )
 
 
 def _stopped(error: BaseException | None) -> JakiroError:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from inference import SpeculativeDecoder
+from inference.drafters.trained.drafter import TrainedSession
 from inference.engine import acceptance
 from inference.engine.lane import Lane
 from inference.engine.request import SequenceState
@@ -147,3 +148,27 @@ def test_a_group_that_raises_is_repeated_one_by_one(
     lane, states = _started(decoder, works)
     finish(lane)
     assert [state.new_token_ids for state in states] == alone
+
+
+def test_nan_in_the_caches_of_a_drafter_does_not_reach_the_next_sequence(
+    model: LlamaForCausalLM,
+) -> None:
+    decoder = _decoder(model)
+    long = Work([1, 2, 3] * 22, 1, {"temperature": 0.8, "max_new_tokens": 40})
+    short = Work([4, 5, 6], 2, {"temperature": 0.8, "max_new_tokens": 20})
+    lane = lane_of(decoder, request_of(decoder, long), places=2, capacity=120)
+    states = [SequenceState.of(0, request_of(decoder, long)) for _ in range(2)]
+    for state in states:
+        start(lane, state)
+    session = lane.context.session
+    assert isinstance(session, TrainedSession)
+    session.cache.own._tensors[0][1, :, 64:66] = torch.nan
+    lane.step()
+    assert all(state.error is None for state in states)
+    lane.remove(states[1:])
+    start(lane, next_one := SequenceState.of(0, request_of(decoder, short)))
+    finish(lane)
+    for state, work in ((states[0], long), (next_one, short)):
+        alone = work.alone(decoder)
+        assert state.new_token_ids == alone.new_token_ids
+        assert state.stats.accepted == alone.stats.accepted

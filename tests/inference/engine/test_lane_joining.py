@@ -14,6 +14,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSession
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.engine.context import Context
+from inference.engine.policy import AlwaysDraft
 from inference.engine.request import SequenceState
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
@@ -139,3 +140,25 @@ def test_four_continuations_encode_their_prompt_once_and_a_chunk_at_a_time(
     finish(lane)
     alone = decoder.generate_batch([work.prompt] * 4, seed=work.seed, **work.options)
     assert [state.new_token_ids for state in states] == [own.new_token_ids for own in alone]
+
+
+def test_a_lane_that_never_drafts_has_no_caches_of_the_drafter(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    expected = SpeculativeDecoder(model).generate([1, 2, 3], temperature=0, max_new_tokens=9)
+    drafting = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    decoder.policy = AlwaysDraft(None)
+
+    def planted(*_: Any) -> Any:
+        raise AssertionError("memory is encoded although nothing is drafted")
+
+    monkeypatch.setattr(TrainedDrafter, "encode_memory", planted)
+    work = Work([1, 2, 3], 0, {"temperature": 0, "max_new_tokens": 9})
+    lane = lane_of(decoder, request := request_of(decoder, work))
+    assert lane.num_bytes < lane_of(drafting, request).num_bytes
+    assert lane.can_take(request)
+    assert not lane.can_take(request_of(decoder, NEIGHBOUR))
+    start(lane, state := SequenceState.of(0, request))
+    finish(lane)
+    assert state.new_token_ids == expected.new_token_ids
