@@ -93,7 +93,7 @@ class Lane(DecodeBatch):
         context = prefill.context
         try:
             results = prefill.select_first_of(sequences)
-            steps = [self._emit(state, own) for state, own in zip(sequences, results, strict=True)]
+            steps = self._emit_all(sequences, results)
             for state in sequences:
                 if state.is_finished:
                     _notify_finished(context, state)

@@ -220,8 +220,7 @@ class DecodeRun(DecodeBatch):
         """Emit the first tokens of sequences, which become part of the batch."""
         results = prefill.select_first()
         self._check(results)
-        pairs = zip(prefill.sequences, results, strict=True)
-        steps = [self._emit(state, result) for state, result in pairs]
+        steps = self._emit_all(prefill.sequences, results)
         num_others = len(self.live)
         if prefill.context is self.context:
             self.live += prefill.sequences

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched, acceptance
 from inference.engine.loop import DecodeRun
-from inference.engine.request import SequenceState
+from inference.engine.request import OutputOptions, SequenceState
 from inference.generation.preparation import prepare_requests
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
@@ -122,3 +123,22 @@ def test_requests_that_select_tokens_in_different_ways_are_read_together(
     assert len(per_step) > 5
     assert {step.get("reads", 0) for step in per_step[:-1]} == {1}
     assert {step.get("uploads", 0) for step in per_step[:-1]} == {1}
+
+
+def test_details_of_all_sequences_are_read_together(
+    traffic: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "accepts_on_device", lambda *_: True)
+    decoder = SpeculativeDecoder(tiny_llama())
+    asked = OutputOptions(raw_log_probs=True, num_likeliest=2)
+    works = [Work(prompt, 0, {"temperature": 0, "max_new_tokens": 12}) for prompt in PROMPTS]
+    requests = [replace(request_of(decoder, work), record=asked) for work in works]
+    lane = lane_of(decoder, requests[0], places=4)
+    for index, request in enumerate(requests):
+        start(lane, SequenceState.of(index, request))
+    lane.step()
+    traffic.clear()
+    steps = lane.step()
+    assert all(step.details is not None and step.details.likeliest for step in steps)
+    assert traffic["reads"] == 2  # the outcome, and the details
+    assert traffic["uploads"] == 1  # the emitted tokens
