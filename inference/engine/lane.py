@@ -12,6 +12,7 @@ from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.protocol import AdaptiveSession, Drafter
 from inference.sampling.options import Sampling
+from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -56,6 +57,14 @@ class Lane(DecodeBatch):
             self._select([])
 
     @property
+    def prompt_bytes(self) -> int:
+        """The size of the caches in which the longest prompt is read, in bytes.
+
+        These caches are freed when the prompt has been read, and are not part of `num_bytes`.
+        """
+        return self.num_bytes // self.places
+
+    @property
     def num_free(self) -> int:
         """The number of places that no sequence uses."""
         return self.places - len(self.live)
@@ -87,11 +96,14 @@ class Lane(DecodeBatch):
 
         Args:
             prefill: complete prefill of the prompt, whose context is closed.
-            sequences: sequences that continue the prompt; there must be places for all of them.
+            sequences: sequences that continue the prompt.
+
+        Raises:
+            ResourceError: there are fewer free places, or a sequence may become too long for one.
         """
-        assert len(sequences) <= self.num_free
         context = prefill.context
         try:
+            self._check_room(sequences)
             results = prefill.select_first_of(sequences)
             steps = self._emit_all(sequences, results)
             for state in sequences:
@@ -101,6 +113,17 @@ class Lane(DecodeBatch):
         finally:
             context.close()
         return steps
+
+    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
+        longest = max(state.request.max_length for state in sequences)
+        if len(sequences) <= self.num_free and longest <= self.capacity:
+            return
+        raise ResourceError(
+            "the sequences have no room in the lane",
+            expected=f"at most {self.num_free} sequences of at most {self.capacity} tokens",
+            got=f"{len(sequences)} sequences of up to {longest} tokens",
+            remedy="wait until other sequences are complete, or open a larger lane",
+        )
 
     def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
         """Append a context of one prompt once for each of its continuations, or not at all."""
@@ -138,7 +161,7 @@ def _notify_finished(context: Context, state: SequenceState) -> None:
 
 
 def _num_bytes(context: Context) -> int:
-    """Return the size of the caches of target and drafter in bytes."""
+    """Return the size of the caches of target and drafter for all places, in bytes."""
     drafter = context.drafter
     per_token = context.cache.bytes_per_token + (drafter.bytes_per_token if drafter else 0)
     return len(context.lengths) * context.cache.capacity * per_token

@@ -63,10 +63,11 @@ class EngineThread:
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._is_stopped = False
         _logger.info(
-            "%d places of %d tokens take %.1f MB",
+            "%d places of %d tokens take %.1f MB, and a prompt takes up to %.1f MB while it is read",
             sum(lane.places for lane in self.scheduler.lanes),
             longest,
             self.num_bytes / 1e6,
+            max(lane.prompt_bytes for lane in self.scheduler.lanes) / 1e6,
         )
         self._thread = Thread(target=self._run, name="jakiro-engine", daemon=True)
         self._thread.start()

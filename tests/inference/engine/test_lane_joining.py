@@ -17,6 +17,7 @@ from inference.engine.context import Context
 from inference.engine.policy import AlwaysDraft
 from inference.engine.request import SequenceState
 from inference.trees.shape import TreeShape
+from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.sequence_storage import SequenceStorage
 from jakiro.target.step import StepInput
@@ -162,3 +163,18 @@ def test_a_lane_that_never_drafts_has_no_caches_of_the_drafter(
     start(lane, state := SequenceState.of(0, request))
     finish(lane)
     assert state.new_token_ids == expected.new_token_ids
+
+
+def test_sequences_without_room_are_refused_and_the_others_go_on(model: LlamaForCausalLM) -> None:
+    decoder = _decoder(model, "trained")
+    lane = lane_of(decoder, request_of(decoder, NEIGHBOUR), places=2, capacity=24)
+    neighbour = SequenceState.of(0, request_of(decoder, NEIGHBOUR))
+    start(lane, neighbour)
+    with pytest.raises(ResourceError, match="at most 1 sequences of at most 24 tokens"):
+        start(lane, *_continuations(decoder, 2))
+    longer = SEVERAL._replace(options={**SEVERAL.options, "max_new_tokens": 30})
+    with pytest.raises(ResourceError, match="got: 1 sequences of up to 36 tokens"):
+        start(lane, SequenceState.of(0, request_of(decoder, longer)))
+    assert lane.live == [neighbour]
+    finish(lane)
+    assert neighbour.new_token_ids == NEIGHBOUR.alone(decoder).new_token_ids
