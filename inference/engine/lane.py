@@ -4,14 +4,16 @@ from collections.abc import Sequence
 
 import torch
 
+from inference.draft_tree import DraftTree
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
-from inference.engine.policy import AlwaysDraft, DraftPolicy
+from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.protocol import AdaptiveSession, Drafter
 from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 
@@ -48,11 +50,12 @@ class Lane(DecodeBatch):
         self.places = places
         self.capacity = capacity
         self._sharing = drafter  # decides which requests the lane takes
-        run = (policy or AlwaysDraft.with_all_of(drafter)).new_run(sampling, places)
-        drafts = not (isinstance(run, AlwaysDraft) and run.budget is None)
+        self._draft_policy = policy or AlwaysDraft.with_all_of(drafter)
+        self._policies: dict[int, StepPolicy] = {}  # by number of sequences
+        drafts = any(_may_draft(self._policy_for(count)) for count in (1, places))
         context = Context(target, drafter if drafts else None, sampling, places, capacity)
         self.num_bytes = _num_bytes(context)
-        super().__init__(context, run, threads)
+        super().__init__(context, self._policy_for(places), threads)
         with torch.inference_mode():
             self._select([])
 
@@ -114,6 +117,17 @@ class Lane(DecodeBatch):
             context.close()
         return steps
 
+    def _draft(self, random: StepRandom) -> DraftTree:
+        """Draft trees of a size for the number of sequences; if any of them samples, of one size."""
+        samples = any(state.request.sampling.do_sample for state in self.live)
+        self.policy = self._policy_for(self.places if samples else len(self.live))
+        return super()._draft(random)
+
+    def _policy_for(self, count: int) -> StepPolicy:
+        if count not in self._policies:
+            self._policies[count] = self._draft_policy.new_run(self.sampling, count)
+        return self._policies[count]
+
     def _check_room(self, sequences: Sequence[SequenceState]) -> None:
         longest = max(state.request.max_length for state in sequences)
         if len(sequences) <= self.num_free and longest <= self.capacity:
@@ -152,6 +166,10 @@ class Lane(DecodeBatch):
         """Free the caches."""
         self.live = []
         self.context.close()
+
+
+def _may_draft(policy: StepPolicy) -> bool:
+    return not (isinstance(policy, AlwaysDraft) and policy.budget is None)
 
 
 def _notify_finished(context: Context, state: SequenceState) -> None:
