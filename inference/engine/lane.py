@@ -118,7 +118,7 @@ class Lane(DecodeBatch):
         return steps
 
     def _draft(self, random: StepRandom) -> DraftTree:
-        """Draft trees of a size for the number of sequences; if any of them samples, of one size."""
+        """Draft trees of a size for the number of sequences, or of one size if any samples."""
         samples = any(state.request.sampling.do_sample for state in self.live)
         self.policy = self._policy_for(self.places if samples else len(self.live))
         return super()._draft(random)

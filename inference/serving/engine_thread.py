@@ -63,7 +63,7 @@ class EngineThread:
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._is_stopped = False
         _logger.info(
-            "%d places of %d tokens take %.1f MB, and a prompt takes up to %.1f MB while it is read",
+            "%d places of %d tokens take %.1f MB, and a prompt that is read takes up to %.1f MB",
             sum(lane.places for lane in self.scheduler.lanes),
             longest,
             self.num_bytes / 1e6,

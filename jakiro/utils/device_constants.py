@@ -22,7 +22,7 @@ def indices_on(device: torch.device, indices: Sequence[int]) -> Int[Tensor, " n"
 
 @lru_cache(maxsize=MOST_CONSTANTS)
 def constants_on(
-    device: torch.device, values: tuple[float, ...], dtype: torch.dtype
+    device: torch.device, values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype
 ) -> Tensor:
     """Return numbers on a device, with shape [n]; the tensor must not be changed.
 

@@ -157,7 +157,8 @@ def _many_queries(sections: Sections, scale: Scale) -> Found:
 def _captured_verification(sections: Sections, scale: Scale) -> Found:
     conditions = {"context": scale.verify_contexts[0], "queries": scale.queries[-2]}
     captured, eager = (
-        _number(sections, "verify", arm, "ms", **conditions) for arm in (verify.CAPTURED, verify.DEFAULT)
+        _number(sections, "verify", arm, "ms", **conditions)
+        for arm in (verify.CAPTURED, verify.DEFAULT)
     )
     return _over(captured, eager)
 

@@ -114,9 +114,7 @@ class Workbench:
             **generation: further arguments of `generate()`, such as `top_p`.
         """
         options = {**(UNPROCESSED if temperature else {}), **generation}
-        return start(
-            self.target, drafter, prompts, new_tokens, temperature, pipelines, **options
-        )
+        return start(self.target, drafter, prompts, new_tokens, temperature, pipelines, **options)
 
     def steps(self, run: DecodeRun, prompts: list[list[int]], count: int, tau: int = 1) -> TimedArm:
         """Return an arm that performs decoding steps of a run; the prompts are read now.

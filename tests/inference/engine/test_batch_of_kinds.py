@@ -21,9 +21,7 @@ KINDS: list[dict[str, Any]] = [
 SAMPLES = 600  # of each kind
 
 
-def _p_values(
-    decoder: SpeculativeDecoder, kinds: Sequence[dict[str, Any]] = KINDS
-) -> list[float]:
+def _p_values(decoder: SpeculativeDecoder, kinds: Sequence[dict[str, Any]] = KINDS) -> list[float]:
     first, *others = kinds
     prompts = [PROMPT] * SAMPLES
     run = decoder.start(prompts, seed=1, max_new_tokens=LENGTH, **first)
@@ -53,6 +51,7 @@ def test_the_options_of_the_first_sequence_for_all_are_caught(
     monkeypatch.setattr(BatchSampling, "kinds", property(planted))
     assert min(_p_values(tiny_decoder(SHAPES["sampled"]))) < 1e-9
 
+
 def test_the_temperature_of_the_first_sequence_for_all_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,4 +65,3 @@ def test_the_temperature_of_the_first_sequence_for_all_is_caught(
     assert min(_p_values(decoder, kinds)) > LEAST_P_VALUE
     monkeypatch.setattr(options, "constants_on", planted)
     assert min(_p_values(decoder, kinds)) < 1e-9
-

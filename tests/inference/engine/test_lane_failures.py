@@ -17,7 +17,7 @@ from transformers import (
 
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedSession
-from inference.engine import acceptance
+from inference.engine import acceptance, batch
 from inference.engine.lane import Lane
 from inference.engine.request import SequenceState
 from inference.trees.shape import TreeShape
@@ -115,18 +115,16 @@ def test_logits_that_are_not_finite_end_their_sequence_alone_whatever_the_proces
     works = _works(eta_cutoff=1e-3, **({"temperature": 0.9} if name == "all" else {}))
     alone = [work.alone(decoder).new_token_ids for work in works]
     lane, states = _started(decoder, works)
-    original = lane.target.logits
     num_calls = 0
 
-    def planted(features: Tensor) -> Tensor:
+    def planted(tree: Any, logits: Tensor, sequences: Any, random: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
-        logits = original(features).clone()
         if num_calls == 2:
             logits[BAD] = torch.nan
-        return logits
+        return acceptance.accept_trees(tree, logits, sequences, random)
 
-    monkeypatch.setattr(lane.target, "logits", planted)
+    monkeypatch.setattr(batch, "accept_trees", planted)
     finish(lane)
     assert isinstance(states[BAD].error, NumericalError)
     for index, (state, expected) in enumerate(zip(states, alone, strict=True)):
@@ -162,7 +160,8 @@ def test_nan_in_the_caches_of_a_drafter_does_not_reach_the_next_sequence(
         start(lane, state)
     session = lane.context.session
     assert isinstance(session, TrainedSession)
-    session.cache.own._tensors[0][1, :, 64:66] = torch.nan
+    with torch.inference_mode():
+        session.cache.own._tensors[0][1, :, 64:66] = torch.nan
     lane.step()
     assert all(state.error is None for state in states)
     lane.remove(states[1:])

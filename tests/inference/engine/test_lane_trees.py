@@ -33,8 +33,7 @@ def _size(sampling: Sampling, count: int) -> int:
 def test_greedy_trees_are_larger_for_fewer_sequences() -> None:
     sizes = [_size(GREEDY, count) for count in (1, 2, 3, 4)]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] == 12
-    assert 0 < sizes[-1] < 12
+    assert sizes[0] > sizes[-1] > 0
     assert {_size(SAMPLED, count) for count in (1, 2, 3, 4)} == {_size(SAMPLED, 4)}
 
 

@@ -65,7 +65,9 @@ def test_the_temperature_of_the_first_sequence_for_all_is_caught(
 ) -> None:
     original = options.constants_on
 
-    def planted(device: torch.device, values: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
+    def planted(
+        device: torch.device, values: tuple[float, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         return original(device, values[:1] * len(values), dtype)
 
     each = [_sampling(0.7), _sampling(1.3)]

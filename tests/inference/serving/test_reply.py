@@ -25,10 +25,10 @@ def test_an_error_right_after_a_step_is_raised_at_once() -> None:
         reply = Reply([job], wake, decoder.tokenizer, ())
         job.deliver(DecodeStep([token], [0], finished=False))
         job.end(EngineStopped("the engine has stopped"))
-        text = ""
+        arriving = aiter(reply.deltas())
+        text = "".join(delta.text for delta in await anext(arriving))
         with pytest.raises(EngineStopped):
-            async for deltas in reply.deltas():
-                text += "".join(delta.text for delta in deltas)
+            await anext(arriving)
         return text
 
     assert asyncio.run(asyncio.wait_for(read(), 5)) == "a"

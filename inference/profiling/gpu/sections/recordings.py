@@ -105,9 +105,7 @@ def _request(
     prompts = bench.prompts(int(conditions["prompt_tokens"]))
     num_steps = -(-bench.scale.request_tokens // TAU)
     num_tokens = (num_steps + 1) * TAU
-    run = start(
-        decoder.target, decoder.drafter, prompts, num_tokens, pipelines=decoder.pipelines
-    )
+    run = start(decoder.target, decoder.drafter, prompts, num_tokens, pipelines=decoder.pipelines)
     with _counted(bench.device) as counts:
         steps = bench.steps(run, prompts, 1, TAU)
         seconds = seconds_of(repeated(steps.work, num_steps))
