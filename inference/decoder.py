@@ -234,6 +234,11 @@ class SpeculativeDecoder:
         return None
 
     @property
+    def is_captured(self) -> bool:
+        """Whether decoding steps are captured, as the argument `captured` requested."""
+        return self._pipelines is not None
+
+    @property
     def bytes_per_token(self) -> int:
         """The number of bytes per token in the caches of target and drafter."""
         if self.drafter is None:

@@ -30,6 +30,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from jakiro.utils.device_constants import indices_on
+
 NUM_FIELDS = 7  # integers per candidate that are copied to the host
 ROOT = -1  # the parent of first-level nodes: the last emitted token, which the target has not read
 
@@ -115,7 +117,7 @@ class DraftTree:
 
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
         """Return the trees of the sequences at these batch indices."""
-        index = torch.tensor(indices, device=self.token_ids.device)
+        index = indices_on(self.token_ids.device, indices)
         probs = self.draft_probs
         return replace(
             self,
@@ -156,19 +158,24 @@ class DraftTree:
         fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
         return torch.cat(fields, dim=1)
 
-    def unpacked(self, packed: Sequence[list[int]]) -> tuple[list["SequenceTree"], list[list[int]]]:
-        """Return each sequence's tree and further integers, given the integers of `packed()`.
+    def unpacked(
+        self, packed: Sequence[list[int]], indices: Sequence[int] | None = None
+    ) -> tuple[list["SequenceTree"], list[list[int]]]:
+        """Return sequences' trees and further integers, given the integers of `packed()`.
 
         Args:
-            packed: integers of each sequence, on the host.
+            packed: integers of each of these sequences, on the host.
+            indices: batch indices of these sequences; None for the whole batch.
         """
         count = self.num_nodes
         columns = [
             [values[field * count : (field + 1) * count] for field in range(NUM_FIELDS)]
             for values in packed
         ]
+        own_indices = range(len(packed)) if indices is None else indices
         trees = [
-            SequenceTree.build(own, self.draft_probs, index) for index, own in enumerate(columns)
+            SequenceTree.build(own, self.draft_probs, index)
+            for index, own in zip(own_indices, columns, strict=True)
         ]
         return trees, [values[NUM_FIELDS * count :] for values in packed]
 

@@ -144,7 +144,14 @@ class DraftSession(ABC):
     Before `propose` is called, all verified tokens must have been passed to `advance`. The length
     of every sequence in the session is then the number of the sequence's tokens in the target's
     cache, which is also the position of the sequence's root.
+
+    Attributes:
+        appends_copies: whether `append_sequences` copies the other session, so that the other
+            session can be rolled back by a token and be appended again. Otherwise, each
+            continuation of a prompt gets a session of its own, which processes the whole prompt.
     """
+
+    appends_copies: bool = False
 
     @property
     @abstractmethod
@@ -190,7 +197,7 @@ class DraftSession(ABC):
         """Add the sequences of another session of the same drafter after this session's own.
 
         All verified tokens must have been passed to both sessions. The other session cannot be used
-        afterwards.
+        afterwards, unless `appends_copies` is true.
 
         Args:
             other: session whose sampling options the drafter allows in the same session (see

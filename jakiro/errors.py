@@ -64,6 +64,25 @@ class NumericalError(JakiroError, ArithmeticError):
     """Logits, a loss or a gradient are not finite, or logits processing excludes every token."""
 
 
+class RequestError(JakiroError, RuntimeError):
+    """A logits processor or a stopping criterion of a request raised an exception, the cause."""
+
+    @classmethod
+    def caused_by(cls, part: str, error: Exception) -> "RequestError":
+        """Return the error for an exception.
+
+        Args:
+            part: part of the request that raised the exception.
+            error: the exception.
+        """
+        return cls(
+            f"{part} of the request raised an exception",
+            expected="a result for every sequence of tokens",
+            got=f"{type(error).__name__}: {error}",
+            remedy=f"mend or remove {part}",
+        )
+
+
 class EngineStopped(JakiroError, RuntimeError):
     """The thread that decodes was closed, or has died."""
 

@@ -53,6 +53,21 @@ class Costs(Settings):
         share = (num_nodes - below) / (above - below)
         return (1 - share) * self.verify[below] + share * self.verify[above]
 
+    def between(self, other: "Costs", share: float) -> "Costs":
+        """Return costs between these and others, for example for a number of sequences in between.
+
+        Args:
+            other: the other costs; numbers of nodes and passes that only one of both has are left
+                out.
+            share: 0 for these costs, 1 for the others.
+        """
+
+        def mean(own: dict[int, float], others: dict[int, float]) -> dict[int, float]:
+            counts = own.keys() & others.keys()
+            return {key: (1 - share) * own[key] + share * others[key] for key in sorted(counts)}
+
+        return Costs(verify=mean(self.verify, other.verify), draft=mean(self.draft, other.draft))
+
     def ceiling(self, shape: TreeShape | None, tau: float) -> float:
         """Return the tokens per second at `tau` if only verification and drafting took time.
 

@@ -121,6 +121,38 @@ class ReproducibleTree:
         """Do nothing, because nothing was learned."""
 
 
+class LaneTrees(ReproducibleTree):
+    """Policy of a lane, whose sequences come and go.
+
+    If any sequence samples, trees have the size that is expected to be fastest for a full lane,
+    because sampled text depends on the trees. Greedy text does not, so trees may shrink with the
+    number of sequences that are decoded together, each of which makes verification slower.
+
+    Args:
+        full: policy whose trees are used, with the costs of a full lane.
+        one: costs of a single sequence; those of other numbers are interpolated.
+        places: number of sequences of a full lane.
+    """
+
+    def __init__(self, full: AutoTree, one: Costs, places: int) -> None:
+        super().__init__(full)
+        self.one = one
+        self.places = places
+
+    def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
+        """Return the policy of decoding steps, which learns nothing.
+
+        Args:
+            sampling: options by which tokens are selected.
+            batch: number of sequences that are decoded together.
+        """
+        if sampling.do_sample or batch >= self.places:
+            return super().new_run(sampling, batch)
+        share = (batch - 1) / (self.places - 1)
+        costs = self.one.between(self._auto.costs, share)
+        return AutoTree(self._auto.trees, costs).reproducible().new_run(sampling, batch)
+
+
 class AutoRun:
     """Policy of a single run.
 

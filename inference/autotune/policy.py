@@ -6,7 +6,7 @@ from typing import NamedTuple
 from transformers import GenerationConfig
 
 from inference.autotune.costs import known_costs
-from inference.autotune.online import AutoTree
+from inference.autotune.online import AutoTree, LaneTrees
 from inference.autotune.search import largest_trees
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft, DraftPolicy
@@ -60,10 +60,11 @@ def fixed_policy(
     batch: int,
     threads: int | None,
 ) -> DraftPolicy:
-    """Return a policy with trees of a single size, which does not depend on the load.
+    """Return a policy with trees whose size is not learned.
 
-    Instead of trees whose size is selected in each step, these trees have the size that is expected
-    to be fastest for a full batch; the costs are measured unless they are known.
+    Instead of trees whose size is selected in each step by what was learned, these trees have the
+    size that is expected to be fastest, for sampling in a full batch and for greedy decoding with
+    each number of sequences; the costs are measured unless they are known.
 
     Args:
         target: the frozen target.
@@ -80,7 +81,7 @@ def fixed_policy(
             costs = known_costs(target, slow.model, forms=slow.forms, batch=batch)
         else:
             costs = known_costs(target, None, batch=batch)
-    return AutoTree(policy.trees, costs).reproducible()
+    return LaneTrees(AutoTree(policy.trees, costs), policy.costs, batch)
 
 
 def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:

@@ -98,6 +98,7 @@ class DelegatingSession(AdaptiveSession):
 
     def __init__(self, session: DraftSession) -> None:
         self.session = session
+        self.appends_copies = session.appends_copies
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -153,6 +153,7 @@ class SmallLMSession(DraftSession):
     """
 
     sampling: BatchSampling
+    appends_copies = True
 
     def __init__(
         self, drafter: SmallLMDrafter, sampling: Sampling, capacity: int, batch: int

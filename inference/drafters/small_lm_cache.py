@@ -189,7 +189,8 @@ class LMCache:
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        self.cache.select_sequences(indices)
+        margin = 2 * (self.scratch + WAITING)  # for padding, too
+        self.cache.select_sequences(indices, [length + margin for length in self.lengths])
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._tokens = [self._tokens[index] for index in indices]
         self._num_read = [self._num_read[index] for index in indices]

@@ -1,6 +1,7 @@
 """Acceptance of a batch of verified trees, with few copies from the device to the host."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
-from jakiro.errors import DraftError, JakiroError, NumericalError
+from jakiro.errors import DraftError, JakiroError, NumericalError, RequestError
+from jakiro.utils.device_constants import indices_on
 
 
 class AcceptResult(NamedTuple):
@@ -91,7 +93,11 @@ def accept_trees(
     The outcome of a sequence is an error if its tree cannot be verified: a `NumericalError` if the
     target's logits at a visited node are not finite, or processors leave no token there; a
     `DraftError` if a candidate is outside the target's vocabulary, or has probability zero in the
-    drafter's `draft_probs`. Other sequences are not affected.
+    drafter's `draft_probs`; a `RequestError` if a processor raises an exception. Other sequences
+    are not affected.
+
+    Sequences whose processors ignore the preceding tokens are accepted together on the device,
+    however different their options are. The host reads from the device once for all of them.
 
     Args:
         tree: trees of all sequences.
@@ -99,18 +105,13 @@ def accept_trees(
         sequences: sequences being decoded.
         random: random numbers of this step.
     """
-    groups = BatchSampling([state.request.sampling for state in sequences]).groups
-    if len(groups) == 1:
-        return _accept_alike(tree, logits, sequences, random)
-    results: dict[int, AcceptResult] = {}
-    for _, indices in groups:
-        group = [sequences[index] for index in indices]
-        accepted = _accept_alike(
-            tree.of_sequences(indices), logits[indices], group, random.of_sequences(indices)
-        )
-        results.update(zip(indices, accepted.results, strict=True))
-    in_order = [results[index] for index in range(len(sequences))]
-    return AcceptedTokens.of(in_order, logits.device)
+    each = [state.request.sampling for state in sequences]
+    together = [index for index, own in enumerate(each) if needs_no_host(own)]
+    if together and accepts_on_device(logits.device, len(together)):
+        with suppress(RequestError):  # otherwise, the sequence of this error is found one by one
+            accepted = accept_on_device(tree, logits, BatchSampling(each), random, together)
+            return _with_others(tree, logits, sequences, random, accepted, together)
+    return AcceptedTokens.of(_one_by_one(tree, logits, sequences, random), logits.device)
 
 
 def accepts_on_device(device: torch.device, num_sequences: int) -> bool:
@@ -126,18 +127,6 @@ def accepts_on_device(device: torch.device, num_sequences: int) -> bool:
     return num_sequences > 1 or device.type != "cpu"
 
 
-def _accept_alike(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], random: StepRandom
-) -> AcceptedTokens:
-    """Return the outcomes of sequences whose tokens are selected in the same way."""
-    sampling = sequences[0].request.sampling
-    if accepts_on_device(logits.device, len(sequences)) and needs_no_host(sampling):
-        accepted = accept_on_device(tree, logits, sampling, random)
-        results = read_results(tree, outcome_of(tree, accepted).tolist(), logits, sequences)
-        return AcceptedTokens(results, accepted.path, accepted.next_token)
-    return AcceptedTokens.of(_one_by_one(tree, logits, sequences, random), logits.device)
-
-
 def needs_no_host(sampling: Sampling) -> bool:
     """Return whether tokens can be selected on the device.
 
@@ -148,25 +137,70 @@ def needs_no_host(sampling: Sampling) -> bool:
 
 
 def accept_on_device(
-    tree: DraftTree, logits: Tensor, sampling: Sampling, random: StepRandom
+    tree: DraftTree,
+    logits: Tensor,
+    sampling: BatchSampling,
+    random: StepRandom,
+    indices: Sequence[int],
 ) -> AcceptedPaths:
     """Return the accepted paths, without waiting for the device.
 
     Args:
         tree: trees of all sequences.
         logits: the target's logits after the root and after each node.
-        sampling: sampling options, which must satisfy `needs_no_host`.
+        sampling: sampling options of all sequences.
         random: random numbers of this step.
+        indices: batch indices of the sequences to accept candidates of, whose options must satisfy
+            `needs_no_host`. The outcome of all other sequences has no meaning.
     """
-    if sampling.do_sample:
-        every = torch.arange(len(logits), device=logits.device)
-        return accept_paths(
-            tree,
-            lambda nodes: sampling.processed_probs(logits[every, nodes + 1]),
-            random.uniforms(tree.num_nodes + 1),
-        )
-    highest, best = logits.max(dim=-1)
-    path, next_token = accept_greedy_paths(tree, best)
+    greedy = [index for index in indices if not sampling.each[index].do_sample]
+    sampled = [index for index in indices if sampling.each[index].do_sample]
+    parts = []
+    if greedy:
+        parts.append((greedy, _greedy_paths(tree, logits, greedy)))
+    if sampled:
+        parts.append((sampled, _sampled_paths(tree, logits, sampling, random, sampled)))
+    if len(parts[0][0]) == len(logits):
+        return parts[0][1]
+    path = tree.parent.new_full((len(logits), tree.max_depth), ROOT)
+    whole = AcceptedPaths(path, path.new_zeros(len(path)), path.new_zeros(len(path)).bool())
+    for own, accepted in parts:
+        index = indices_on(logits.device, own)
+        for destination, part in zip(whole, accepted, strict=True):
+            destination.index_copy_(0, index, part)
+    return whole
+
+
+def _sampled_paths(
+    tree: DraftTree,
+    logits: Tensor,
+    sampling: BatchSampling,
+    random: StepRandom,
+    indices: Sequence[int],
+) -> AcceptedPaths:
+    """Return the accepted paths of the sequences at these batch indices, which all sample."""
+    uniforms = random.uniforms(tree.num_nodes + 1)
+    every = torch.arange(len(logits), device=logits.device)
+    if len(indices) < len(logits):
+        every = indices_on(logits.device, indices)
+        tree, sampling = tree.of_sequences(indices), sampling.of_sequences(indices)
+        uniforms = uniforms[every]
+    return accept_paths(
+        tree, lambda nodes: sampling.processed_probs(logits[every, nodes + 1]), uniforms
+    )
+
+
+def _greedy_paths(tree: DraftTree, logits: Tensor, indices: Sequence[int]) -> AcceptedPaths:
+    """Return the accepted paths of the sequences at these batch indices, all without processors."""
+    index = None if len(indices) == len(logits) else indices_on(logits.device, indices)
+    if index is None or 2 * len(indices) > len(logits):  # reading more is faster than copying
+        highest, best = logits.max(dim=-1)
+        if index is not None:
+            highest, best = highest[index], best[index]
+    else:
+        highest, best = logits[index].max(dim=-1)
+    own = tree if index is None else tree.of_sequences(indices)
+    path, next_token = accept_greedy_paths(own, best)
     is_finite = highest.isfinite()
     is_sound = is_finite[:, 0] & is_finite.gather(1, path + 1).all(dim=1)
     return AcceptedPaths(path, next_token, is_sound)
@@ -188,6 +222,7 @@ def read_results(
     outcome: list[list[int]],
     logits: Iterable[Tensor],
     sequences: Sequence[SequenceState],
+    indices: Sequence[int],
 ) -> list[AcceptResult]:
     """Return the outcome of each sequence; a sequence that cannot be verified has an error.
 
@@ -196,9 +231,38 @@ def read_results(
         outcome: the integers of `outcome_of`, of these sequences.
         logits: the target's logits [queries, vocab] of each of these sequences.
         sequences: sequences being decoded.
+        indices: batch indices of these sequences.
     """
-    trees, extra = tree.unpacked(outcome)
+    trees, extra = tree.unpacked(outcome, indices)
     return _each(_unpacked, trees, logits, sequences, extra)
+
+
+def _with_others(
+    tree: DraftTree,
+    logits: Tensor,
+    sequences: Sequence[SequenceState],
+    random: StepRandom,
+    accepted: AcceptedPaths,
+    together: Sequence[int],
+) -> AcceptedTokens:
+    """Return all outcomes, given those of the sequences at some batch indices.
+
+    The outcomes of all other sequences are computed on the host.
+    """
+    outcome = outcome_of(tree, accepted).tolist()
+    every = range(len(sequences))
+    if len(together) == len(sequences):
+        results = read_results(tree, outcome, logits, sequences, every)
+        return AcceptedTokens(results, accepted.path, accepted.next_token)
+    trees, extra = tree.unpacked(outcome)
+    numbers = _uniforms(tree, sequences, random)
+    results = []
+    for index in every:
+        is_read = index in together
+        function, number = (_unpacked, extra[index]) if is_read else (_on_host, numbers[index])
+        own = slice(index, index + 1)
+        results += _each(function, trees[own], logits[own], sequences[own], [number])
+    return AcceptedTokens.of(results, logits.device)
 
 
 def _one_by_one(
@@ -208,16 +272,22 @@ def _one_by_one(
 
     Unlike on the device, the processors may read the tokens on the path to a node.
     """
-    sampling = sequences[0].request.sampling
-    if sampling.is_unprocessed_greedy:
+    if all(state.request.sampling.is_unprocessed_greedy for state in sequences):
         highest, best = logits.max(dim=-1)
         trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
         return _each(_greedy, trees, logits, sequences, extra)
     trees, _ = tree.to_host()
-    if not sampling.do_sample:
-        return _each(_processed_greedy, trees, logits, sequences, [[]] * len(trees))
-    numbers = random.uniforms(tree.num_nodes + 1).tolist()
-    return _each(_sampled, trees, logits, sequences, numbers)
+    return _each(_on_host, trees, logits, sequences, _uniforms(tree, sequences, random))
+
+
+def _uniforms(
+    tree: DraftTree, sequences: Sequence[SequenceState], random: StepRandom
+) -> list[list[float]]:
+    """Return each sequence's random numbers on the host; none if no sequence samples."""
+    if not any(state.request.sampling.do_sample for state in sequences):
+        return [[]] * len(sequences)
+    numbers: list[list[float]] = random.uniforms(tree.num_nodes + 1).tolist()
+    return numbers
 
 
 Numbers = list[int] | list[float]
@@ -245,7 +315,7 @@ def _each(
         try:
             _check_tokens(tree, vocab=own.shape[-1])
             results.append(accept(tree, distribution, more))
-        except (NumericalError, DraftError) as error:
+        except (NumericalError, DraftError, RequestError) as error:
             results.append(AcceptResult(tree, [], 0, distribution, error))
     return results
 
@@ -287,18 +357,13 @@ def _greedy(
     return result
 
 
-def _processed_greedy(
-    tree: SequenceTree, distribution: ProcessedDistribution, _: Numbers
-) -> AcceptResult:
-    """Return the outcome of greedy decoding with any processors."""
-    path, next_token = accept_greedy_path(tree, distribution.best)
-    return AcceptResult(tree, path, next_token, distribution)
-
-
-def _sampled(
+def _on_host(
     tree: SequenceTree, distribution: ProcessedDistribution, numbers: list[float]
 ) -> AcceptResult:
-    """Return the outcome of sampling by uniform random numbers."""
+    """Return the outcome with any processors; uniform random numbers are for sampling only."""
+    if not distribution.sampling.do_sample:
+        path, next_token = accept_greedy_path(tree, distribution.best)
+        return AcceptResult(tree, path, next_token, distribution)
     uniforms = iter(numbers)
     path, next_probs = accept_path(
         tree, distribution, lambda probability: next(uniforms) < probability

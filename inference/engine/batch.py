@@ -12,12 +12,13 @@ from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
 from inference.engine.context import Context
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
-from inference.engine.details import details_of
+from inference.engine.details import Recorded, details_of
 from inference.engine.policy import StepPolicy
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.tree_step import tree_step
 from inference.protocol import AdaptiveSession, VerifyResult
 from inference.sampling.random_numbers import StepRandom
+from jakiro.errors import RequestError
 
 
 class DecodeBatch:
@@ -128,8 +129,7 @@ class DecodeBatch:
 
     def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
-        pairs = zip(self.live, accepted.results, strict=True)
-        steps = [self._emit(state, result) for state, result in pairs]
+        steps = self._emit_all(self.live, accepted.results)
         # Without later steps, nothing has to be committed.
         if self._commits_last or not all(step.finished for step in steps):
             self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
@@ -164,6 +164,23 @@ class DecodeBatch:
     def _record_of(self, request: Request) -> OutputOptions | None:
         return request.record or self.record
 
+    def _emit_all(
+        self, states: Sequence[SequenceState], results: Sequence[AcceptResult]
+    ) -> list[DecodeStep]:
+        """Emit the tokens of each sequence, with the details that its request asks for."""
+        pairs = zip(states, results, strict=True)
+        steps = [self._emit(state, result) for state, result in pairs]
+        recorded = {}
+        for index, (state, result, step) in enumerate(zip(states, results, steps, strict=True)):
+            record = self._record_of(state.request)
+            if record is not None and step.token_ids:
+                recorded[index] = Recorded(record, result, step.token_ids)
+        if recorded:
+            each = details_of(list(recorded.values()))
+            for index, details in zip(recorded, each, strict=True):
+                steps[index] = replace(steps[index], details=details)
+        return steps
+
     def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
         """Append accepted tokens and the next token, one by one, until the request is complete."""
         if result.error is not None:
@@ -187,14 +204,17 @@ class DecodeBatch:
             if depth != BONUS:
                 stats.accepted[depth] += 1
                 stats.accepted_by_proposer[proposer] += 1
-            finished = state.request.stop(state.token_ids)
+            try:
+                finished = state.is_complete()
+            except RequestError as error:
+                finished, state.error = True, error
             if finished:
                 break
         state.is_finished = finished
         stats.emitted += len(emitted)
-        record = self._record_of(state.request)
-        details = None if record is None else details_of(record, result, emitted)
-        return DecodeStep(emitted, depths, finished, state.index, details, proposer_ids=proposers)
+        return DecodeStep(
+            emitted, depths, finished, state.index, proposer_ids=proposers, error=state.error
+        )
 
     def _notify(
         self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]

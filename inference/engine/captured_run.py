@@ -129,8 +129,7 @@ class CapturedRun(DecodeRun):
             self._check(results)
         with self._clock("commit"):
             running = [state for state in self.live if not state.is_finished]
-            pairs = zip(running, results, strict=True)
-            steps = [self._emit(state, result) for state, result in pairs]
+            steps = self._emit_all(running, results)
             for state in running:
                 state.stats.target_forwards += 1
             finished = [state.is_finished for state in self.live]

@@ -245,7 +245,9 @@ class Context:
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        self.cache.select_sequences(indices)
+        # A step that is discarded may have written the tokens of another step.
+        num_used = [length + 2 * self._margin for length in self.lengths]
+        self.cache.select_sequences(indices, num_used)
         self.lengths = [self.lengths[index] for index in indices]
         if self.session is not None:
             self.session.select_sequences(indices)
@@ -254,26 +256,29 @@ class Context:
         """Add copies of the sequences of another context of the same target and drafter.
 
         Both sessions must have processed all cached tokens. Afterwards, the other context may only
-        be closed.
+        be closed, or appended again after `branch`.
         """
         self.cache.append_sequences(other.cache)
         self.lengths = [*self.lengths, *other.lengths]
         if self.session is not None and other.session is not None:
             self.session.append_sequences(other.session)
 
-    @torch.inference_mode()
-    def copy(self, sampling: Sampling) -> "Context":
-        """Return a context with a copy of the cached tokens, none of which its session has got.
+    def branch(self, sampling: Sampling) -> None:
+        """Prepare to append the sequences once more, with other roots.
+
+        The session processes the last cached token again, or all of them if it is not copied.
 
         Args:
-            sampling: options by which the tokens of the copy are selected.
+            sampling: options by which the tokens of the next continuation are selected.
         """
-        count, capacity = len(self.lengths), self.cache.capacity - self._margin
-        other = Context(self.target, self.drafter, sampling, count, capacity)
-        other.cache.select_sequences([])
-        other.cache.append_sequences(self.cache)
-        other.lengths = self.lengths
-        return other
+        self.lengths = self.lengths  # whose roots are unknown now
+        if self.drafter is None or self.session is None:
+            return
+        if self.session.appends_copies:
+            self.session.rollback(min(self.lengths) - 1)
+        else:
+            count = len(self.lengths)
+            self.session = self.drafter.new_session(sampling, self.cache.capacity, count)
 
     def clear_unused(self) -> None:
         """Overwrite memory of sequences that have left, which may contain NaN, by zeros."""
@@ -291,7 +296,9 @@ class Context:
                 self.session.reserve(self.cache.capacity)
 
     def close(self) -> None:
-        """Free the cache and the session."""
+        """Free the cache and the session; further calls have no effect."""
+        if not hasattr(self, "cache"):
+            return
         if self.session is not None:
             self.session.close()
         del self.cache, self.session

@@ -21,4 +21,4 @@ class DecodeStep:
     autoregressive_seconds: float = 0.0  # estimate for these tokens without drafts; 0 if unknown
     # expert or drafter that proposed each token, or TARGET
     proposer_ids: list[int] = field(default_factory=list)
-    error: JakiroError | None = None  # why the sequence ended without a token; None if it did not
+    error: JakiroError | None = None  # why the sequence ended too early; None if it did not

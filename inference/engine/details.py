@@ -1,9 +1,12 @@
 """Optional details of each emitted token: log-probabilities, likeliest tokens, scores, logits."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -36,39 +39,107 @@ class TokenDetails:
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
-def details_of(record: OutputOptions, result: AcceptResult, emitted: list[int]) -> TokenDetails:
-    """Return the details of emitted tokens.
+class Recorded(NamedTuple):
+    """The tokens that one sequence emitted in a decoding step, and the details to return.
 
-    Args:
+    Attributes:
         record: details to return.
         result: outcome of verifying the tree.
-        emitted: tokens of the accepted path and the next token, as far as they were emitted.
+        token_ids: tokens of the accepted path and the next token, as far as they were emitted.
     """
-    visited = result.visited[: len(emitted)]
-    scores, logits, log_probs = [], [], []
-    if record.scores:
-        scores = [result.distribution.scores(node) for node in visited]
-    if record.logits:
-        logits = [widened(result.distribution.raw(node)[None])[0] for node in visited]
-    if record.log_probs:
-        for node, token in zip(visited, emitted, strict=True):
-            processed = result.distribution.scores(node).log_softmax(dim=-1)
-            log_probs.append(float(processed[token]))
-    raw_log_probs, likeliest = _raw(record, result, emitted)
-    return TokenDetails(log_probs, scores, logits, raw_log_probs, likeliest)
+
+    record: OutputOptions
+    result: AcceptResult
+    token_ids: list[int]
+
+    @property
+    def visited(self) -> list[int]:
+        """The nodes after which the tokens were selected."""
+        return self.result.visited[: len(self.token_ids)]
+
+    def processed(self) -> list[Float[Tensor, " vocab"]]:
+        """Return the processed logits of each token; nothing if they are not needed.
+
+        Raises:
+            RequestError: a processor raised an exception.
+        """
+        if not (self.record.scores or self.record.log_probs):
+            return []
+        return [self.result.distribution.scores(node) for node in self.visited]
+
+    def raw(self) -> list[Float[Tensor, " vocab"]]:
+        """Return the raw logits of each token."""
+        return [self.result.distribution.raw(node) for node in self.visited]
 
 
-def _raw(
-    record: OutputOptions, result: AcceptResult, emitted: list[int]
-) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Return the raw log-probability of each token, and the likeliest tokens at its position."""
-    if not (record.raw_log_probs or record.num_likeliest):
-        return [], []
-    visited = result.visited[: len(emitted)]
-    raw = torch.stack([result.distribution.raw(node) for node in visited])
-    log_probs = widened(raw).log_softmax(dim=-1)
-    best, token_ids = log_probs.topk(min(record.num_likeliest, log_probs.shape[1]), dim=-1)
-    own = log_probs.gather(1, torch.tensor(emitted, device=raw.device)[:, None])[:, 0]
-    pairs = zip(token_ids.tolist(), best.tolist(), strict=True)
-    likeliest = [list(zip(ids, values, strict=True)) for ids, values in pairs]
-    return own.tolist() if record.raw_log_probs else [], likeliest if record.num_likeliest else []
+def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
+    """Return the details of the tokens of several sequences, which are copied to the host at once.
+
+    Args:
+        each: tokens of each sequence, at least one in all.
+
+    Raises:
+        RequestError: a processor of a sequence raised an exception.
+    """
+    scores = [own.processed() for own in each]
+    most = max(own.record.num_likeliest for own in each)
+    pairs = zip(each, scores, strict=True)
+    processed = _table([(own, rows) for own, rows in pairs if own.record.log_probs], 0)
+    raw = _table([(own, own.raw()) for own in each if _reads_raw(own.record)], most)
+    numbers = torch.cat((processed.flatten(), raw.flatten().to(processed.device))).tolist()
+    own_log_probs = iter(numbers[: processed.numel()])
+    width = max(raw.shape[1], 1)
+    rows = iter(
+        numbers[start : start + width] for start in range(processed.numel(), len(numbers), width)
+    )
+    return [
+        _details(own, own_scores, own_log_probs, rows)
+        for own, own_scores in zip(each, scores, strict=True)
+    ]
+
+
+def _reads_raw(record: OutputOptions) -> bool:
+    return record.raw_log_probs or record.num_likeliest > 0
+
+
+def _table(
+    several: Sequence[tuple[Recorded, list[Tensor]]], num_likeliest: int
+) -> Float64[Tensor, "tokens fields"]:
+    """Return the log-probability of each token, and the likeliest tokens at its position.
+
+    Each row contains the token's log-probability, those of the likeliest tokens, and their ids.
+
+    Args:
+        several: tokens of each sequence with the logits that they were selected from.
+        num_likeliest: number of likeliest tokens.
+    """
+    logits = [row for _, rows in several for row in rows]
+    if not logits:
+        return torch.empty(0, 1, dtype=torch.float64)
+    log_probs = widened(torch.stack(logits)).log_softmax(dim=-1)
+    token_ids = [token for own, _ in several for token in own.token_ids]
+    index = torch.tensor(token_ids, device=log_probs.device)[:, None]
+    best, best_ids = log_probs.topk(min(num_likeliest, log_probs.shape[1]), dim=-1)
+    return torch.cat([own.double() for own in (log_probs.gather(1, index), best, best_ids)], dim=1)
+
+
+def _details(
+    own: Recorded, scores: list[Tensor], log_probs: Iterator[float], rows: Iterator[list[float]]
+) -> TokenDetails:
+    """Return the details of one sequence, given the numbers of this and later sequences."""
+    record, count = own.record, len(own.token_ids)
+    details = TokenDetails(
+        log_probs=list(islice(log_probs, count)) if record.log_probs else [],
+        scores=scores if record.scores else [],
+        logits=[widened(row[None])[0] for row in own.raw()] if record.logits else [],
+    )
+    if not _reads_raw(record):
+        return details
+    for first, *others in islice(rows, count):
+        half = len(others) // 2
+        best = zip(map(int, others[half:]), others[:half], strict=True)
+        if record.raw_log_probs:
+            details.raw_log_probs.append(first)
+        if record.num_likeliest:
+            details.likeliest.append(list(islice(best, record.num_likeliest)))
+    return details

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 
 import torch
 
+from inference.draft_tree import DraftTree
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
-from inference.engine.policy import AlwaysDraft, DraftPolicy
+from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.protocol import AdaptiveSession, Drafter
 from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
+from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -28,7 +31,7 @@ class Lane(DecodeBatch):
         places: largest number of sequences.
         capacity: largest number of tokens of a sequence, including its prompt.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
-            as the drafter allows.
+            as the drafter allows. If it never drafts, the drafter takes neither memory nor time.
         threads: number of threads that decoding steps compute with on a CPU; None for torch's
             current number.
     """
@@ -46,12 +49,23 @@ class Lane(DecodeBatch):
         self.sampling = sampling
         self.places = places
         self.capacity = capacity
-        context = Context(target, drafter, sampling, places, capacity)
+        self._sharing = drafter  # decides which requests the lane takes
+        self._draft_policy = policy or AlwaysDraft.with_all_of(drafter)
+        self._policies: dict[int, StepPolicy] = {}  # by number of sequences
+        drafts = any(_may_draft(self._policy_for(count)) for count in (1, places))
+        context = Context(target, drafter if drafts else None, sampling, places, capacity)
         self.num_bytes = _num_bytes(context)
-        fixed = policy or AlwaysDraft.with_all_of(drafter)
-        super().__init__(context, fixed.new_run(sampling, places), threads)
+        super().__init__(context, self._policy_for(places), threads)
         with torch.inference_mode():
             self._select([])
+
+    @property
+    def prompt_bytes(self) -> int:
+        """The size of the caches in which the longest prompt is read, in bytes.
+
+        These caches are freed when the prompt has been read, and are not part of `num_bytes`.
+        """
+        return self.num_bytes // self.places
 
     @property
     def num_free(self) -> int:
@@ -60,13 +74,14 @@ class Lane(DecodeBatch):
 
     def can_take(self, request: Request) -> bool:
         """Return whether the drafter can draft for a request together with those of this lane."""
-        return self.drafter is None or self.drafter.can_share(self.sampling, request.sampling)
+        drafter = self._sharing
+        return drafter is None or drafter.can_share(self.sampling, request.sampling)
 
     def prefill_of(self, sequences: Sequence[SequenceState]) -> Prefill:
         """Return a prefill of the prompt of one sequence, or of several with the same prompt.
 
-        The prompt is read in a context of its own. If there is a single sequence, the drafter's
-        session processes each chunk as soon as the target has read it.
+        The prompt is read in a context of its own. The drafter's session processes each chunk as
+        soon as the target has read it.
 
         Args:
             sequences: sequences that will continue the prompt.
@@ -74,32 +89,68 @@ class Lane(DecodeBatch):
         first = sequences[0]
         sampling, length = first.request.sampling, len(first.token_ids)
         context = Context(self.target, self.drafter, sampling, 1, length)
-        return Prefill(context, [first], follows=len(sequences) == 1)
+        return Prefill(context, [first], follows=True)
 
     @torch.inference_mode()
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
         """Emit the first token of each sequence, and move sequences that go on into free places.
 
+        If there is an exception, such as one of memory, none of the sequences gets a place.
+
         Args:
             prefill: complete prefill of the prompt, whose context is closed.
-            sequences: sequences that continue the prompt; there must be places for all of them.
+            sequences: sequences that continue the prompt.
+
+        Raises:
+            ResourceError: there are fewer free places, or a sequence may become too long for one.
         """
-        assert len(sequences) <= self.num_free
-        results = prefill.select_first_of(sequences)
-        steps = [self._emit(state, own) for state, own in zip(sequences, results, strict=True)]
         context = prefill.context
-        for state in sequences:
-            if state.is_finished:
-                _notify_finished(context, state)
-        going = [state for state in sequences if not state.is_finished]
-        for state in going[:-1]:
-            copy = context.copy(state.request.sampling)
-            self.append(copy, [state])
-            copy.close()
-        if going:
-            self.append(context, going[-1:])
-        context.close()
+        try:
+            self._check_room(sequences)
+            results = prefill.select_first_of(sequences)
+            steps = self._emit_all(sequences, results)
+            for state in sequences:
+                if state.is_finished:
+                    _notify_finished(context, state)
+            self._join(context, [state for state in sequences if not state.is_finished])
+        finally:
+            context.close()
         return steps
+
+    def _draft(self, random: StepRandom) -> DraftTree:
+        """Draft trees of a size for the number of sequences, or of one size if any samples."""
+        samples = any(state.request.sampling.do_sample for state in self.live)
+        self.policy = self._policy_for(self.places if samples else len(self.live))
+        return super()._draft(random)
+
+    def _policy_for(self, count: int) -> StepPolicy:
+        if count not in self._policies:
+            self._policies[count] = self._draft_policy.new_run(self.sampling, count)
+        return self._policies[count]
+
+    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
+        longest = max(state.request.max_length for state in sequences)
+        if len(sequences) <= self.num_free and longest <= self.capacity:
+            return
+        raise ResourceError(
+            "the sequences have no room in the lane",
+            expected=f"at most {self.num_free} sequences of at most {self.capacity} tokens",
+            got=f"{len(sequences)} sequences of up to {longest} tokens",
+            remedy="wait until other sequences are complete, or open a larger lane",
+        )
+
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append a context of one prompt once for each of its continuations, or not at all."""
+        count = len(self.live)
+        try:
+            for number, state in enumerate(sequences):
+                if number > 0:
+                    context.branch(state.request.sampling)
+                self.append(context, [state])
+        except BaseException:
+            self.live = self.live[:count]
+            self._select(list(range(count)))
+            raise
 
     @torch.inference_mode()
     def remove(self, sequences: Sequence[SequenceState]) -> None:
@@ -117,6 +168,10 @@ class Lane(DecodeBatch):
         self.context.close()
 
 
+def _may_draft(policy: StepPolicy) -> bool:
+    return not (isinstance(policy, AlwaysDraft) and policy.budget is None)
+
+
 def _notify_finished(context: Context, state: SequenceState) -> None:
     """Let an adaptive session learn from a sequence that is complete after its first token."""
     if isinstance(context.session, AdaptiveSession) and state.error is None:
@@ -124,7 +179,7 @@ def _notify_finished(context: Context, state: SequenceState) -> None:
 
 
 def _num_bytes(context: Context) -> int:
-    """Return the size of the caches of target and drafter in bytes."""
+    """Return the size of the caches of target and drafter for all places, in bytes."""
     drafter = context.drafter
     per_token = context.cache.bytes_per_token + (drafter.bytes_per_token if drafter else 0)
     return len(context.lengths) * context.cache.capacity * per_token

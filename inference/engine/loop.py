@@ -16,7 +16,7 @@ from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
 from inference.protocol import Drafter
-from jakiro.errors import PromptError
+from jakiro.errors import JakiroError, PromptError, RequestError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -220,8 +220,7 @@ class DecodeRun(DecodeBatch):
         """Emit the first tokens of sequences, which become part of the batch."""
         results = prefill.select_first()
         self._check(results)
-        pairs = zip(prefill.sequences, results, strict=True)
-        steps = [self._emit(state, result) for state, result in pairs]
+        steps = self._emit_all(prefill.sequences, results)
         num_others = len(self.live)
         if prefill.context is self.context:
             self.live += prefill.sequences
@@ -245,7 +244,13 @@ class DecodeRun(DecodeBatch):
         """Raise the first error, which ends the whole run."""
         for result in results:
             if result.error is not None:
-                raise result.error
+                raise _of_caller(result.error)
+
+    def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
+        step = super()._emit(state, result)
+        if step.error is not None:  # of a stopping criterion
+            raise _of_caller(step.error)
+        return step
 
     def _select(self, indices: Sequence[int]) -> None:
         if indices:  # the last sequence stays, because a conversation may continue it
@@ -261,6 +266,12 @@ class DecodeRun(DecodeBatch):
         estimate = len(steps[0].token_ids) * self.policy.autoregressive_seconds
         self.sequences[0].stats.autoregressive_seconds += estimate
         return [replace(steps[0], autoregressive_seconds=estimate)]
+
+
+def _of_caller(error: JakiroError) -> BaseException:
+    """Return the exception that the caller's own code raised, if this is the cause."""
+    cause = error.__cause__ if isinstance(error, RequestError) else None
+    return error if cause is None else cause
 
 
 def longest_of(sequences: Sequence[SequenceState]) -> int:

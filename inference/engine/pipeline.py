@@ -19,6 +19,7 @@ from inference.engine.cuda_graph import RecordedFunction
 from inference.engine.request import SequenceState
 from inference.engine.tree_step import tree_step
 from inference.protocol import Budget, DeviceSession, Drafter
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import FixedRandom, StreamKey
 from jakiro.errors import NumericalError
@@ -124,7 +125,8 @@ class Pipeline:
         if unread.is_copied is not None and not all(integers[-1] for integers in outcome):
             raise _unsound()
         logits = [unread.logits[index] for index in running]
-        return read_results(unread.tree, outcome, logits, [sequences[index] for index in running])
+        states = [sequences[index] for index in running]
+        return read_results(unread.tree, outcome, logits, states, running)
 
     def free(self) -> None:
         """Free the recorded steps and the context."""
@@ -230,7 +232,8 @@ class _DeviceStep:
 
     def __init__(self, pipeline: Pipeline, budget: Budget | None, highest: int) -> None:
         self.pipeline = pipeline
-        self.sampling = pipeline.sampling  # whose tensors the recorded step refers to
+        # The recorded step refers to tensors of the processors.
+        self.sampling = BatchSampling([pipeline.sampling] * len(pipeline.roots))
         self.budget = budget
         self.highest = highest
         self._tree: DraftTree | None = None
@@ -271,7 +274,8 @@ class _DeviceStep:
         tree = self._draft()
         step = tree_step(tree, pipeline.roots, target.spec, self.highest)
         logits = target.logits(target.forward(step, context.cache).features)
-        accepted = accept_on_device(tree, logits, self.sampling, self._random)
+        every = range(len(logits))
+        accepted = accept_on_device(tree, logits, self.sampling, self._random, every)
         context.commit_on_device(tree, accepted.path, accepted.next_token)
         pipeline.base_length.copy_(context.base_length)
         pipeline.roots.copy_(context.roots([]))

@@ -38,10 +38,23 @@ class Prefill:
         """Whether all prompts have been read."""
         return self._offset >= max(self._counts)
 
+    @property
+    def chunk_size(self) -> int:
+        """The number of tokens that the next call of `read_chunk` reads of the longest prompt."""
+        return min(PREFILL_CHUNK, max(self._counts) - self._offset)
+
+    def fits(self, num_read: int) -> bool:
+        """Return whether the next chunk and other tokens are together at most one whole chunk.
+
+        Args:
+            num_read: number of the other tokens.
+        """
+        return num_read + self.chunk_size <= PREFILL_CHUNK
+
     def read_chunk(self) -> None:
         """Read the next tokens of every prompt."""
         prompts = [state.token_ids for state in self.sequences]
-        width = min(PREFILL_CHUNK, max(self._counts) - self._offset)
+        width = self.chunk_size
         output, read = self.context.read(prompts, self._offset, width)
         for index, count in enumerate(read):
             if count > 0 and self._offset + count == self._counts[index]:

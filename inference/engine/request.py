@@ -15,7 +15,7 @@ from inference.engine.stats import DecodeStats
 from inference.protocol import RequestTicket
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StreamKey
-from jakiro.errors import JakiroError
+from jakiro.errors import JakiroError, RequestError
 
 # Subclasses of these criteria are excluded, because they may behave differently.
 HOST_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
@@ -110,6 +110,17 @@ class SequenceState:
             request: request of the sequence.
         """
         return cls(index, request, list(request.token_ids))
+
+    def is_complete(self) -> bool:
+        """Return whether the last token completes the sequence.
+
+        Raises:
+            RequestError: a stopping criterion raised an exception.
+        """
+        try:
+            return self.request.stop(self.token_ids)
+        except Exception as error:
+            raise RequestError.caused_by("a stopping criterion", error) from error
 
     @property
     def new_token_ids(self) -> list[int]:

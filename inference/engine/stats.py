@@ -37,7 +37,7 @@ class DecodeStats:
     @property
     def decoded(self) -> int:
         """The number of emitted tokens, excluding those from prefill."""
-        return self.emitted - self.from_prefill
+        return self.emitted - min(self.from_prefill, self.emitted)
 
     @property
     def tau(self) -> float:
@@ -99,7 +99,8 @@ class DecodeStats:
         """Return the sum of the statistics of several requests."""
         total = cls(from_prefill=0)
         for own in several:
-            total.from_prefill += own.from_prefill
+            # A request that waits, or that failed at once, has no token from prefill.
+            total.from_prefill += min(own.from_prefill, own.emitted)
             total.emitted += own.emitted
             total.autoregressive_seconds += own.autoregressive_seconds
             total.target_forwards += own.target_forwards

@@ -11,7 +11,9 @@ from pydantic import PositiveInt
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
+from inference.engine.pipeline import PipelinePool
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompt_file import BUILT_IN, read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
@@ -107,6 +109,7 @@ def start(
     prompts: list[list[int]],
     new_tokens: int,
     temperature: float = 0.0,
+    pipelines: PipelinePool | None = None,
     **generation: Any,
 ) -> DecodeRun:
     """Return a new decoding run; every step drafts if a drafter is given.
@@ -117,6 +120,7 @@ def start(
         prompts: token ids of each prompt.
         new_tokens: number of new tokens per prompt.
         temperature: sampling temperature; 0 is greedy.
+        pipelines: pool of a run with captured steps; None for a run without them.
         **generation: further arguments of `generate()`, such as `top_p`.
     """
     requests, _ = prepare_requests(
@@ -127,7 +131,9 @@ def start(
         seed=0,
         max_position=target.spec.max_position,
     )
-    return DecodeRun(target, drafter, requests)
+    if pipelines is None:
+        return DecodeRun(target, drafter, requests)
+    return CapturedRun(target, drafter, requests, pipelines)
 
 
 def load_target(settings: SubjectSettings) -> PreTrainedModel:

@@ -1,13 +1,22 @@
 """The sampling options of sequences that are decoded together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from inference.sampling.options import Sampling
+from inference.sampling.options import Sampling, processed_draft_of, processed_probs_of
+from jakiro.utils.device_constants import indices_on
+
+
+class Kind(NamedTuple):
+    """Sequences whose options differ at most in their temperatures, seeds and indices."""
+
+    each: tuple[Sampling, ...]  # options of each of these sequences
+    indices: tuple[int, ...]  # batch index of each of these sequences
 
 
 class BatchSampling:
@@ -21,20 +30,20 @@ class BatchSampling:
         self.each = tuple(each)
 
     @cached_property
-    def groups(self) -> list[tuple[Sampling, list[int]]]:
-        """The batch indices of sequences whose tokens are selected in the same way, by group.
-
-        Each group begins with the options of its first sequence.
-        """
-        alike: dict[object, tuple[Sampling, list[int]]] = {}
+    def kinds(self) -> list[Kind]:
+        """The sequences whose distributions are processed together, in the order of the batch."""
+        alike: dict[object, list[int]] = {}
         for index, own in enumerate(self.each):
-            alike.setdefault(own.description, (own, []))[1].append(index)
-        return list(alike.values())
+            alike.setdefault(own.form, []).append(index)
+        return [
+            Kind(tuple(self.each[index] for index in indices), tuple(indices))
+            for indices in alike.values()
+        ]
 
     @property
     def processes_drafts(self) -> bool:
         """Whether `processed_draft` changes the draft distributions of any sequence."""
-        return any(sampling.processes_drafts for sampling, _ in self.groups)
+        return any(kind.each[0].processes_drafts for kind in self.kinds)
 
     def processed_draft(
         self, log_probs: Float[Tensor, "batch parents m"]
@@ -44,12 +53,24 @@ class BatchSampling:
         Args:
             log_probs: draft distributions, as for `Sampling.processed_draft`.
         """
-        if len(self.groups) == 1:
-            return _processed(self.groups[0][0], log_probs)
-        processed = torch.empty_like(log_probs)
-        for sampling, indices in self.groups:
-            processed[indices] = _processed(sampling, log_probs[indices])
-        return processed
+
+        def processed(each: Sequence[Sampling], own: Tensor) -> Tensor:
+            return processed_draft_of(each, own.flatten(0, 1)).view_as(own)
+
+        return self._by_kind(processed, log_probs)
+
+    def processed_probs(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
+        """Return probabilities after the processors of each sequence.
+
+        All processors must be prefix-free.
+
+        Args:
+            logits: the target's logits after one node of each sequence.
+
+        Raises:
+            RequestError: a processor raised an exception.
+        """
+        return self._by_kind(processed_probs_of, logits)
 
     def of_sequences(self, indices: Sequence[int]) -> "BatchSampling":
         """Return the options of the sequences at these batch indices."""
@@ -59,6 +80,17 @@ class BatchSampling:
         """Return the options of both batches, one after the other."""
         return BatchSampling((*self.each, *other.each))
 
-
-def _processed(sampling: Sampling, log_probs: Tensor) -> Tensor:
-    return sampling.processed_draft(log_probs.flatten(0, 1)).view_as(log_probs)
+    def _by_kind(
+        self, process: Callable[[Sequence[Sampling], Tensor], Tensor], values: Tensor
+    ) -> Tensor:
+        """Return the values of every sequence after a function that processes one kind."""
+        if len(self.kinds) == 1:
+            return process(self.kinds[0].each, values)
+        index, parts = [], []
+        for each, indices in self.kinds:
+            index.append(indices_on(values.device, indices))
+            parts.append(process(each, values[index[-1]]))
+        processed = torch.empty_like(values, dtype=parts[0].dtype)
+        for own, part in zip(index, parts, strict=True):
+            processed.index_copy_(0, own, part)
+        return processed

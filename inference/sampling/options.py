@@ -1,5 +1,7 @@
 """Sampling options: how a request's tokens are selected from distributions."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +23,8 @@ from transformers import (
 )
 
 from inference.sampling.random_numbers import StreamKey
+from jakiro.errors import RequestError
+from jakiro.utils.device_constants import constants_on
 from jakiro.utils.nucleus import filter_nucleus
 
 # These processors never read the preceding tokens, so they may process many distributions at once,
@@ -69,6 +73,18 @@ class Sampling:
         """
         return self.do_sample, tuple(map(_described, self.processors))
 
+    @cached_property
+    def form(self) -> tuple[bool, tuple[str, ...]]:
+        """The `description` without temperatures.
+
+        Distributions of requests with the same form are processed together.
+        """
+        names = (
+            type(own).__name__ if type(own) is TemperatureLogitsWarper else _described(own)
+            for own in self.processors
+        )
+        return self.do_sample, tuple(names)
+
     def __str__(self) -> str:
         """Return the way in which tokens are selected, in words."""
         _, processors = self.description
@@ -90,12 +106,16 @@ class Sampling:
         Args:
             prefix: tokens before each distribution.
             scores: logits, which may be overwritten.
+
+        Raises:
+            RequestError: a processor raised an exception.
         """
-        if not self.is_prefix_free:  # unknown processors may take further arguments
-            processed: Tensor = self.processors(prefix, scores)  # type: ignore[arg-type]
-            return processed
-        for processor in self.processors:
-            scores = _applied(processor, prefix, scores)
+        with _blaming_processors():
+            if not self.is_prefix_free:  # unknown processors may take further arguments
+                processed: Tensor = self.processors(prefix, scores)  # type: ignore[arg-type]
+                return processed
+            for processor in self.processors:
+                scores = _applied(processor, prefix, scores)
         return scores
 
     def probs(self, scores: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
@@ -117,15 +137,12 @@ class Sampling:
         processed, because some processors would fail on such distributions; all their tokens get
         probability 0.
         """
-        if not self.processes_drafts:
-            return log_probs
-        warpers = [processor for processor in self.processors if type(processor) in PREFIX_FREE]
-        no_prefix = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
-        is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
-        log_probs = log_probs.where(is_finite, 0.0)
-        for warper in warpers:
-            log_probs = _applied(warper, no_prefix, log_probs)
-        return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
+        return processed_draft_of([self], log_probs)
+
+    @property
+    def warpers(self) -> list[LogitsProcessor]:
+        """The processors that are known to ignore the preceding tokens."""
+        return [processor for processor in self.processors if type(processor) in PREFIX_FREE]
 
     def stream_key(self, step_id: int) -> StreamKey:
         """Return the key of the request's random numbers in a decoding step.
@@ -134,6 +151,64 @@ class Sampling:
             step_id: number of the decoding step.
         """
         return (self.seed, self.batch_index, self.request_index, step_id)
+
+
+def processed_probs_of(
+    each: Sequence[Sampling], logits: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n vocab"]:
+    """Return probabilities after the processors, as `Sampling.processed_probs` does.
+
+    Args:
+        each: options of each row, which differ at most in temperatures, seeds and indices.
+        logits: logits of each row.
+
+    Raises:
+        RequestError: a processor raised an exception.
+    """
+    first = each[0]
+    if all(own.description == first.description for own in each):
+        return first.processed_probs(logits)
+    with _blaming_processors():
+        return first.probs(_warped(each, widened(logits)))
+
+
+def processed_draft_of(
+    each: Sequence[Sampling], log_probs: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n vocab"]:
+    """Return draft distributions after the processors, as `Sampling.processed_draft` does.
+
+    Args:
+        each: options of each sequence, which differ at most in temperatures, seeds and indices.
+        log_probs: draft distributions, the same number for each sequence.
+    """
+    if not each[0].processes_drafts:
+        return log_probs
+    is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
+    log_probs = _warped(each, log_probs.where(is_finite, 0.0))
+    return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
+
+
+def _warped(each: Sequence[Sampling], scores: Tensor) -> Tensor:
+    """Return scores, several for each sequence, after the prefix-free processors."""
+    no_prefix = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
+    for alike in zip(*(own.warpers for own in each), strict=True):
+        temperatures = tuple(float(getattr(own, "temperature", 1.0)) for own in alike)
+        if len(set(temperatures)) == 1:
+            scores = _applied(alike[0], no_prefix, scores)
+        else:
+            by_row = constants_on(scores.device, temperatures, scores.dtype)[:, None, None]
+            scores = (scores.unflatten(0, (len(each), -1)) / by_row).flatten(0, 1)
+    return scores
+
+
+@contextmanager
+def _blaming_processors() -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise RequestError.caused_by("a logits processor", error) from error
 
 
 def _described(processor: LogitsProcessor) -> str:
@@ -151,8 +226,17 @@ def _described(processor: LogitsProcessor) -> str:
 def _applied(processor: LogitsProcessor, prefix: Tensor, scores: Tensor) -> Tensor:
     if type(processor) is TopPLogitsWarper and scores.device.type == "cpu":
         return filter_nucleus(processor, scores)
+    if type(processor) is EtaLogitsWarper:
+        return _filtered_by_entropy(processor, prefix, scores)
     processed: Tensor = processor(prefix, scores)
     return processed
+
+
+def _filtered_by_entropy(warper: EtaLogitsWarper, prefix: Tensor, scores: Tensor) -> Tensor:
+    """Return the scores after the warper; rows that are not finite, which it refuses, stay."""
+    is_finite = scores.amax(dim=-1, keepdim=True).isfinite()
+    processed: Tensor = warper(prefix, scores.where(is_finite, 0.0))
+    return processed.where(is_finite, scores)
 
 
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:

@@ -52,10 +52,6 @@ class StepRandom:
         self._num_uniforms = num_uniforms
         self._uniforms = torch.empty(len(keys), 0, dtype=torch.float64, device=self._device)
 
-    def of_sequences(self, indices: Sequence[int]) -> "StepRandom":
-        """Return the random numbers of the sequences at these batch indices."""
-        return StepRandom([self._keys[index] for index in indices], self._device)
-
     def exponentials(
         self, shapes: Sequence[tuple[int, int]]
     ) -> list[Float[Tensor, "batch parents m"]]:

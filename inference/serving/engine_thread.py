@@ -51,6 +51,7 @@ class EngineThread:
     """
 
     def __init__(self, decoder: SpeculativeDecoder, places: int = 8, capacity: int = 4096) -> None:
+        _warn_about(decoder)
         self.decoder = decoder
         self.policy = fixed_policy(
             decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
@@ -62,10 +63,11 @@ class EngineThread:
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._is_stopped = False
         _logger.info(
-            "%d places of %d tokens take %.1f MB",
+            "%d places of %d tokens take %.1f MB, and a prompt that is read takes up to %.1f MB",
             sum(lane.places for lane in self.scheduler.lanes),
             longest,
             self.num_bytes / 1e6,
+            max(lane.prompt_bytes for lane in self.scheduler.lanes) / 1e6,
         )
         self._thread = Thread(target=self._run, name="jakiro-engine", daemon=True)
         self._thread.start()
@@ -164,12 +166,14 @@ class EngineThread:
         """Submit a job that was prepared; it is decoded as soon as there are places.
 
         Args:
-            job: job of `prepare`, which was not started yet.
+            job: job of `prepare`, which was not started yet. Nothing happens if it was cancelled.
 
         Raises:
+            PromptError: the job was started before.
             EngineStopped: the engine was closed, or its thread has died.
         """
-        self._command(lambda: self.scheduler.submit(job))
+        self.scheduler.claim(job)
+        self._command(lambda: self.scheduler.add(job))
 
     def submit(self, prompt: Prompt, **options: Any) -> Job:
         """Prepare and start a job that continues a prompt, and return it.
@@ -258,6 +262,20 @@ def open_lanes(
     return [
         Lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
     ]
+
+
+def _warn_about(decoder: SpeculativeDecoder) -> None:
+    """Name the options of a decoder that do not make an engine faster."""
+    if decoder.is_captured:
+        _logger.warning(
+            "captured=True has no effect here: the steps of an engine, whose sequences come and "
+            "go, are not recorded"
+        )
+    if decoder.target.is_compiled:
+        _logger.warning(
+            "compiled=True makes an engine slow at first: decoding steps are compiled again for "
+            "every number of sequences that occurs"
+        )
 
 
 def _stopped(error: BaseException | None) -> JakiroError:

@@ -1,11 +1,13 @@
 """Requests on their way through the engine, and the steps that it delivers to them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
+from threading import Lock
 
 from inference.engine.decode_step import DecodeStep
 from inference.engine.request import Request, SequenceState
-from jakiro.errors import JakiroError
+from jakiro.errors import JakiroError, PromptError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -31,12 +33,28 @@ class Job:
         self.is_abandoned = False  # whether the reader cannot be notified any more
         self._notify = notify
         self._num_running = len(self.sequences)
+        self._submitted = Lock()  # held from the time when the job is submitted
+        # After the end, the last event stays in the queue: an error, or None.
         self._events: SimpleQueue[DecodeStep | JakiroError | None] = SimpleQueue()
 
     @property
     def request(self) -> Request:
         """The request of the first continuation."""
         return self.sequences[0].request
+
+    def claim(self) -> None:
+        """Record that the job is submitted; for any thread.
+
+        Raises:
+            PromptError: the job was submitted before.
+        """
+        if not self._submitted.acquire(blocking=False):
+            raise PromptError(
+                "a job cannot be submitted twice",
+                expected="a job that was not submitted yet",
+                got="a job that was submitted before",
+                remedy="prepare another job for the prompt",
+            )
 
     def deliver(self, step: DecodeStep) -> None:
         """Pass a step of one continuation on to the reader; the last one ends the job.
@@ -71,27 +89,26 @@ class Job:
             JakiroError: the engine has stopped, or it has no memory for the prompt. The error of a
                 single continuation is in its last step instead.
         """
-        while (event := self._events.get()) is not None:
-            if isinstance(event, JakiroError):
-                raise event
+        while isinstance(event := self._events.get(), DecodeStep):
             yield event
+        self._events.put(event)
+        if event is not None:
+            raise event
 
     def poll(self) -> list[DecodeStep]:
         """Return the steps that have arrived since the last call, without waiting.
 
         Raises:
-            JakiroError: as for the iteration.
+            JakiroError: as for the iteration, once there are no more steps to return.
         """
         steps: list[DecodeStep] = []
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except Empty:
-                return steps
-            if isinstance(event, JakiroError):
-                raise event
-            if event is not None:
+        with suppress(Empty):
+            while isinstance(event := self._events.get_nowait(), DecodeStep):
                 steps.append(event)
+            self._events.put(event)
+            if event is not None and not steps:
+                raise event
+        return steps
 
     def _put(self, event: DecodeStep | JakiroError | None) -> None:
         self._events.put(event)

@@ -115,7 +115,7 @@ class Reply:
             if not await self._wake.wait(IDLE_SECONDS):
                 yield []
                 continue
-            if found := self._arrived():
+            while found := self._arrived():
                 yield found
 
     def _arrived(self) -> list[TextDelta]:

@@ -85,17 +85,38 @@ class Scheduler:
             )
         return lane
 
+    def claim(self, job: Job) -> None:
+        """Check a job that is about to be added; for any thread.
+
+        Args:
+            job: job, which can be claimed once.
+
+        Raises:
+            PromptError: as for `lane_of`, or the job was claimed before.
+        """
+        self.lane_of(job)
+        job.claim()
+
+    def add(self, job: Job) -> None:
+        """Add a job that was claimed, unless it was cancelled in the meantime.
+
+        Args:
+            job: job to start as soon as there are places.
+        """
+        if not job.is_ended:
+            self._waiting.append(job)
+
     def submit(self, job: Job) -> None:
-        """Add a job.
+        """Claim and add a job.
 
         Args:
             job: job to start as soon as there are places.
 
         Raises:
-            PromptError: as for `lane_of`.
+            PromptError: as for `claim`.
         """
-        self.lane_of(job)
-        self._waiting.append(job)
+        self.claim(job)
+        self.add(job)
 
     def cancel(self, job: Job) -> None:
         """End a job between two steps, and free its places.
@@ -112,14 +133,12 @@ class Scheduler:
         self._end(job)
 
     def turn(self) -> bool:
-        """Read a chunk of one prompt, and perform a decoding step of each lane.
+        """Read a chunk of one prompt, or several short prompts, and decode a step of each lane.
 
         Returns:
             Whether there was anything to do.
         """
-        self._begin_reading()
-        was_busy = self._reading is not None
-        self._read()
+        was_busy = self._read_prompts()
         for lane in self.lanes:
             if lane.live:
                 was_busy = True
@@ -140,6 +159,16 @@ class Scheduler:
             self._end(job, error)
         for lane in self.lanes:
             lane.close()
+
+    def _read_prompts(self) -> bool:
+        """Read up to a chunk of tokens of one prompt or of several, and return whether any."""
+        num_read = 0
+        self._begin_reading()
+        while self._reading is not None and self._reading.prefill.fits(num_read):
+            num_read += self._reading.prefill.chunk_size
+            self._read()
+            self._begin_reading()
+        return num_read > 0
 
     def _begin_reading(self) -> None:
         """Begin to read the prompt of the first job for which there are places, if any."""
@@ -192,10 +221,8 @@ class Scheduler:
 
     def _forget(self, job: Job) -> None:
         """Free what belongs to a job that has ended, or whose reader is gone."""
-        if job.is_abandoned and not job.is_ended:
+        if job.is_abandoned or job.is_ended:
             self.cancel(job)
-        elif job.is_ended:
-            self._end(job)
 
     def _end(self, job: Job, error: JakiroError | None = None) -> None:
         for state in job.sequences:

@@ -200,10 +200,17 @@ class SlotCache(Cache):
         total = sum(block.numel() * block.element_size() for block in blocks)
         return total // (blocks[0].shape[1] * self.capacity)
 
-    def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
+    def select_sequences(
+        self, indices: Sequence[int], num_used: Sequence[int] | None = None
+    ) -> None:
+        """Keep only the sequences at these batch indices, in this order.
+
+        Args:
+            indices: batch index of each sequence to keep.
+            num_used: as for `SequenceStorage.select`.
+        """
         for storage in self._storages:
-            storage.select(indices)
+            storage.select(indices, num_used)
         self._update_layers()
 
     def append_sequences(self, other: "SlotCache") -> None:

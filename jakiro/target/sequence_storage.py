@@ -21,17 +21,27 @@ class SequenceStorage:
         self._storage = storage
         self._dim = dim
         self.live = storage  # view of the rows of the present sequences
+        # For each row that no sequence uses, the number of slots that the last one may have left.
+        self._num_left = [0] * storage.shape[dim]
 
-    def select(self, indices: Sequence[int]) -> None:
+    def select(self, indices: Sequence[int], num_used: Sequence[int] | None = None) -> None:
         """Keep only the given rows, in this order.
 
         Args:
             indices: index of each row to keep. A row may stay in place or move to a smaller index,
                 but never to a larger one.
+            num_used: number of slots that each present sequence may have written to; None if
+                these numbers are unknown. Other slots are not copied.
         """
+        count, slots = self._count, self._storage.shape[-2]
+        ends = [min(used, slots) for used in num_used or ()]
+        ends += [slots] * (count - len(ends))
         for destination, index in enumerate(indices):
             if destination != index:
-                self._row(destination).copy_(self._row(index))
+                # Whatever is left of the former sequence is overwritten: masks do not hide NaN.
+                end = max(ends[destination], ends[index])
+                self._row(destination)[..., :end, :] = self._row(index)[..., :end, :]
+        self._num_left[len(indices) : count] = ends[len(indices) : count]
         self._show(len(indices))
 
     def append(self, other: "SequenceStorage") -> None:
@@ -41,7 +51,10 @@ class SequenceStorage:
             self._replace(max(count + added, 2 * count), self._storage.shape[-2])
         self._show(count + added)
         new = self.live.narrow(self._dim, count, added)
-        new[..., : other.live.shape[-2], :] = other.live
+        end = other.live.shape[-2]
+        new[..., :end, :] = other.live
+        new[..., end : max(self._num_left[count : count + added], default=0), :] = 0
+        self._num_left[count : count + added] = [0] * added
 
     def reserve(self, num_slots: int) -> None:
         """Make room for a number of slots in each row; existing slots keep their contents."""
@@ -52,6 +65,7 @@ class SequenceStorage:
         """Overwrite the rows that no sequence uses by zeros."""
         count = self._storage.shape[self._dim] - self._count
         self._storage.narrow(self._dim, self._count, count).zero_()
+        self._num_left[self._count :] = [0] * count
 
     @property
     def num_rows(self) -> int:
@@ -75,4 +89,5 @@ class SequenceStorage:
         # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
         old, self._storage = self.live, self._storage.new_zeros(shape)
         self._show(old.shape[self._dim])
+        self._num_left = [0] * num_rows
         self.live[..., : old.shape[-2], :] = old

@@ -218,6 +218,7 @@ class TrainedSession(DeviceSession):
 
     lengths: tuple[int, ...] = ()
     sampling: BatchSampling
+    appends_copies = True
 
     def __init__(
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
@@ -310,7 +311,9 @@ class TrainedSession(DeviceSession):
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        self.cache.select_sequences(indices)
+        # A step that is discarded may have written the tokens of another step.
+        margin = 2 * (self.scratch + self.drafter.max_depth)
+        self.cache.select_sequences(indices, [length + margin for length in self.lengths])
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.sampling = self.sampling.of_sequences(indices)
         index = torch.tensor(indices, dtype=torch.long, device=self.base_length.device)

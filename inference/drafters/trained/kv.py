@@ -75,10 +75,17 @@ class KVBuffer:
         """
         return WriteThrough(self, slots, count)
 
-    def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
+    def select_sequences(
+        self, indices: Sequence[int], num_used: Sequence[int] | None = None
+    ) -> None:
+        """Keep only the sequences at these batch indices, in this order.
+
+        Args:
+            indices: batch index of each sequence to keep.
+            num_used: as for `SequenceStorage.select`.
+        """
         for rows in self._rows:
-            rows.select(indices)
+            rows.select(indices, num_used)
         self._show()
 
     def append_sequences(self, other: "KVBuffer") -> None:
@@ -252,10 +259,17 @@ class DrafterCache:
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
-    def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
+    def select_sequences(
+        self, indices: Sequence[int], num_used: Sequence[int] | None = None
+    ) -> None:
+        """Keep only the sequences at these batch indices, in this order.
+
+        Args:
+            indices: batch index of each sequence to keep.
+            num_used: as for `SequenceStorage.select`.
+        """
         for cache in self._all:
-            cache.select_sequences(indices)
+            cache.select_sequences(indices, num_used)
 
     def append_sequences(self, other: "DrafterCache") -> None:
         """Add copies of the sequences of another cache of the same drafter."""

@@ -10,7 +10,14 @@ from torch import Tensor
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.profiling.gpu.cycle import Cycle
-from inference.protocol import Budget, Committed, Drafter, DraftSession, EncodedMemory
+from inference.protocol import (
+    Budget,
+    Committed,
+    DeviceSession,
+    Drafter,
+    DraftSession,
+    EncodedMemory,
+)
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import DISTRIBUTION_SIZE
@@ -139,7 +146,7 @@ class CycleDrafter(Drafter):
         return torch.where(is_on_path, at_depth - path.ranks.gather(1, level), at_depth + 1)
 
 
-class CycleSession(DraftSession):
+class CycleSession(DeviceSession):
     """A session that knows the roots, on the device, and the structure of the trees.
 
     Args:
@@ -152,12 +159,13 @@ class CycleSession(DraftSession):
     lengths: tuple[int, ...] = ()
 
     def __init__(
-        self, drafter: CycleDrafter, sampling: Sampling, inner: DraftSession | None, batch: int
+        self, drafter: CycleDrafter, sampling: Sampling, inner: DeviceSession | None, batch: int
     ) -> None:
         self.drafter = drafter
         self.shape = drafter.plan.shape(sampling)
         self.inner = inner
         self.lengths = (0,) * batch
+        self.base_length: Tensor | None = None  # the lengths on the device
         self.root: Tensor | None = None
         self.fixed: DraftTree | None = None
 
@@ -169,6 +177,7 @@ class CycleSession(DraftSession):
     def advance(self, committed: Committed) -> None:
         """Store the positions and the tokens of the roots."""
         self.lengths, self.root = committed.base_length, committed.root
+        self.base_length = committed.end
         if self.inner is not None:
             self.inner.advance(committed)
 
@@ -186,6 +195,23 @@ class CycleSession(DraftSession):
             tree = self._fixed_tree(self.root)
         return self.drafter.with_right_tokens(tree, self.root)
 
+    def follow(
+        self,
+        lengths: tuple[int, ...],
+        base_length: Int[Tensor, " batch"],
+        root: Int[Tensor, "batch 1"],
+    ) -> None:
+        """Set the lengths and roots.
+
+        Args:
+            lengths: number of verified tokens of each sequence, or an upper bound of it.
+            base_length: number of verified tokens on the device.
+            root: last token of each sequence.
+        """
+        self.lengths, self.base_length, self.root = lengths, base_length, root
+        if self.inner is not None:
+            self.inner.follow(lengths, base_length, root)
+
     def rollback(self, length: int) -> None:
         """Discard everything from position `length` on."""
         self.lengths = tuple(min(length, own) for own in self.lengths)
@@ -196,9 +222,26 @@ class CycleSession(DraftSession):
         """Keep only the sequences at these batch indices, in this order."""
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.fixed = None  # it has another number of sequences
-        self.root = None if self.root is None else self.root[list(indices)]
+        if self.root is not None and self.base_length is not None:
+            kept = list(indices)
+            self.root, self.base_length = self.root[kept], self.base_length[kept]
         if self.inner is not None:
             self.inner.select_sequences(indices)
+
+    def append_sequences(self, other: DraftSession) -> None:
+        """Add the sequences of another session."""
+        assert isinstance(other, CycleSession)
+        assert other.root is not None
+        assert other.base_length is not None
+        self.fixed = None  # it has another number of sequences
+        if self.root is None or self.base_length is None:
+            self.root, self.base_length = other.root, other.base_length
+        else:
+            self.root = torch.cat((self.root, other.root))
+            self.base_length = torch.cat((self.base_length, other.base_length))
+        self.lengths += other.lengths
+        if self.inner is not None and other.inner is not None:
+            self.inner.append_sequences(other.inner)
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
@@ -213,8 +256,8 @@ class CycleSession(DraftSession):
     def _fixed_tree(self, root: Tensor) -> DraftTree:
         if self.fixed is None:
             self.fixed = fixed_tree(self.shape, len(root), root.device)
-        base_length = torch.tensor(self.lengths, device=root.device)
-        return replace(self.fixed, base_length=base_length)
+        assert self.base_length is not None
+        return replace(self.fixed, base_length=self.base_length)
 
 
 def fixed_tree(shape: TreeShape, batch: int, device: torch.device) -> DraftTree:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from inference.benchmark.timing import note
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
+from inference.engine.pipeline import PipelinePool
 from inference.profiling.gpu.arms import TimedArm
 from inference.profiling.gpu.cycle import Cycle
 from inference.profiling.gpu.cycle_drafter import CycleDrafter
@@ -99,6 +100,7 @@ class Workbench:
         prompts: list[list[int]],
         new_tokens: int,
         temperature: float = 0.0,
+        pipelines: PipelinePool | None = None,
         **generation: Any,
     ) -> DecodeRun:
         """Return a new decoding run over the given prompts.
@@ -108,10 +110,11 @@ class Workbench:
             prompts: token ids of each prompt.
             new_tokens: number of new tokens per prompt.
             temperature: sampling temperature; 0 is greedy.
+            pipelines: pool of a run with captured steps; None for a run without them.
             **generation: further arguments of `generate()`, such as `top_p`.
         """
         options = {**(UNPROCESSED if temperature else {}), **generation}
-        return start(self.target, drafter, prompts, new_tokens, temperature, **options)
+        return start(self.target, drafter, prompts, new_tokens, temperature, pipelines, **options)
 
     def steps(self, run: DecodeRun, prompts: list[list[int]], count: int, tau: int = 1) -> TimedArm:
         """Return an arm that performs decoding steps of a run; the prompts are read now.

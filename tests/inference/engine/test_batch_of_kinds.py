@@ -1,6 +1,7 @@
 """Sequences of a batch that sample in different ways each have their own distribution."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from helpers.chi_square import p_value, probs_of_continuations
 from helpers.losslessness import LEAST_P_VALUE, LENGTH, SHAPES, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.sampling.batch import BatchSampling
+from inference.sampling import options
+from inference.sampling.batch import BatchSampling, Kind
 
 PROMPT = [1, 2, 1, 2, 1]
 KINDS: list[dict[str, Any]] = [
@@ -19,15 +21,15 @@ KINDS: list[dict[str, Any]] = [
 SAMPLES = 600  # of each kind
 
 
-def _p_values(decoder: SpeculativeDecoder) -> list[float]:
-    first, *others = KINDS
+def _p_values(decoder: SpeculativeDecoder, kinds: Sequence[dict[str, Any]] = KINDS) -> list[float]:
+    first, *others = kinds
     prompts = [PROMPT] * SAMPLES
     run = decoder.start(prompts, seed=1, max_new_tokens=LENGTH, **first)
     for seed, kind in enumerate(others, start=2):
         decoder.admit(run, prompts, seed=seed, max_new_tokens=LENGTH, **kind)
     tokens = [tuple(state.new_token_ids) for state in run.finish().sequences]
     values = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(kinds):
         counts = Counter(tokens[number * SAMPLES : (number + 1) * SAMPLES])
         probs = probs_of_continuations(decoder.target.model, PROMPT, LENGTH, **kind)
         values.append(p_value(counts, probs) if set(counts) <= set(probs) else 0.0)
@@ -43,7 +45,23 @@ def test_the_options_of_the_first_sequence_for_all_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def planted(batch: BatchSampling) -> Any:
-        return [(batch.each[0], list(range(len(batch.each))))]
+        count = len(batch.each)
+        return [Kind(batch.each[:1] * count, tuple(range(count)))]
 
-    monkeypatch.setattr(BatchSampling, "groups", property(planted))
+    monkeypatch.setattr(BatchSampling, "kinds", property(planted))
     assert min(_p_values(tiny_decoder(SHAPES["sampled"]))) < 1e-9
+
+
+def test_the_temperature_of_the_first_sequence_for_all_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = options.constants_on
+
+    def planted(device: Any, values: tuple[float, ...], dtype: Any) -> Any:
+        return original(device, values[:1] * len(values), dtype)
+
+    kinds: list[dict[str, Any]] = [{"temperature": value} for value in (0.6, 1.5)]
+    decoder = tiny_decoder(SHAPES["sampled"])
+    assert min(_p_values(decoder, kinds)) > LEAST_P_VALUE
+    monkeypatch.setattr(options, "constants_on", planted)
+    assert min(_p_values(decoder, kinds)) < 1e-9

@@ -182,6 +182,26 @@ def test_sequences_end_on_their_own() -> None:
     assert len({len(state.token_ids) for state in other.sequences}) > 2
 
 
+def test_trees_of_running_sequences_keep_their_batch_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    options = {"max_new_tokens": 40, "do_sample": True, "eos_token_id": [3, 4]}
+    requests = _requests(target, [[n, 1] for n in range(6)], **options)
+    run = CapturedRun(target, _drafter(target, "sampled"), requests, PipelinePool())
+    read = pipeline.Pipeline.read
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def noted(self: Any, unread: Any, sequences: Any) -> Any:
+        running = [index for index, state in enumerate(sequences) if not state.is_finished]
+        results = read(self, unread, sequences)
+        seen.append((running, [result.tree.index for result in results]))
+        return results
+
+    monkeypatch.setattr(pipeline.Pipeline, "read", noted)
+    run.finish()
+    assert all(indices == running for running, indices in seen)
+    assert any(running != list(range(len(running))) for running, _ in seen)
+
+
 def test_positions_never_exceed_the_targets_limit() -> None:
     model = tiny_llama(max_position_embeddings=48)
     target = TargetAdapter(model)

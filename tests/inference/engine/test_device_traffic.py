@@ -2,16 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from helpers.lanes import Work, lane_of, request_of, start
 from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor
 
+from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched, acceptance
 from inference.engine.loop import DecodeRun
+from inference.engine.request import OutputOptions, SequenceState
 from inference.generation.preparation import prepare_requests
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
@@ -79,3 +83,62 @@ def test_a_decoding_step_reads_once_and_uploads_at_most_once(
     expected_uploads = 1 if sampled_tree or selection != "greedy" else 0  # of random numbers
     assert {step.get("reads", 0) for step in per_step} == {1}
     assert {step.get("uploads", 0) for step in per_step} == {expected_uploads}
+
+
+MIXED: dict[str, list[dict[str, Any]]] = {
+    "temperatures": [{"temperature": value} for value in (0.5, 0.8, 1.1, 1.4)],
+    "kinds": [
+        {"temperature": 0.5},
+        {"temperature": 0.9, "top_p": 0.8},
+        {"temperature": 0},
+        {"temperature": 1.2, "top_p": 0.8},
+    ],
+}
+
+
+@pytest.mark.parametrize("mixture", MIXED)
+@pytest.mark.parametrize("sampled_tree", [False, True], ids=["deterministic", "sampled tree"])
+def test_requests_that_select_tokens_in_different_ways_are_read_together(
+    mixture: str, sampled_tree: bool, traffic: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama()
+    shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=shape)
+    monkeypatch.setattr(acceptance, "accepts_on_device", lambda *_: True)
+    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
+    works = [
+        Work(prompt, 0, {**options, "max_new_tokens": 40})
+        for prompt, options in zip(PROMPTS, MIXED[mixture], strict=True)
+    ]
+    lane = lane_of(decoder, request_of(decoder, works[0]), places=4)
+    for index, work in enumerate(works):
+        start(lane, SequenceState.of(index, request_of(decoder, work)))
+    for _ in range(2):  # steps that copy the indices of each kind
+        lane.step()
+    per_step = []
+    while len(lane.live) == len(works):
+        traffic.clear()
+        lane.step()
+        per_step.append(dict(traffic))
+    assert len(per_step) > 5
+    assert {step.get("reads", 0) for step in per_step[:-1]} == {1}
+    assert {step.get("uploads", 0) for step in per_step[:-1]} == {1}
+
+
+def test_details_of_all_sequences_are_read_together(
+    traffic: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "accepts_on_device", lambda *_: True)
+    decoder = SpeculativeDecoder(tiny_llama())
+    asked = OutputOptions(raw_log_probs=True, num_likeliest=2)
+    works = [Work(prompt, 0, {"temperature": 0, "max_new_tokens": 12}) for prompt in PROMPTS]
+    requests = [replace(request_of(decoder, work), record=asked) for work in works]
+    lane = lane_of(decoder, requests[0], places=4)
+    for index, request in enumerate(requests):
+        start(lane, SequenceState.of(index, request))
+    lane.step()
+    traffic.clear()
+    steps = lane.step()
+    assert all(step.details is not None and step.details.likeliest for step in steps)
+    assert traffic["reads"] == 2  # the outcome, and the details
+    assert traffic["uploads"] == 1  # the emitted tokens

@@ -27,6 +27,7 @@ from inference.engine.request import OutputOptions, SequenceState
 from inference.trees.shape import TreeShape
 from jakiro.errors import DraftError, NumericalError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.sequence_storage import SequenceStorage
 
 CHOSEN = TreeShape(children=4, breadth=3, num_nodes=12)
 SAMPLED = TreeShape(children=3, breadth=2, sampled=True)
@@ -304,7 +305,14 @@ def test_a_failed_sequence_leaves_no_nan_in_its_place(
     with torch.no_grad():
         model.get_input_embeddings().weight[10] = torch.nan
     if not is_cleared:
+        append = SequenceStorage.append
+
+        def planted(own: SequenceStorage, other: SequenceStorage) -> None:
+            own._num_left = [0] * own.num_rows
+            append(own, other)
+
         monkeypatch.setattr(Context, "clear_unused", lambda _: None)
+        monkeypatch.setattr(SequenceStorage, "append", planted)
     never = {"logits_processor": LogitsProcessorList([Forces(10, 99)])}
     # Joining overwrites the first bucket of slots, so the NaN must be in the second one.
     bad = Work([1, 2, 3] * 22, 0, {"temperature": 0, "max_new_tokens": 20})

@@ -34,3 +34,12 @@ def test_statistics_are_shown_by_their_summary() -> None:
     stats = DecodeStats(emitted=1)
     assert repr(stats) == "DecodeStats(1 token after 0.00 s to read the prompt)"
     assert not stats.seconds  # looking changes nothing
+
+
+def test_requests_without_a_token_do_not_count_in_rates() -> None:
+    waiting, running = DecodeStats(), DecodeStats(emitted=7, target_forwards=3)
+    assert waiting.decoded == 0
+    assert waiting.tau == 1
+    both = DecodeStats.pooled([waiting, running, DecodeStats()])
+    assert both.decoded == running.decoded == 6
+    assert both.tau == 2

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from inference.sampling.batch import BatchSampling
+from inference.sampling import options
+from inference.sampling.batch import BatchSampling, Kind
 from inference.sampling.options import Sampling
 
 
@@ -18,18 +19,24 @@ def _sampling(temperature: float, top_p: float | None = None, do_sample: bool = 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
-def test_sequences_with_equal_options_form_a_group() -> None:
-    each = [_sampling(0.7), GREEDY, _sampling(0.7), _sampling(0.8), GREEDY]
-    groups = BatchSampling(each).groups
-    assert [(sampling, indices) for sampling, indices in groups] == [
-        (each[0], [0, 2]),
-        (GREEDY, [1, 4]),
-        (each[3], [3]),
+def test_sequences_whose_options_differ_only_in_temperature_are_of_one_kind() -> None:
+    each = [_sampling(0.7), GREEDY, _sampling(0.7), _sampling(0.8), GREEDY, _sampling(0.7, 0.5)]
+    assert BatchSampling(each).kinds == [
+        Kind((each[0], each[2], each[3]), (0, 2, 3)),
+        Kind((GREEDY, GREEDY), (1, 4)),
+        Kind((each[5],), (5,)),
     ]
 
 
 @pytest.mark.parametrize(
-    "each", [[_sampling(0.7)] * 3, [GREEDY] * 3, [_sampling(0.7), GREEDY, _sampling(1.4, 0.6)]]
+    "each",
+    [
+        [_sampling(0.7)] * 3,
+        [GREEDY] * 3,
+        [_sampling(0.7), GREEDY, _sampling(1.4, 0.6)],
+        [_sampling(0.7), _sampling(1.3), _sampling(0.3)],
+        [_sampling(0.7, 0.5), _sampling(1.3), _sampling(0.3, 0.5)],
+    ],
 )
 def test_every_draft_distribution_is_processed_as_that_of_its_sequence_alone(
     each: list[Sampling],
@@ -43,8 +50,35 @@ def test_every_draft_distribution_is_processed_as_that_of_its_sequence_alone(
         assert torch.equal(own.processed_draft(before.clone()), after)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_distribution_is_processed_as_that_of_its_sequence_alone(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 9, dtype=dtype)
+    each = [_sampling(0.7), _sampling(1.3, 0.6), _sampling(1 / 3), _sampling(0.7, 0.6)]
+    processed = BatchSampling(each).processed_probs(logits)
+    for own, before, after in zip(each, logits, processed, strict=True):
+        assert torch.equal(own.processed_probs(before[None])[0], after)
+
+
+def test_the_temperature_of_the_first_sequence_for_all_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = options.constants_on
+
+    def planted(
+        device: torch.device, values: tuple[float, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return original(device, values[:1] * len(values), dtype)
+
+    each = [_sampling(0.7), _sampling(1.3)]
+    logits = torch.tensor([[1.0, 2.0, 3.0]] * 2)
+    monkeypatch.setattr(options, "constants_on", planted)
+    processed = BatchSampling(each).processed_probs(logits)
+    assert not torch.equal(processed[1], each[1].processed_probs(logits[1:])[0])
+
+
 def test_sequences_leave_and_join_with_their_options() -> None:
     each = [_sampling(0.1 * number) for number in range(1, 6)]
     kept = BatchSampling(each[:3]).of_sequences([2, 0])
     assert (kept + BatchSampling(each[3:])).each == (each[2], each[0], each[3], each[4])
-    assert BatchSampling(each).of_sequences([]).groups == []
+    assert BatchSampling(each).of_sequences([]).kinds == []

@@ -37,7 +37,6 @@ def test_uniform_numbers_do_not_depend_on_whether_noise_was_requested(prepared: 
 def test_numbers_do_not_depend_on_the_other_sequences() -> None:
     both, alone = StepRandom(KEYS), StepRandom(KEYS[1:])
     assert torch.equal(both.uniforms(4)[1:], alone.uniforms(4))
-    assert torch.equal(both.of_sequences([1]).uniforms(4), alone.uniforms(4))
     assert torch.equal(both.exponentials([(2, 3)])[0][1:], alone.exponentials([(2, 3)])[0])
 
 

@@ -70,6 +70,20 @@ def test_a_request_that_is_too_long_is_refused_before_any_work(decoder: Speculat
             engine.submit([1, 2, 3], choices=0)
 
 
+@pytest.mark.parametrize("option", ["captured", "compiled"])
+def test_options_that_do_not_make_an_engine_faster_are_named(
+    model: LlamaForCausalLM,
+    option: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = SpeculativeDecoder(model, captured=option == "captured")
+    monkeypatch.setattr(TargetAdapter, "is_compiled", option == "compiled")
+    with EngineThread(decoder, places=1, capacity=32) as engine:
+        assert list(engine.submit([1, 2], temperature=0, max_new_tokens=3))
+    assert f"{option}=True" in caplog.text
+
+
 def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder) -> None:
     with EngineThread(decoder, places=1, capacity=120) as engine:
         job = engine.submit([1, 2], temperature=0, max_new_tokens=110)
@@ -80,6 +94,20 @@ def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder)
         assert list(engine.submit([1, 2], temperature=0, max_new_tokens=5))
         engine.cancel(job)
     engine.cancel(job)
+
+
+def test_a_job_that_was_cancelled_or_started_is_not_started(decoder: SpeculativeDecoder) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 9}
+    with EngineThread(decoder, places=2, capacity=64) as engine:
+        cancelled = engine.prepare([1, 2], **options)
+        engine.cancel(cancelled)
+        engine.start(cancelled)
+        assert list(cancelled) == []
+        started = engine.submit([1, 2], **options)
+        with pytest.raises(PromptError, match="submitted twice"):
+            engine.start(started)
+        tokens = [token for step in started for token in step.token_ids]
+        assert tokens == decoder.generate([1, 2], **options).new_token_ids
 
 
 def test_the_death_of_the_thread_is_known_to_all_requests(

@@ -111,6 +111,51 @@ def test_a_long_prompt_delays_the_others_by_one_chunk_per_step(
     assert len(long.poll()) == 2  # its first token, and its first step
 
 
+def test_short_prompts_are_read_in_the_same_turn(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 16)
+    scheduler = _scheduler(decoder, places=8)
+    works = [
+        Work([1 + index, 2, 3, 4], 1, {"temperature": 0, "max_new_tokens": 9}) for index in range(8)
+    ]
+    jobs = [_job(decoder, work) for work in works]
+    for job in jobs:
+        scheduler.submit(job)
+    num_running = []
+    for _ in range(2):
+        scheduler.turn()
+        num_running.append(scheduler.num_running)
+    assert num_running == [4, 8]  # 16 tokens in a turn
+    _run(scheduler)
+    for job, work in zip(jobs, works, strict=True):
+        assert _tokens(job) == work.alone(decoder).new_token_ids
+
+
+def test_a_chunk_of_a_long_prompt_leaves_no_time_for_other_prompts(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 8)
+    scheduler = _scheduler(decoder, places=4)
+    widths: list[int] = []
+    read = Context.read
+
+    def noted(context: Context, ids: Any, offset: int, count: int) -> Any:
+        widths.append(count)
+        return read(context, ids, offset, count)
+
+    monkeypatch.setattr(Context, "read", noted)
+    for length in (5, 12, 4, 3):
+        prompt = ([1, 2, 3] * 4)[:length]
+        scheduler.submit(_job(decoder, Work(prompt, 1, {"temperature": 0, "max_new_tokens": 30})))
+    per_turn = []
+    while scheduler.num_running < 4:
+        widths.clear()
+        scheduler.turn()
+        per_turn.append(widths.copy())
+    assert per_turn == [[5], [8], [4, 4], [3]]
+
+
 def test_all_continuations_of_a_job_wait_for_places(decoder: SpeculativeDecoder) -> None:
     scheduler, work = _scheduler(decoder, places=4), _work(1)
     one = _job(decoder, _work(1, length=14))
@@ -150,6 +195,44 @@ def test_a_cancelled_job_frees_its_places_at_once(
     scheduler.submit(next_one)
     _run(scheduler)
     assert _tokens(next_one) == others.alone(decoder).new_token_ids
+
+
+def test_a_job_that_is_cancelled_before_it_is_submitted_never_starts(
+    decoder: SpeculativeDecoder,
+) -> None:
+    scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
+    jobs = [_job(decoder, work) for work in works]
+    scheduler.cancel(jobs[0])
+    for job in jobs:
+        scheduler.submit(job)
+    _run(scheduler)
+    assert jobs[0].poll() == []
+    assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
+    assert scheduler.num_running == len(scheduler._running) == 0
+
+
+def test_a_job_that_ends_while_it_is_decoded_leaves_its_place(decoder: SpeculativeDecoder) -> None:
+    scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
+    jobs = [_job(decoder, work) for work in works]
+    for job in jobs:
+        scheduler.submit(job)
+    for _ in range(3):
+        scheduler.turn()
+    jobs[0].end()
+    scheduler.turn()
+    assert scheduler.num_running == len(scheduler._running) == 1
+    _run(scheduler)
+    assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
+
+
+def test_a_job_that_was_submitted_is_refused(decoder: SpeculativeDecoder) -> None:
+    scheduler, work = _scheduler(decoder), _work(0)
+    job = _job(decoder, work)
+    scheduler.submit(job)
+    with pytest.raises(PromptError, match="submitted twice"):
+        scheduler.submit(job)
+    _run(scheduler)
+    assert _tokens(job) == work.alone(decoder).new_token_ids
 
 
 def test_requests_that_can_never_have_a_place_are_refused_at_once(

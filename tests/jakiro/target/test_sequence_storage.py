@@ -1,6 +1,9 @@
 """Sequences that join and leave a batch keep their storage."""
 
+from typing import Any
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jakiro.target.sequence_storage import SequenceStorage
 
@@ -50,3 +53,36 @@ def test_more_slots_keep_the_contents_and_are_finite() -> None:
     rows.append(_rows(7, slots=3))
     assert rows.live[:, 2, :3].eq(7).all()
     assert rows.live.isfinite().all()
+
+
+class _CopyCounter(TorchDispatchMode):
+    """Counts the numbers that are copied."""
+
+    num_copied = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "aten::copy_":
+            self.num_copied += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_the_slots_that_sequences_have_written_to_are_copied() -> None:
+    rows = _rows(1, 2, 3, slots=4096)
+    with _CopyCounter() as counter:
+        rows.select([2, 1], num_used=[16, 2000, 10])
+    assert counter.num_copied == 16 * rows.live[:, :1, :1].numel()
+    assert _first(rows) == [3, 2]
+
+
+def test_nothing_that_a_former_sequence_has_written_reaches_another_one() -> None:
+    rows = _rows(1, 2, 3, slots=8)
+    rows.live[:, 0, :6] = torch.nan
+    rows.live[:, 2, 4:] = 0
+    rows.select([2, 1], num_used=[6, 8, 4])
+    assert rows.live.isfinite().all()
+    rows.live[:, 1] = torch.nan
+    rows.select([0], num_used=[4, 8])
+    rows.append(_rows(5, slots=2))
+    assert rows.live.isfinite().all()
+    assert not rows.live[:, 1, 2:].any()
+    assert _first(rows) == [3, 5]

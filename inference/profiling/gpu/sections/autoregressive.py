@@ -1,6 +1,7 @@
 """Autoregressive decoding: milliseconds per token; the fastest arm is the baseline."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,7 +9,8 @@ import torch
 from transformers import DynamicCache
 
 from inference.benchmark.timing import Work, repeated
-from inference.profiling.gpu.arms import NotThere, TimedArm, measured_rows
+from inference.engine.pipeline import PipelinePool
+from inference.profiling.gpu.arms import TimedArm, measured_rows
 from inference.profiling.gpu.document import Row, SectionResult
 from inference.profiling.gpu.graphs import WARM_UP, captured, compiled
 from inference.profiling.gpu.static_decoding import StaticDecoding
@@ -40,10 +42,7 @@ def measure_autoregressive_arms(
     """
     for context in bench.scale.contexts:
         prompts = bench.prompts(context)
-        arms = {
-            name: arm if isinstance(arm, NotThere) else partial(arm, bench, prompts)
-            for name, arm in ARMS.items()
-        }
+        arms = {name: partial(arm, bench, prompts) for name, arm in ARMS.items()}
         yield from measured_rows(arms, {"context": context}, bench.scale)
 
 
@@ -140,18 +139,20 @@ def _by_generate(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
     return TimedArm(work, units=block, fault=fault)
 
 
-def _own(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
-    """Return our decoding loop without drafts."""
-    run = bench.start(None, prompts, bench.scale.timed_tokens + 1)
-    return bench.steps(run, prompts, bench.scale.block)
+def _own(bench: Workbench, prompts: list[list[int]], *, is_captured: bool) -> TimedArm:
+    """Return our decoding loop without drafts, with its steps as they are or captured."""
+    pipelines = PipelinePool() if is_captured else None
+    run = bench.start(None, prompts, bench.scale.timed_tokens + 1, pipelines=pipelines)
+    arm = bench.steps(run, prompts, bench.scale.block)
+    is_on_cpu = bench.device.type == "cpu"
+    return replace(arm, remark=ON_CPU if is_captured and is_on_cpu else None)
 
 
-# An arm that the code does not have yet is replaced by a function like the others.
-ARMS: dict[str, Builder | NotThere] = {
+ARMS: dict[str, Builder] = {
     "transformers": _by_generate,
     "transformers static cache": partial(static_arm, is_captured=False),
     "transformers static cache compiled": _compiled_static,
     CAPTURED: partial(static_arm, is_captured=True),
-    "ours": _own,
-    "ours captured": NotThere("this program does not decode with captured steps yet"),
+    "ours": partial(_own, is_captured=False),
+    "ours captured": partial(_own, is_captured=True),
 }

@@ -1,10 +1,18 @@
 """Batches: speed over autoregressive decoding, the host's time per sequence, and peak memory."""
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from inference.benchmark.timing import Peak, peak_memory, repeated
+import torch
+
+from inference.benchmark.timing import Peak, peak_memory, repeated, seconds_of
+from inference.engine.lane import Lane
+from inference.engine.loop import DecodeRun
+from inference.engine.request import Request, SequenceState
+from inference.generation.preparation import prepare_requests
 from inference.profiling.gpu.arms import TimedArm, guarded_row, measured_rows
+from inference.profiling.gpu.cycle_drafter import CycleDrafter
 from inference.profiling.gpu.document import Conditions, Row, SectionResult
 from inference.profiling.gpu.parts import milliseconds_of_parts
 from inference.profiling.gpu.sections.autoregressive import CAPTURED, static_arm
@@ -13,6 +21,7 @@ from inference.profiling.gpu.workbench import Workbench
 
 TAU = 3
 DRAFTED, PARTS = "drafted", "parts of a decoding step"
+LANES = "twice as many requests as lanes, over two batches"
 
 
 def measure_batch_sizes(bench: Workbench, found: Mapping[str, SectionResult]) -> Iterator[Row]:
@@ -32,6 +41,8 @@ def measure_batch_sizes(bench: Workbench, found: Mapping[str, SectionResult]) ->
         rows = list(measured_rows(arms, conditions, bench.scale))
         yield from over_baseline(rows, factor_of(bench, found))
         yield guarded_row(PARTS, conditions, partial(_parts, bench, prompts, conditions))
+    conditions = {"lanes": bench.scale.batches[-1]}
+    yield guarded_row(LANES, conditions, partial(_lanes, bench, conditions))
 
 
 def _drafted(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
@@ -66,3 +77,74 @@ def _parts(bench: Workbench, prompts: list[list[int]], conditions: Conditions) -
             "peak_bytes": peak.bytes,
         },
     )
+
+
+def _lanes(bench: Workbench, conditions: Conditions) -> Row:
+    """Return the time of two batches of requests, over that of the same requests through lanes.
+
+    A request that is complete leaves its place to the next one, whereas in a batch the places of
+    complete requests remain empty until the longest request is complete.
+    """
+    lanes = int(conditions["lanes"])
+    prompts = bench.prompts(bench.scale.request_lengths[0], 2 * lanes)
+    longest = bench.scale.request_tokens
+    # Every length from one step to the longest occurs equally often, in a mixed order.
+    lengths = [1 + (7 * number * longest // (2 * lanes)) % longest for number in range(2 * lanes)]
+    oracle = bench.oracle(TAU, is_drafting=True)
+    requests = [_request(bench, *each) for each in zip(prompts, lengths, strict=True)]
+    batches = [
+        DecodeRun(bench.target, oracle, part) for part in (requests[:lanes], requests[lanes:])
+    ]
+    in_batches = seconds_of(lambda: [run.finish() for run in batches])
+    lane, tokens = _open_lane(bench, oracle, requests, lanes), list[list[int]]()
+    in_lanes = seconds_of(lambda: tokens.extend(_through(lane, requests)))
+    lane.close()
+    fault = bench.fault(prompts, tokens)
+    return Row(
+        arm=LANES,
+        conditions=conditions,
+        state="measured" if fault is None else "invalid",
+        reason=fault,
+        values={
+            "ratio": in_batches / in_lanes,
+            "seconds": in_lanes,
+            "batches_seconds": in_batches,
+            "tokens": sum(lengths),
+        },
+    )
+
+
+def _request(bench: Workbench, prompt: list[int], new_tokens: int) -> Request:
+    requests, _ = prepare_requests(
+        bench.model,
+        [prompt],
+        {"max_new_tokens": new_tokens},
+        temperature=0.0,
+        seed=0,
+        max_position=bench.target.spec.max_position,
+    )
+    return requests[0]
+
+
+def _open_lane(
+    bench: Workbench, drafter: CycleDrafter, requests: Sequence[Request], places: int
+) -> Lane:
+    capacity = max(request.max_length for request in requests)
+    return Lane(bench.target, drafter, requests[0].sampling, places, capacity)
+
+
+@torch.inference_mode()
+def _through(lane: Lane, requests: Sequence[Request]) -> list[list[int]]:
+    """Decode requests, each of which starts as soon as there is a place; return their tokens."""
+    states = [SequenceState.of(index, request) for index, request in enumerate(requests)]
+    waiting = deque(states)
+    while waiting or lane.live:
+        while waiting and lane.num_free:
+            state = waiting.popleft()
+            prefill = lane.prefill_of([state])
+            while not prefill.is_complete:
+                prefill.read_chunk()
+            lane.start(prefill, [state])
+        if lane.live:
+            lane.step()
+    return [state.new_token_ids for state in states]

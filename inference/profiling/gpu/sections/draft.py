@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -87,7 +88,7 @@ def _propose(
 ) -> TimedArm:
     """Return an arm that drafts the same tree again and again, after a prompt."""
     prompts = bench.prompts(bench.scale.main_context)
-    generation = {"top_p": top_p} if temperature else {}
+    generation: dict[str, Any] = {"top_p": top_p} if temperature else {}
     run = bench.start(drafter, prompts, 16, temperature, **generation)
     steps = iter(run)
     for _ in range(2):  # in the second step, the drafter encodes the prompt

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from inference.engine.pipeline import PipelinePool
 from inference.profiling.efficiency import measure_efficiency
 from inference.profiling.gpu.arms import TimedArm, guarded_row, measured_rows
 from inference.profiling.gpu.document import Conditions, Row, SectionResult
@@ -14,6 +15,7 @@ from inference.profiling.subject import Effort, ProfilingSubject
 
 TEMPERATURES = (0.0, 1.0)
 ALONE, DRAFTING = "oracle", "oracle with the cost of drafting"
+CAPTURED_DRAFTING = "oracle with the cost of drafting, captured"
 BASELINE = "fastest autoregressive decoding"
 EFFICIENCY = "share of the speed-up that the forward passes allow"
 
@@ -64,7 +66,13 @@ def factor_of(bench: Workbench, found: Mapping[str, SectionResult]) -> float:
 
 
 def drafted_arm(
-    bench: Workbench, prompts: list[list[int]], tau: int, temperature: float, *, is_drafting: bool
+    bench: Workbench,
+    prompts: list[list[int]],
+    tau: int,
+    temperature: float,
+    *,
+    is_drafting: bool,
+    is_captured: bool = False,
 ) -> TimedArm:
     """Return decoding steps of an oracle.
 
@@ -74,12 +82,14 @@ def drafted_arm(
         tau: number of tokens per decoding step.
         temperature: sampling temperature; 0 is greedy.
         is_drafting: whether the random drafter drafts every tree.
+        is_captured: whether decoding steps are captured.
     """
     scale = bench.scale
     count = max(1, scale.block // tau)
     oracle = bench.oracle(tau, is_drafting=is_drafting)
     new_tokens = (count * (scale.repeats + scale.warm_up) + 1) * tau + 1
-    run = bench.start(oracle, prompts, new_tokens, temperature)
+    pipelines = PipelinePool() if is_captured else None
+    run = bench.start(oracle, prompts, new_tokens, temperature, pipelines)
     return bench.steps(run, prompts, count, tau)
 
 
@@ -102,6 +112,9 @@ def _rows(
         CAPTURED: partial(static_arm, bench, prompts, is_captured=True),
         ALONE: partial(drafted_arm, bench, prompts, tau, temperature, is_drafting=False),
         DRAFTING: partial(drafted_arm, bench, prompts, tau, temperature, is_drafting=True),
+        CAPTURED_DRAFTING: partial(
+            drafted_arm, bench, prompts, tau, temperature, is_drafting=True, is_captured=True
+        ),
     }
     rows = list(measured_rows(arms, conditions, bench.scale))
     for row in over_baseline(rows, factor_of(bench, found)):

@@ -10,7 +10,9 @@ import torch
 
 from inference.benchmark.timing import repeated, seconds_of
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.profiling.gpu.arms import NotThere, absent_row, guarded_row
+from inference.engine.cuda_graph import RecordedFunction
+from inference.engine.pipeline import PipelinePool
+from inference.profiling.gpu.arms import guarded_row
 from inference.profiling.gpu.cycle_drafter import CycleDrafter
 from inference.profiling.gpu.document import Conditions, Row, SectionResult, Value
 from inference.profiling.gpu.workbench import Workbench
@@ -29,6 +31,7 @@ class Decoder:
     target: TargetAdapter
     drafter: CycleDrafter
     remark: str | None = None
+    pipelines: PipelinePool | None = None  # for captured steps
 
 
 @dataclass
@@ -80,9 +83,6 @@ def break_even(rows: Sequence[Row]) -> Row:
 
 def _requests(bench: Workbench) -> Iterator[Row]:
     for name, arm in ARMS.items():
-        if isinstance(arm, NotThere):
-            yield absent_row(name, {}, arm)
-            continue
         decoders: list[Decoder] = []
         for number, length in enumerate(bench.scale.request_lengths):
             for attempt in ("first", "second"):
@@ -104,7 +104,8 @@ def _request(
     (decoder,) = decoders
     prompts = bench.prompts(int(conditions["prompt_tokens"]))
     num_steps = -(-bench.scale.request_tokens // TAU)
-    run = start(decoder.target, decoder.drafter, prompts, (num_steps + 1) * TAU)
+    num_tokens = (num_steps + 1) * TAU
+    run = start(decoder.target, decoder.drafter, prompts, num_tokens, pipelines=decoder.pipelines)
     with _counted(bench.device) as counts:
         steps = bench.steps(run, prompts, 1, TAU)
         seconds = seconds_of(repeated(steps.work, num_steps))
@@ -136,23 +137,31 @@ def _counted(device: torch.device) -> Iterator[GraphCounts]:
     from torch._dynamo.utils import counters
     from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 
-    name = "record_function"  # the method that records a CUDA graph
-    record = getattr(CUDAGraphTreeManager, name, None)
+    recording = [  # the methods that record a CUDA graph
+        (owner, name, getattr(owner, name))
+        for owner, name in (
+            (CUDAGraphTreeManager, "record_function"),
+            (RecordedFunction, "_record"),
+        )
+        if hasattr(owner, name)
+    ]
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    counts.recordings = 0
 
-    def counting(*args: object, **kwargs: object) -> object:
-        assert record is not None
-        counts.recordings = (counts.recordings or 0) + 1
-        return record(*args, **kwargs)
+    def counting(record: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object, **kwargs: object) -> object:
+            counts.recordings = (counts.recordings or 0) + 1
+            return record(*args, **kwargs)
 
-    if record is not None:
-        counts.recordings = 0
-        setattr(CUDAGraphTreeManager, name, counting)
+        return counted
+
+    for owner, name, record in recording:
+        setattr(owner, name, counting(record))
     try:
         yield counts
     finally:
-        if record is not None:
-            setattr(CUDAGraphTreeManager, name, record)
+        for owner, name, record in recording:
+            setattr(owner, name, record)
         counts.compilations = counters["stats"]["unique_graphs"] - graphs
         counts.graph_breaks = sum(counters["graph_break"].values()) - breaks
 
@@ -177,9 +186,15 @@ def _compiled(bench: Workbench) -> Decoder:
     return Decoder(target, oracle, None if is_on_gpu else "on a CPU, nothing is compiled")
 
 
-# An arm that the code does not have yet is replaced by a function like the others.
-ARMS: dict[str, Callable[[Workbench], Decoder] | NotThere] = {
+def _captured(bench: Workbench) -> Decoder:
+    """Return a decoder as with `captured=True`; on a CPU, nothing is recorded."""
+    remark = None if bench.device.type == "cuda" else "on a CPU, nothing is recorded"
+    oracle = bench.oracle(TAU, is_drafting=True)
+    return Decoder(bench.target, oracle, remark, PipelinePool())
+
+
+ARMS: dict[str, Callable[[Workbench], Decoder]] = {
     EAGER: _eager,
     COMPILED: _compiled,
-    CAPTURED: NotThere("this program does not decode with captured steps yet"),
+    CAPTURED: _captured,
 }

@@ -1,13 +1,17 @@
 """Verification: milliseconds of the target's forward pass, by context length and tree size."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inference.benchmark.timing import Work, seconds_of
+from inference.engine.cuda_graph import RecordedFunction
+from inference.engine.pipeline import STRIDE
 from inference.profiling.gpu.arms import NotThere, TimedArm, guarded_row, measured_rows
 from inference.profiling.gpu.document import Row, SectionResult
 from inference.profiling.gpu.graphs import captured
@@ -17,7 +21,7 @@ from jakiro.target.cache import SlotCache
 from jakiro.target.step import StepInput
 
 CHILDREN = 4  # children of each node of a verified tree
-DEFAULT, WITHOUT_CUDNN = "default", "without cuDNN"
+DEFAULT, WITHOUT_CUDNN, CAPTURED = "default", "without cuDNN", "captured"
 FIRST_CALL = "first call of a new key length"
 OTHER_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -135,6 +139,22 @@ def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) ->
     return TimedArm(work, fault=verification.fault, remark=remark)
 
 
+def _captured(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
+    """Return the forward pass as captured decoding steps perform it: it reads whole strides."""
+    verification = Verification(bench, cache, context, queries)
+    highest = context // STRIDE * STRIDE + STRIDE - 1 + queries - 1
+    highest_slot = min(highest, cache.capacity - 1)
+    verification.step = replace(verification.step, highest_slot=highest_slot)
+
+    def forward() -> Tensor:
+        verification()
+        return verification.best
+
+    remark = None if bench.device.type == "cuda" else "on a CPU, nothing is captured"
+    work = RecordedFunction(forward, (), bench.device)
+    return TimedArm(work, fault=verification.fault, remark=remark)
+
+
 def _with_other_backends(work: Work) -> Work:
     def without_cudnn() -> None:
         with sdpa_kernel(OTHER_BACKENDS):
@@ -190,5 +210,5 @@ ARMS: dict[str, Builder | NotThere] = {
     "default in a CUDA graph": _in_graph,
     "packed": NotThere("attention does not read the keys of grouped heads only once yet"),
     "packed and split": NotThere("attention does not split long contexts into parts yet"),
-    "captured": NotThere("this program does not decode with captured steps yet"),
+    CAPTURED: _captured,
 }

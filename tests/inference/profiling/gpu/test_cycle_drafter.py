@@ -5,6 +5,8 @@ import torch
 from helpers.workbench import quick_workbench
 
 from inference.draft_tree import ROOT
+from inference.engine.captured_run import CapturedRun
+from inference.engine.pipeline import PipelinePool
 from inference.profiling.gpu.cycle_drafter import fixed_tree
 from inference.trees.shape import TreeShape
 
@@ -66,3 +68,18 @@ def test_the_tokens_of_the_remaining_sequences_stay_right(is_drafting: bool) -> 
     assert len(run.sequences[0].new_token_ids) == 9
     new = [state.new_token_ids for state in run.sequences]
     assert bench.fault(prompts, new) is None
+
+
+@pytest.mark.parametrize("is_drafting", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_captured_steps_give_the_same_tokens_and_tau(is_drafting: bool, temperature: float) -> None:
+    bench = quick_workbench()
+    prompts = bench.prompts(12, 2)
+    oracle = bench.oracle(3, is_drafting=is_drafting)
+    run = bench.start(oracle, prompts, 40, temperature, PipelinePool())
+    arm = bench.steps(run, prompts, 3, 3)
+    arm.work()
+    assert isinstance(run, CapturedRun)
+    assert run._pipeline is not None
+    assert arm.fault() is None
+    assert run.stats.tau == 3
