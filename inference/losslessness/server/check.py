@@ -204,10 +204,13 @@ class _Verification:
             answer = await ask_patiently(self._client, request, Random(0))
             if answer.error is None:
                 break
-            if answer.status not in _BAD_FIELD or not accepted:
+            # Without a top_k that was chosen, the distribution would be another one.
+            fixed = ["top_k"] if self._settings.top_k else []
+            others = [field for field in accepted if field not in fixed]
+            if answer.status not in _BAD_FIELD or not others:
                 raise refused(self._client, answer)
-            named = [field for field in accepted if field in answer.error]
-            accepted.remove((named or accepted)[0])
+            named = [field for field in others if field in answer.error]
+            accepted.remove((named or others)[0])
         has_names = "logprobs" in accepted and names_tokens([answer])
         missing = [field for field in _OPTIONAL if field not in accepted]
         if not has_names and "logprobs" not in missing:

@@ -37,17 +37,18 @@ class TokenNames:
         texts = tokenizer.batch_decode(
             [[token] for token in range(known)], skip_special_tokens=not special
         )
-        self.end = min(eos_ids, default=None)  # stands for all tokens that end a text
+        end = min(eos_ids, default=-1)  # stands for all tokens that end a text
+        self.end = end if eos_ids else None
         self.representatives = torch.arange(vocab_size)
         # The ends of texts come first, so that other tokens with the same name join them.
-        self._ids = {texts[token]: self.end for token in eos_ids if token < known}
+        self._ids = {texts[token]: end for token in eos_ids if token < known}
         for token in range(vocab_size):
             name = texts[token] if token < known else ""
-            own = self.end if token in eos_ids else self._ids.setdefault(name, token)
+            own = end if token in eos_ids else self._ids.setdefault(name, token)
             self.representatives[token] = own
         counts = self.representatives.bincount().tolist()
         # Groups of several tokens, except the ends of texts.
-        self.shared = {token for token, count in enumerate(counts) if count > 1} - {self.end}
+        self.shared = {token for token, count in enumerate(counts) if count > 1} - {end}
 
     def token_of(self, name: str) -> int | None:
         """Return the representative of the tokens with a name; None for an unknown name."""

@@ -152,17 +152,19 @@ class _Simple:
     Args:
         decoder: decoder whose target it serves.
         refused: fields that it refuses.
+        top_k: number of likeliest tokens among which it samples; 0 for all.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, *refused: str) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, *refused: str, top_k: int = 5) -> None:
         self._decoder = decoder
         self._refused = refused
         ids = [int(token) for token in decoder.tokenizer("def main(")["input_ids"]]
         model: Any = decoder.target.model
-        sampling = {"temperature": SETTINGS.temperature, "top_k": SETTINGS.top_k, "top_p": 1.0}
+        sampling = {"temperature": SETTINGS.temperature, "top_k": top_k, "top_p": 1.0}
         ((_, probs),) = Reference(model, ids, sampling).distributions([()])
         self._probs = probs.tolist()
         self._num_prompt = len(ids)
+        self._source = Random(0)  # without seeds
 
     def __call__(self, _path: str, body: dict[str, Any]) -> Made:
         """Answer a completion request."""
@@ -173,8 +175,7 @@ class _Simple:
         if body["temperature"] == 0:
             text = self._greedy(body)
         else:
-            assert body["max_tokens"] == 1 or "logprobs" not in self._refused
-            source = Random(body.get("seed"))
+            source = Random(body["seed"]) if "seed" in body else self._source
             (token,) = source.choices(range(len(self._probs)), self._probs)
             text = str(self._decoder.tokenizer.decode([token], skip_special_tokens=True))
         found = completion(text, "length", usage=usage)
@@ -191,8 +192,10 @@ class _Simple:
 @pytest.mark.parametrize("refused", [(), ("logprobs",), ("top_k", "logprobs", "seed")])
 def test_what_a_server_does_not_offer_is_noted(refused: tuple[str, ...]) -> None:
     decoder = tiny_decoder()
-    with false_server(_Simple(decoder, *refused)) as url:
-        report = _report(url, decoder, prompts=["def main("])
+    top_k = 0 if "top_k" in refused else 5
+    settings = SETTINGS.model_copy(update={"top_k": top_k or None})
+    with false_server(_Simple(decoder, *refused, top_k=top_k)) as url:
+        report = _report(url, decoder, settings, ["def main("])
     assert report.passed
     names = {check.name for check in report.checks}
     assert ("seeds" in names) is ("seed" not in refused)
@@ -202,6 +205,15 @@ def test_what_a_server_does_not_offer_is_noted(refused: tuple[str, ...]) -> None
     assert ("accepts no seeds" in notes) is ("seed" in refused)
     assert "does not tell how many drafts were accepted" in notes
     assert report.checks[-1].tokens == SETTINGS.samples
+
+
+def test_a_server_that_refuses_a_chosen_top_k_is_an_error() -> None:
+    decoder = tiny_decoder()
+    with (
+        false_server(_Simple(decoder, "top_k")) as url,
+        pytest.raises(ResourceError, match="unknown field top_k"),
+    ):
+        _report(url, decoder, prompts=["def main("])
 
 
 def test_another_number_of_prompt_tokens_is_noted() -> None:
@@ -221,8 +233,8 @@ def test_a_server_that_refuses_is_an_error(server: Running) -> None:
     decoder = server.server.engine.decoder
 
     def answer(_: str, body: dict[str, Any]) -> Made:
-        found = Made(body=completion("a", "length"))
-        return (events(found.body) if body.get("stream") else found) if body["temperature"] == 0 else Made(500, b"oops")
+        is_greedy = body["temperature"] == 0
+        return events(completion("a", "length")) if is_greedy else Made(500, b"oops")
 
     with false_server(answer) as url, pytest.raises(ResourceError, match="status 500: oops"):
         _report(url, decoder, prompts=["def main("])
