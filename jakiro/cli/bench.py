@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.bench_server import bench_server
+from jakiro.cli.bench_server import (
+    OF_SERVERS,
+    BadShare,
+    CheckedAlone,
+    CutShare,
+    LoadRequests,
+    LoadSeconds,
+    RequestTimeout,
+    UnstreamedShare,
+    bench_server,
+)
 from jakiro.cli.options import Context, refuse_given, refuse_others, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
-from jakiro.cli.remote_server import PANEL, AsChat, Concurrency, ServerModel, ServerUrl
+from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
@@ -48,10 +58,6 @@ pair-settings=FILE.yaml   pairs: how the drafters share trees (CombinedSettings)
 merged-repeats=N          lookup, aded, tree=deterministic: a path that ends with the same tokens as
                           another path is continued in the same way, up to N candidates in all"""
 
-_OF_SERVERS = (
-    "model", "chat", "concurrency", "requests", "seconds", "check", "unstreamed_share", "cut_share",
-    "bad_share", "timeout",
-)
 
 
 def _show_methods(is_asked: bool) -> bool:
@@ -155,52 +161,13 @@ def bench(
     model: ServerModel = None,
     chat: AsChat = False,
     concurrency: Concurrency = 8,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of requests; by default each prompt is sent once at each temperature.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which no new request is sent, instead of --requests.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="First send each request alone, and compare all answers with these.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    unstreamed_share: Annotated[
-        float,
-        typer.Option(
-            help="Share of requests whose answer arrives as a whole.", rich_help_panel=PANEL
-        ),
-    ] = 0.0,
-    cut_share: Annotated[
-        float,
-        typer.Option(
-            help="Share of requests whose stream is closed before its end.", rich_help_panel=PANEL
-        ),
-    ] = 0.0,
-    bad_share: Annotated[
-        float,
-        typer.Option(
-            help="Share of requests that the server must refuse.", rich_help_panel=PANEL
-        ),
-    ] = 0.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds after which a request is given up.", rich_help_panel=PANEL
-        ),
-    ] = 600.0,
+    requests: LoadRequests = None,
+    seconds: LoadSeconds = None,
+    check: CheckedAlone = False,
+    unstreamed_share: UnstreamedShare = 0.0,
+    cut_share: CutShare = 0.0,
+    bad_share: BadShare = 0.0,
+    timeout: RequestTimeout = 600.0,
 ) -> None:
     """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase.
 
@@ -210,7 +177,7 @@ def bench(
     if url is not None:
         bench_server(context, prompts, json_file)
         return
-    refuse_given(context, _OF_SERVERS, "--url")
+    refuse_given(context, OF_SERVERS, "--url")
     if compare is not None:
         refuse_others(context, {"compare"}, "--compare only reads files")
         _show_changes(*compare)

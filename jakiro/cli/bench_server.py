@@ -5,18 +5,72 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jakiro.cli.options import Context, refuse_others, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
-from jakiro.cli.remote_server import server_key
+from jakiro.cli.remote_server import PANEL, server_key
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from inference.benchmark.server.document import LoadDocument
     from inference.benchmark.server.run import LoadTrack
+
+# Names of the options that only servers have.
+OF_SERVERS = (
+    "model",
+    "chat",
+    "concurrency",
+    "requests",
+    "seconds",
+    "check",
+    "unstreamed_share",
+    "cut_share",
+    "bad_share",
+    "timeout",
+)
+LoadRequests = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of requests; by default each prompt is sent once at each temperature.",
+        rich_help_panel=PANEL,
+    ),
+]
+LoadSeconds = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds after which no new request is sent, instead of --requests.",
+        rich_help_panel=PANEL,
+    ),
+]
+CheckedAlone = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="First send each request alone, and compare all answers with these.",
+        rich_help_panel=PANEL,
+    ),
+]
+UnstreamedShare = Annotated[
+    float,
+    typer.Option(help="Share of requests whose answer arrives as a whole.", rich_help_panel=PANEL),
+]
+CutShare = Annotated[
+    float,
+    typer.Option(
+        help="Share of requests whose stream is closed before its end.", rich_help_panel=PANEL
+    ),
+]
+BadShare = Annotated[
+    float,
+    typer.Option(help="Share of requests that the server must refuse.", rich_help_panel=PANEL),
+]
+RequestTimeout = Annotated[
+    float,
+    typer.Option(help="Seconds after which a request is given up.", rich_help_panel=PANEL),
+]
 
 
 def bench_server(context: Context, prompts: Path | None, json_file: Path | None) -> None:
