@@ -43,7 +43,7 @@ def drafted_note(drafted: int | None) -> str:
 
 
 class Result(BaseModel):
-    """Base class of results; `str()` returns a line of figures, and `details` returns further lines."""
+    """Base class of results: `str()` returns a line of figures, `details` returns further lines."""
 
     model_config = ConfigDict(frozen=True)
 

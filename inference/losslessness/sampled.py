@@ -118,7 +118,7 @@ def chi_square(observed: Counter[Any], expected: Mapping[Any, float]) -> ChiSqua
     while len(pairs) > 1 and pairs[0][0] < MIN_EXPECTED:
         (small, count), (next_small, next_count), *pairs = pairs
         pairs = sorted([*pairs, (small + next_small, count + next_count)])
-    statistic = sum((count - value) ** 2 / value for value, count in pairs if value > 0)
+    statistic = sum(((count - value) ** 2 / value for value, count in pairs if value > 0), 0.0)
     return ChiSquare(statistic, len(pairs), _p_value(statistic, len(pairs) - 1))
 
 
@@ -243,7 +243,9 @@ def compare_samples(
     by_cell = cells.compare(sequences)._asdict()
     by_rank = compare_with_uniform(ranked.ranks, BINS)._asdict()
     return (
-        DistributionCheck(name="sequence distribution", counted=len(sequences), **shared, **by_cell),
+        DistributionCheck(
+            name="sequence distribution", counted=len(sequences), **shared, **by_cell
+        ),
         DistributionCheck(name="token ranks", counted=len(ranked.ranks), **shared, **by_rank),
         SupportCheck(
             prompt=number,

@@ -59,7 +59,6 @@ merged-repeats=N          lookup, aded, tree=deterministic: a path that ends wit
                           another path is continued in the same way, up to N candidates in all"""
 
 
-
 def _show_methods(is_asked: bool) -> bool:
     if is_asked:
         typer.echo(_METHODS)

@@ -28,7 +28,9 @@ ServerModel = Annotated[
 AsChat = Annotated[
     bool,
     typer.Option(
-        "--chat", help="Send texts as messages of a user, not to continue them.", rich_help_panel=PANEL
+        "--chat",
+        help="Send texts as messages of a user, not to continue them.",
+        rich_help_panel=PANEL,
     ),
 ]
 Concurrency = Annotated[

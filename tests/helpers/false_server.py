@@ -1,10 +1,11 @@
 """A small HTTP server on a real socket whose answers a test makes up."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MODELS = {"object": "list", "data": [{"id": "other", "owned_by": "somebody"}]}
@@ -15,7 +16,7 @@ class Made(NamedTuple):
 
     status: int = 200
     body: Any = None  # bytes are sent as they are, and everything else as JSON
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 Answer = Callable[[str, dict[str, Any]], Made]
@@ -45,20 +46,20 @@ def completion(text: str, finish_reason: str | None = "stop", **fields: Any) -> 
 
 
 @contextmanager
-def false_server(answer: Answer, models: Made = Made(body=MODELS)) -> Iterator[str]:
+def false_server(answer: Answer, models: Made | None = None) -> Iterator[str]:
     """Run the server in the block, and yield its address.
 
     Args:
         answer: function that receives the path and the JSON body of a request, and returns the
             answer to it.
-        models: answer to the request for the list of models.
+        models: answer to the request for the list of models; None for `MODELS`.
     """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._send(models)
+            self._send(models or Made(body=MODELS))
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["content-length"]))

@@ -1,6 +1,7 @@
 """Execution of a load: clients that send one request after the other, and what they get."""
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -161,9 +162,7 @@ class _Load:
         question = planned_request.question
         assert question is not None
         request = replace(question.request, is_streamed=planned_request.is_streamed)
-        return await ask_patiently(
-            self._client, request, self._source, planned_request.cut_after
-        )
+        return await ask_patiently(self._client, request, self._source, planned_request.cut_after)
 
     async def _ask_alone(self, question: Question) -> ServerAnswer:
         """Return the answer to a question while nothing else is asked.
@@ -220,7 +219,7 @@ def record_of(request: PlannedRequest, answer: ServerAnswer, started: float) -> 
         started=started,
         to_first=arrivals[0] if arrivals else None,
         seconds=answer.seconds,
-        gaps=tuple(b - a for a, b in zip(arrivals, arrivals[1:], strict=False)),
+        gaps=tuple(b - a for a, b in itertools.pairwise(arrivals)),
         tokens=answer.num_tokens,
         prompt_tokens=usage and usage.prompt,
         accepted=usage and usage.accepted,

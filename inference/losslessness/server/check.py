@@ -165,9 +165,7 @@ class _Verification:
         answers = await self._ask("greedy texts", requests)
         references = [Reference(self._model, ids) for ids in self._encoded]
         self._note_lengths(answers)
-        self._add(
-            compare_greedy(references, answers, self._tokenizer, settings.max_new_tokens)
-        )
+        self._add(compare_greedy(references, answers, self._tokenizer, settings.max_new_tokens))
 
     async def _check_sampled(self, number: int, interface: _Interface) -> None:
         settings = self._settings

@@ -114,7 +114,14 @@ class _Comparison:
         return next((size for size in sizes if self._agrees(self._content[:size])), 0)
 
     def _agrees(self, token_ids: Tokens) -> bool:
-        return self._got.startswith(self._text(token_ids).rstrip(REPLACEMENT))
+        """Return whether the server's text can begin with the text of tokens."""
+        text = self._text(token_ids)
+        complete = text.rstrip(REPLACEMENT)
+        if not self._got.startswith(complete):
+            return False
+        # The tokens may end in the middle of a character, which is not one of ASCII.
+        following = self._got[len(complete) : len(complete) + 1]
+        return text == complete or (following != "" and not following.isascii())
 
     def _server_token(self, prefix: Tokens, scores: torch.Tensor, before: int) -> int | None:
         """Return the likeliest token that continues a prefix to the server's text."""
@@ -122,9 +129,8 @@ class _Comparison:
         if len(self._got) == before and self._text_ends:
             return next((token for token in best if self._reference.ends(token)), None)
         for token in best:
-            text = self._text((*prefix, token))
-            is_longer = len(text.rstrip(REPLACEMENT)) > before
-            if is_longer and token != self._next(prefix) and self._agrees((*prefix, token)):
+            has_text = self._text((*prefix, token)) != self._text(prefix)
+            if has_text and token != self._next(prefix) and self._agrees((*prefix, token)):
                 return int(token)
         return None
 

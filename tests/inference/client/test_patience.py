@@ -1,6 +1,7 @@
 """Requests to a busy server are repeated after the time that it asks for."""
 
 import asyncio
+import itertools
 import time
 from datetime import UTC, datetime
 from random import Random
@@ -54,7 +55,7 @@ def _asked(refusals: int, seconds: float = 30.0) -> tuple[ServerAnswer, list[flo
 def test_a_refused_request_is_sent_again_after_the_time_in_the_header() -> None:
     answer, times = _asked(2)
     assert (answer.text, answer.refusals, answer.error) == ("Once", 2, None)
-    assert all(later - earlier >= 0.1 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(times))
     assert 0.2 <= answer.waited < 5
     assert answer.seconds < answer.waited
 

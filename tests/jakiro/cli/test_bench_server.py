@@ -41,7 +41,13 @@ def test_a_load_is_shown_and_stored(
     shares = ["--requests", "12", "--concurrency", "3", "--bad-share", "0.3"]
     assert exit_code(*words, *options, *shares, "--json", str(file)) == 0
     shown = capsys.readouterr().out
-    for part in (f"{MODEL} at {server.url}", "under load", "tokens/s", "refused", "answers equal to those alone"):
+    for part in (
+        f"{MODEL} at {server.url}",
+        "under load",
+        "tokens/s",
+        "refused",
+        "answers equal to those alone",
+    ):
         assert part in shown
     stored = json.loads(file.read_text())
     assert stored["settings"]["requests"] == 12

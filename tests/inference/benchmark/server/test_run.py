@@ -173,5 +173,5 @@ def test_mistakes_are_found_before_the_load(server: Running, prompts: Path) -> N
         _measured(server.url, prompts, model="other")
     with pytest.raises(PromptError, match="cannot read the prompts"):
         _measured(server.url, prompts.with_name("missing.jsonl"))
-    with pytest.raises(ResourceError, match="does not answer a request.*status 400.*at most 256"):
+    with pytest.raises(ResourceError, match=r"does not answer a request.*status 400.*at most 256"):
         _measured(server.url, prompts, max_new_tokens=1000)

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.client.client import ServerClient
-from inference.draft_tree import SparseDistribution
 from inference.losslessness.reference import Reference
 from inference.losslessness.server.check import verify_server
 from inference.losslessness.server.records import ServerCheck, ServerReport, ServerVerifySettings
 from inference.serving.engine_thread import EngineThread
 from inference.serving.incremental_text import IncrementalText
-from inference.trees.builder import TreeBuilder
 from jakiro.errors import PromptError, ResourceError
 
 PROMPTS = ["def main(", "print(", [{"role": "user", "content": "Why?"}]]
@@ -74,9 +72,9 @@ def test_a_lossless_server_passes_every_check(server: Running) -> None:
     assert (seeds.texts, seeds.same) == (20, 20)
     assert sequences.counted == 300
     assert sequences.cells > 5
-    assert ranks.counted > 600
-    assert support.tokens > 1000
-    assert all(check.drafted for check in report.checks if check.name != "seeds")
+    assert ranks.counted > 400
+    assert support.tokens > 700
+    assert min(greedy.drafted, sequences.drafted, ranks.drafted, support.drafted) > 0
     assert (report.notes, report.remarks) == ((), ())
     assert report.model == MODEL
     assert len(report.system_fingerprints) == 1
@@ -104,19 +102,17 @@ def test_another_text_is_a_difference(server: Running, monkeypatch: pytest.Monke
     assert "rounding may be the cause" in report.summary
 
 
-def _take_best(
-    builder: TreeBuilder, distribution: SparseDistribution, noise: Tensor, children: int
-) -> tuple[Tensor, Tensor]:
-    """Return the likeliest candidates instead of sampled candidates."""
-    return distribution.ids[:, :, :children], distribution.probs.log()[:, :, :children]
-
-
 def test_drafts_that_distort_the_distribution_are_found(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TreeBuilder, "_sample", _take_best)
-    settings = SETTINGS.model_copy(update={"samples": 600})
-    assert _failed(_of(server, settings=settings)) & {"sequence distribution", "token ranks"}
+    def sharpened(features: Tensor) -> Tensor:
+        logits = correct(features)
+        return logits * (8.0 if logits.shape[-2] > 1 else 1.0)  # trees, but not prompts
+
+    target = server.server.engine.decoder.target
+    correct = target.logits
+    monkeypatch.setattr(target, "logits", sharpened)
+    assert _failed(_of(server)) & {"sequence distribution", "token ranks"}
 
 
 def test_another_temperature_is_found(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +224,7 @@ def test_another_number_of_prompt_tokens_is_noted() -> None:
 
 def test_a_server_that_refuses_is_an_error(server: Running) -> None:
     settings = SETTINGS.model_copy(update={"max_new_tokens": 1000})
-    with pytest.raises(ResourceError, match="does not answer a request.*status 400.*at most 256"):
+    with pytest.raises(ResourceError, match=r"does not answer a request.*status 400.*at most 256"):
         _of(server, settings=settings)
     decoder = server.server.engine.decoder
 
