@@ -34,8 +34,8 @@ def load_table(document: LoadDocument) -> Iterator[RenderableType]:
     if not document.is_complete:
         yield "The measurement was interrupted: only requests that have ended are included."
     settings, figures = document.settings, document.figures
+    yield f"{document.server.model} at {document.server.url}, {settings.concurrency} at a time"
     table = Table(
-        title=f"{document.server.model} at {document.server.url}, {settings.concurrency} at a time",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
