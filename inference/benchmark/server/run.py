@@ -36,13 +36,12 @@ LoadTrack = Callable[[str, int | None], Callable[[], None]]
 _REFUSED = range(400, 500)
 
 
-def untracked(_description: str, _total: int | None) -> Callable[[], None]:
-    """Return a function that ignores progress."""
+def _untracked(_description: str, _total: int | None) -> Callable[[], None]:
     return lambda: None
 
 
 async def measure_load(
-    settings: LoadSettings, key: str | None = None, track: LoadTrack = untracked
+    settings: LoadSettings, key: str | None = None, track: LoadTrack = _untracked
 ) -> LoadDocument:
     """Put a load on a server, and return the document.
 

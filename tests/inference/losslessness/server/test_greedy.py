@@ -87,8 +87,8 @@ def test_a_text_that_ends_early_is_a_difference(
 
 
 def test_the_end_of_a_text_must_be_the_targets_own(tokenizer: PreTrainedTokenizerFast) -> None:
-    plain = Reference(tiny_llama(vocab=300), PROMPT)
-    own = plain.greedy(LENGTH)
+    endless = Reference(tiny_llama(vocab=300), PROMPT)
+    own = endless.greedy(LENGTH)
     size = next(n for n in range(3, LENGTH) if own[n] not in own[:n])
     reference = Reference(tiny_llama(vocab=300, eos_token_id=own[size]), PROMPT)
     assert reference.greedy(LENGTH) == own[: size + 1]
