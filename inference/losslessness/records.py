@@ -37,8 +37,13 @@ class VerifySettings(Settings):
         return {name: value for name, value in options.items() if value is not None}
 
 
-class _Result(BaseModel):
-    """Base of results; `str()` returns a line of figures, and `details` returns further lines."""
+def drafted_note(drafted: int | None) -> str:
+    """Return how many tokens are accepted drafts, in words; None if it is not known."""
+    return "an unknown number drafted" if drafted is None else f"{drafted} tokens drafted"
+
+
+class Result(BaseModel):
+    """Base class of results: `str()` returns a line of figures, `details` returns further lines."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,7 +53,7 @@ class _Result(BaseModel):
         return ()
 
 
-class GreedyDifference(_Result):
+class GreedyDifference(Result):
     """The first token at which a greedy continuation differs from the target's own."""
 
     prompt: int  # counted from 1
@@ -75,7 +80,7 @@ class GreedyDifference(_Result):
         )
 
 
-class GreedyCheck(_Result):
+class GreedyCheck(Result):
     """Comparison of greedy continuations with the target's own."""
 
     name: Literal["greedy equality"] = "greedy equality"
@@ -119,13 +124,14 @@ class GreedyCheck(_Result):
         )
 
 
-class DistributionCheck(_Result):
+class DistributionCheck(Result):
     """A chi-square test of sampled continuations against the target's exact distribution."""
 
     name: Literal["sequence distribution", "token ranks"]
     prompt: int
     counted: int  # number of sequences, or of tokens after the first of each sequence
-    drafted: int  # number of accepted drafts in all sequences
+    # number of accepted drafts in all sequences; None if it is not known
+    drafted: int | None
     cells: int
     statistic: float
     p_value: float
@@ -140,19 +146,20 @@ class DistributionCheck(_Result):
     def __str__(self) -> str:
         unit = "sequences" if self.name == "sequence distribution" else "tokens"
         return (
-            f"prompt {self.prompt}: {self.counted} {unit}, {self.drafted} tokens drafted; "
+            f"prompt {self.prompt}: {self.counted} {unit}, {drafted_note(self.drafted)}; "
             f"chi-square {self.statistic:.1f} in {self.cells} cells, "
             f"p = {self.p_value:.3g} (must be at least {self.threshold:.2g})"
         )
 
 
-class SupportCheck(_Result):
+class SupportCheck(Result):
     """A count of tokens with probability zero in the target's processed distribution."""
 
     name: Literal["impossible tokens"] = "impossible tokens"
     prompt: int
     tokens: int
-    drafted: int  # number of accepted drafts among the tokens
+    # number of accepted drafts among the tokens; None if it is not known
+    drafted: int | None
     impossible: int
     at_the_cut: int  # number of tokens that may be excluded only because of rounding
 
@@ -172,7 +179,7 @@ class SupportCheck(_Result):
 Check = GreedyCheck | DistributionCheck | SupportCheck
 
 
-class VerifyReport(_Result):
+class VerifyReport(Result):
     """The results of all checks of a decoder, with its target and the settings."""
 
     target: str

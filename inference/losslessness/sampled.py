@@ -118,7 +118,7 @@ def chi_square(observed: Counter[Any], expected: Mapping[Any, float]) -> ChiSqua
     while len(pairs) > 1 and pairs[0][0] < MIN_EXPECTED:
         (small, count), (next_small, next_count), *pairs = pairs
         pairs = sorted([*pairs, (small + next_small, count + next_count)])
-    statistic = sum((count - value) ** 2 / value for value, count in pairs if value > 0)
+    statistic = sum(((count - value) ** 2 / value for value, count in pairs if value > 0), 0.0)
     return ChiSquare(statistic, len(pairs), _p_value(statistic, len(pairs) - 1))
 
 
@@ -204,17 +204,48 @@ def check_sampled(
         PromptError: the prompt cannot be continued as the settings require.
     """
     samples = sample_continuations(decoder, prompt_ids, settings, advance)
-    sequences = [sample.token_ids for sample in samples]
-    drafted = sum(sample.drafted for sample in samples)
-    reference = Reference(decoder.target.model, prompt_ids, settings.sampling)
-    cells = SequenceCells(reference, sample_length(decoder, settings), len(samples))
-    ranked = _rank_tokens(reference, sequences, settings.seed)
+    return compare_samples(
+        Reference(decoder.target.model, prompt_ids, settings.sampling),
+        [sample.token_ids for sample in samples],
+        length=sample_length(decoder, settings),
+        drafted=sum(sample.drafted for sample in samples),
+        number=number,
+        threshold=threshold,
+        seed=settings.seed,
+    )
 
-    shared = {"prompt": number, "drafted": drafted, "threshold": threshold}
+
+def compare_samples(
+    reference: Reference,
+    sequences: list[Tokens],
+    *,
+    length: int,
+    drafted: int | None,
+    number: int,
+    threshold: float,
+    seed: int,
+) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
+    """Run the three checks of this module on sampled continuations.
+
+    Args:
+        reference: exact distributions of the target.
+        sequences: new tokens of each continuation.
+        length: number of tokens of a continuation that does not end early.
+        drafted: number of accepted drafts in all continuations; None if it is not known.
+        number: number of the prompt in the report, from 1.
+        threshold: smallest p-value that passes.
+        seed: seed of the random shares of probabilities.
+    """
+    cells = SequenceCells(reference, length, len(sequences))
+    ranked = _rank_tokens(reference, sequences, seed)
+
+    shared: dict[str, Any] = {"prompt": number, "drafted": drafted, "threshold": threshold}
     by_cell = cells.compare(sequences)._asdict()
     by_rank = compare_with_uniform(ranked.ranks, BINS)._asdict()
     return (
-        DistributionCheck(name="sequence distribution", counted=len(samples), **shared, **by_cell),
+        DistributionCheck(
+            name="sequence distribution", counted=len(sequences), **shared, **by_cell
+        ),
         DistributionCheck(name="token ranks", counted=len(ranked.ranks), **shared, **by_rank),
         SupportCheck(
             prompt=number,

@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.options import Context, flags_of, settings_from
+from jakiro.cli.bench_server import (
+    OF_SERVERS,
+    BadShare,
+    CheckedAlone,
+    CutShare,
+    LoadRequests,
+    LoadSeconds,
+    RequestTimeout,
+    UnstreamedShare,
+    bench_server,
+)
+from jakiro.cli.options import Context, refuse_given, refuse_others, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
@@ -143,10 +155,29 @@ def bench(
             metavar="A.json B.json", help="Show the changes from A to B instead of measuring."
         ),
     ] = None,
+    url: ServerUrl = None,
+    model: ServerModel = None,
+    chat: AsChat = False,
+    concurrency: Concurrency = 8,
+    requests: LoadRequests = None,
+    seconds: LoadSeconds = None,
+    check: CheckedAlone = False,
+    unstreamed_share: UnstreamedShare = 0.0,
+    cut_share: CutShare = 0.0,
+    bad_share: BadShare = 0.0,
+    timeout: RequestTimeout = 600.0,
 ) -> None:
-    """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase."""
+    """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase.
+
+    With --url, measure a running server instead: times to the first token and between tokens,
+    tokens per second, and errors.
+    """
+    if url is not None:
+        bench_server(context, prompts, json_file)
+        return
+    refuse_given(context, OF_SERVERS, "--url")
     if compare is not None:
-        _refuse_others_beside_compare(context)
+        refuse_others(context, {"compare"}, "--compare only reads files")
         _show_changes(*compare)
         return
     if costs and target is not None:
@@ -156,7 +187,7 @@ def bench(
         raise ConfigError(
             "there is nothing to compare",
             expected="--target, --prompts and at least one --method; or --target and --costs; or "
-            "--compare A.json B.json",
+            "--compare A.json B.json; or --url and --prompts",
             got="only some of these options, or none",
             remedy="see `jakiro bench --help`",
         )
@@ -240,31 +271,6 @@ def _finish(
         store_page(render(document))
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
-
-
-def _refuse_others_beside_compare(context: Context) -> None:
-    """Raise an error if an option would have no effect because of `--compare`.
-
-    Raises:
-        ConfigError: an option is given in addition to `--compare`.
-    """
-    given = [
-        flag
-        for name, flag in flags_of(context).items()
-        if name not in ("compare", "help") and _is_given(context, name)
-    ]
-    if given:
-        raise ConfigError(
-            "`--compare` only reads files; it cannot be combined with other options",
-            expected="only --compare A.json B.json",
-            got=", ".join(given),
-            remedy="leave these options out, or measure first and then compare the two files",
-        )
-
-
-def _is_given(context: Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options.Device) -> None:

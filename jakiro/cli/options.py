@@ -1,5 +1,6 @@
 """Options that several commands share, and conversion of a command's options to settings."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -184,3 +185,54 @@ def settings_from(context: Context, settings_class: type[SettingsT], **changes: 
 def flags_of(context: Context) -> dict[str, str]:
     """Return the options of the running command as users type them, by parameter name."""
     return {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
+
+
+def refuse_others(context: Context, allowed: Collection[str], reason: str) -> None:
+    """Raise an error if an option was given that has no effect.
+
+    Args:
+        context: context of the running command.
+        allowed: names of the parameters that have an effect.
+        reason: option that makes the others useless, and what it does.
+
+    Raises:
+        ConfigError: such an option was given.
+    """
+    if given := _given(context, flags_of(context).keys() - {*allowed, "help"}):
+        raise ConfigError(
+            f"{reason}; other options would have no effect",
+            expected=f"only {', '.join(sorted(_flags(context, allowed)))}",
+            got=", ".join(given),
+            remedy="leave the other options out",
+        )
+
+
+def refuse_given(context: Context, names: Collection[str], missing: str) -> None:
+    """Raise an error if an option was given that requires another option.
+
+    Args:
+        context: context of the running command.
+        names: names of the parameters that require it.
+        missing: the option that they require.
+
+    Raises:
+        ConfigError: such an option was given.
+    """
+    if given := _given(context, names):
+        raise ConfigError(
+            f"{given[0]} requires {missing}",
+            expected=f"{missing} and {given[0]}",
+            got=", ".join(given),
+            remedy=f"add {missing}, or leave {given[0]} out",
+        )
+
+
+def _given(context: Context, names: Collection[str]) -> list[str]:
+    """Return those options that were given on the command line, as users type them."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    return sorted(_flags(context, given))
+
+
+def _flags(context: Context, names: Collection[str]) -> list[str]:
+    return [flag for name, flag in flags_of(context).items() if name in names]

@@ -1,5 +1,6 @@
 """The command `jakiro verify`."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,23 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.options import DRAFTERS, Context, settings_from
+from jakiro.cli.options import DRAFTERS, Context, refuse_given, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
+from jakiro.cli.verify_server import verify_running_server
 from jakiro.errors import ConfigError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.progress import ProgressDisplay, tracked
 
 if TYPE_CHECKING:
-    from inference.losslessness import Check
+    from inference.generation.prompts import Prompt
+    from inference.losslessness import Check, VerifyReport
+    from inference.losslessness.server.records import ServerCheck, ServerReport
+
+_OF_SERVERS = ("model", "chat", "concurrency")
 
 
 @quiet_libraries()
 def verify(
     context: Context,
     drafter: Annotated[
-        str,
+        str | None,
         typer.Option(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
-    ],
+    ] = None,
     target: options.TargetOfDrafter = None,
     prompts: Annotated[
         Path | None,
@@ -72,39 +79,72 @@ def verify(
             help="Write all measured values to this file; - for standard output.",
         ),
     ] = None,
+    url: ServerUrl = None,
+    model: ServerModel = None,
+    chat: AsChat = False,
+    concurrency: Concurrency = 8,
 ) -> None:
-    """Check on your own models that decoding with a drafter is lossless; exit code 1 if not."""
-    from inference.decoder import SpeculativeDecoder
-    from inference.generation.prompt_file import BUILT_IN, read_prompts
-    from inference.losslessness import VerifySettings, verify_losslessness
-    from jakiro.utils.pretrained import choose_device
+    """Check on your own models that decoding with a drafter is lossless; exit code 1 if not.
 
-    settings = settings_from(context, VerifySettings, samples=_samples(samples, quick=quick))
+    With --url, check a running server instead: the target is computed here, and compared with the
+    texts of the server.
+    """
+    from inference.generation.prompt_file import BUILT_IN, read_prompts
+
+    count = _samples(samples, quick=quick)
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file, standard_output=True)
     show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
 
-    def show_check(check: "Check") -> None:
+    def show_check(check: "Check | ServerCheck") -> None:
         show(f"{_word(check.passed)}  {check.name}: {check}")
         for detail in check.details:
             show(f"      {detail}")
 
-    decoder = SpeculativeDecoder.from_pretrained(
-        drafter,
-        target,
-        tree,
-        batch_invariant=batch_invariant,
-        dtype=dtype,
-        device_map=choose_device(device),
-    )
-    with ProgressDisplay() as progress:
-        report = verify_losslessness(decoder, texts, settings, show_check, tracked(progress))
+    report: VerifyReport | ServerReport
+    if url is not None:
+        report = verify_running_server(context, texts, count, show_check)
+    else:
+        report = _verified(context, texts, count, show_check)
     store(report.model_dump_json(indent=2) + "\n")
     show(f"{_word(report.passed)}  {report.target} in {report.dtype}: {report.summary}")
     for remark in report.remarks:
         show(f"note  {remark}")
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _verified(
+    context: Context,
+    prompts: "Sequence[Prompt]",
+    samples: int | None,
+    show_check: "Callable[[Check], None]",
+) -> "VerifyReport":
+    """Verify a decoder as the options of the running command describe."""
+    from inference.decoder import SpeculativeDecoder
+    from inference.losslessness import VerifySettings, verify_losslessness
+    from jakiro.utils.pretrained import choose_device
+
+    refuse_given(context, _OF_SERVERS, "--url")
+    chosen = context.params
+    if chosen["drafter"] is None:
+        raise ConfigError(
+            "there is nothing to verify",
+            expected="--drafter, or --url and --target",
+            got="neither --drafter nor --url",
+            remedy="see `jakiro verify --help`",
+        )
+    settings = settings_from(context, VerifySettings, samples=samples)
+    decoder = SpeculativeDecoder.from_pretrained(
+        chosen["drafter"],
+        chosen["target"],
+        chosen["tree"],
+        batch_invariant=chosen["batch_invariant"],
+        dtype=chosen["dtype"],
+        device_map=choose_device(chosen["device"]),
+    )
+    with ProgressDisplay() as progress:
+        return verify_losslessness(decoder, prompts, settings, show_check, tracked(progress))
 
 
 def _samples(samples: int | None, *, quick: bool) -> int | None:

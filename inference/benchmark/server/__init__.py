@@ -1,0 +1,1 @@
+"""`jakiro bench --url`: load on a running server with OpenAI's interface."""

@@ -1,0 +1,219 @@
+"""The JSON document of a load: settings, environment, server, figures and requests.
+
+Times are in wall-clock seconds as the client measures them.
+"""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from inference.benchmark.document import Quantiles, Temperatures
+from jakiro.utils.settings import Settings
+
+LOAD_VERSION: Literal[1] = 1
+
+Outcome = Literal["complete", "cut", "refused", "failed"]
+
+
+class LoadSettings(Settings):
+    """Settings of a load.
+
+    Attributes:
+        url: address of the server's interface.
+        model: name of the model; None for the only one that the server has.
+        prompts: path of the file with the prompts. Of a dialogue, only the first chat turn is used.
+        num_prompts: largest number of prompts to use; None for all.
+        chat: whether a text is sent as the message of a user.
+        max_new_tokens: largest number of new tokens of an answer.
+        temperatures: temperatures that take part in equal numbers of requests; 0 is greedy
+            decoding.
+        top_p: as in OpenAI's interface; None for the server's default.
+        concurrency: number of clients, each of which sends one request after the other.
+        requests: number of requests; None to send every prompt once at every temperature, or as
+            many requests as `seconds` allows.
+        seconds: seconds after which no new request is sent; None for no limit.
+        seed: seed of the order of requests, and of all other random choices.
+        unstreamed_share: share of requests whose answer arrives as a whole.
+        cut_share: share of requests whose stream the client closes before its end.
+        bad_share: share of requests that a server must refuse.
+        check: whether each answer is compared with the answer to the same request alone.
+        timeout: seconds after which a request is given up.
+    """
+
+    url: str
+    model: str | None = None
+    prompts: str
+    num_prompts: PositiveInt | None = None
+    chat: bool = False
+    max_new_tokens: PositiveInt = 128
+    temperatures: Temperatures = (0.0,)
+    top_p: float | None = Field(None, gt=0, le=1)
+    concurrency: PositiveInt = 8
+    requests: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
+    seed: NonNegativeInt = 0
+    unstreamed_share: float = Field(0.0, ge=0, le=1)
+    cut_share: float = Field(0.0, ge=0, le=1)
+    bad_share: float = Field(0.0, ge=0, le=1)
+    check: bool = False
+    timeout: PositiveFloat = 600.0
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> "LoadSettings":
+        if self.requests is not None and self.seconds is not None:
+            raise ValueError("--requests or --seconds, but not both")
+        return self
+
+
+class LoadEnvironment(Settings):
+    """The machine and versions of the clients."""
+
+    time: str  # UTC, ISO 8601
+    argv: tuple[str, ...]
+    commit: str | None
+    is_dirty: bool | None  # whether the checkout had uncommitted changes
+    versions: dict[str, str | None]
+    platform: str
+    processor: str
+    num_cpus: int | None
+    load_average: float | None  # over the minute before the measurement
+
+
+class ServerFacts(Settings):
+    """What is known about the server."""
+
+    url: str
+    model: str
+    is_jakiro: bool
+    system_fingerprints: tuple[str, ...]  # the different ones in its answers
+
+
+class RequestRecord(Settings):
+    """One request; seconds are counted from its last sending, unless the name says otherwise."""
+
+    prompt: str | None  # hash of the prompt's content; None for a bad request
+    temperature: float | None
+    is_streamed: bool
+    outcome: Outcome
+    status: int | None  # None if no response arrived
+    started: float  # seconds since the beginning of the load
+    to_first: float | None  # seconds to the first part of the text
+    seconds: float
+    gaps: tuple[float, ...]  # seconds between the parts of the text
+    tokens: NonNegativeInt
+    prompt_tokens: NonNegativeInt | None
+    accepted: NonNegativeInt | None  # drafted tokens in the text; None if the server is silent
+    rejected: NonNegativeInt | None
+    refusals: NonNegativeInt  # number of answers with status 429 before this one
+    waited: float  # seconds between the first and the last sending
+    error: str | None = None
+
+
+class Difference(Settings):
+    """An answer that is not the one to the same request alone."""
+
+    prompt: str
+    temperature: float
+    position: NonNegativeInt  # number of equal characters before the difference
+    alone: str  # the beginning of the rest of the text
+    loaded: str
+
+
+class Comparisons(Settings):
+    """Comparison of the answers under load with those to the same requests alone."""
+
+    greedy: NonNegativeInt
+    greedy_equal: NonNegativeInt
+    sampled: NonNegativeInt
+    sampled_equal: NonNegativeInt
+    differences: tuple[Difference, ...] = ()  # the first ones
+
+    @property
+    def num_different(self) -> int:
+        """The number of answers that differ."""
+        return self.greedy + self.sampled - self.greedy_equal - self.sampled_equal
+
+
+class LoadFigures(Settings):
+    """Figures over all requests of a load.
+
+    Attributes:
+        seconds: seconds from the first request to the end of the last.
+        requests: number of requests.
+        outcomes: number of requests by outcome.
+        statuses: number of responses by HTTP status, including status 429 before a request was sent
+            again; `none` counts requests without a response.
+        errors: number of failed requests by error message.
+        tokens: number of tokens of complete answers.
+        tokens_per_second: these tokens divided by all seconds.
+        counted_by_parts: number of complete answers without usage, whose parts were counted
+            instead of tokens.
+        time_to_first_token: quantiles of the seconds to the first part of a streamed text; None
+            without streams.
+        between_tokens: quantiles over streamed answers of the mean seconds per token after the
+            first; None without streams.
+        between_parts: quantiles of the seconds between two parts of a streamed text, which may
+            contain several tokens.
+        request_seconds: quantiles of the seconds of complete answers.
+        accepted: number of drafted tokens in the texts; None if the server does not tell it.
+        rejected: number of rejected drafted tokens.
+        refusals: number of responses with status 429.
+        longest_wait: largest number of seconds for which a request had to wait because of them.
+    """
+
+    seconds: float
+    requests: int
+    outcomes: dict[Outcome, int]
+    statuses: dict[str, int]
+    errors: dict[str, int]
+    tokens: int
+    tokens_per_second: float
+    counted_by_parts: int
+    time_to_first_token: Quantiles | None
+    between_tokens: Quantiles | None
+    between_parts: Quantiles | None
+    request_seconds: Quantiles | None
+    accepted: int | None
+    rejected: int | None
+    refusals: int
+    longest_wait: float
+
+
+class LoadDocument(Settings):
+    """Everything that `jakiro bench --url` stores.
+
+    Attributes:
+        version: version of this schema.
+        environment: machine and versions of the clients.
+        server: server, and the model that it serves.
+        settings: settings of the load.
+        is_complete: whether all requests were sent; if not, the measurement was interrupted.
+        figures: figures of the load.
+        alone: figures of the same requests, sent one after the other; None without `check`.
+        comparisons: comparison of the answers; None without `check`.
+        requests: measurements from which the figures were computed.
+    """
+
+    version: Literal[1] = LOAD_VERSION
+    environment: LoadEnvironment
+    server: ServerFacts
+    settings: LoadSettings
+    is_complete: bool
+    figures: LoadFigures
+    alone: LoadFigures | None
+    comparisons: Comparisons | None
+    requests: tuple[RequestRecord, ...]
+
+    @property
+    def speedup(self) -> float | None:
+        """Tokens per second under load divided by those of the same requests alone."""
+        if self.alone is None or not self.alone.tokens_per_second:
+            return None
+        return self.figures.tokens_per_second / self.alone.tokens_per_second
+
+    @property
+    def passed(self) -> bool:
+        """Whether no request failed, and no answer differs from the one alone."""
+        if self.figures.outcomes.get("failed"):
+            return False
+        return self.comparisons is None or self.comparisons.num_different == 0

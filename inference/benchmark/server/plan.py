@@ -1,0 +1,91 @@
+"""The order of the requests of a load, and the random choices about each of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+from inference.benchmark.server.bad_requests import BadRequest, bad_requests
+from inference.benchmark.server.document import LoadSettings
+from inference.client.request import ServerRequest, prompt_for
+from inference.generation.prompt_file import BenchPrompt
+
+
+class Question(NamedTuple):
+    """A prompt at a temperature; the same question always has the same seed."""
+
+    prompt: str  # hash of the prompt's content
+    temperature: float
+    request: ServerRequest
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """One request of a load; either a question or a bad request."""
+
+    question: Question | None = None
+    bad: BadRequest | None = None
+    is_streamed: bool = True
+    cut_after: int | None = None  # number of parts of the text; None to read all of it
+
+
+def questions_of(settings: LoadSettings, prompts: Sequence[BenchPrompt]) -> list[Question]:
+    """Return every prompt at every temperature.
+
+    Args:
+        settings: settings of the load.
+        prompts: prompts without duplicates.
+    """
+    return [
+        Question(
+            prompt.fingerprint,
+            temperature,
+            ServerRequest(
+                prompt=prompt_for(prompt.first, as_chat=settings.chat),
+                max_tokens=settings.max_new_tokens,
+                temperature=temperature,
+                top_p=settings.top_p if temperature else None,
+                seed=settings.seed + number if temperature else None,
+            ),
+        )
+        for number, prompt in enumerate(prompts)
+        for temperature in settings.temperatures
+    ]
+
+
+def planned(
+    settings: LoadSettings, questions: Sequence[Question], model: str
+) -> Iterator[PlannedRequest]:
+    """Yield the requests of a load; without an end if it is limited by its seconds.
+
+    All questions are asked once before any of them is asked again.
+
+    Args:
+        settings: settings of the load.
+        questions: all questions.
+        model: name of the served model.
+    """
+    endless = _endless(settings, questions, bad_requests(model))
+    if settings.seconds is not None:
+        return endless
+    return islice(endless, settings.requests or len(questions))
+
+
+def _endless(
+    settings: LoadSettings, questions: Sequence[Question], bad: Sequence[BadRequest]
+) -> Iterator[PlannedRequest]:
+    source = Random(settings.seed)
+    while True:
+        for question in source.sample(questions, len(questions)):
+            while source.random() < settings.bad_share:
+                yield PlannedRequest(bad=source.choice(bad))
+            yield _asked(settings, question, source)
+
+
+def _asked(settings: LoadSettings, question: Question, source: Random) -> PlannedRequest:
+    # The same numbers are taken for every request, so that one share does not affect another.
+    cut, whole, after = source.random(), source.random(), source.random()
+    if cut < settings.cut_share:
+        return PlannedRequest(question, cut_after=1 + int(after * settings.max_new_tokens / 2))
+    return PlannedRequest(question, is_streamed=whole >= settings.unstreamed_share)

@@ -1,0 +1,134 @@
+"""`jakiro bench --url`: the load on a running server."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jakiro.cli.options import Context, refuse_others, settings_from
+from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.remote_server import PANEL, server_key
+from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
+
+if TYPE_CHECKING:
+    from inference.benchmark.server.document import LoadDocument
+    from inference.benchmark.server.run import LoadTrack
+
+# Names of the options that only servers have.
+OF_SERVERS = (
+    "model",
+    "chat",
+    "concurrency",
+    "requests",
+    "seconds",
+    "check",
+    "unstreamed_share",
+    "cut_share",
+    "bad_share",
+    "timeout",
+)
+LoadRequests = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of requests; by default each prompt is sent once at each temperature.",
+        rich_help_panel=PANEL,
+    ),
+]
+LoadSeconds = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds after which no new request is sent, instead of --requests.",
+        rich_help_panel=PANEL,
+    ),
+]
+CheckedAlone = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="First send each request alone, and compare all answers with these.",
+        rich_help_panel=PANEL,
+    ),
+]
+UnstreamedShare = Annotated[
+    float,
+    typer.Option(help="Share of requests whose answer arrives as a whole.", rich_help_panel=PANEL),
+]
+CutShare = Annotated[
+    float,
+    typer.Option(
+        help="Share of requests whose stream is closed before its end.", rich_help_panel=PANEL
+    ),
+]
+BadShare = Annotated[
+    float,
+    typer.Option(help="Share of requests that the server must refuse.", rich_help_panel=PANEL),
+]
+RequestTimeout = Annotated[
+    float,
+    typer.Option(help="Seconds after which a request is given up.", rich_help_panel=PANEL),
+]
+
+
+def bench_server(context: Context, prompts: Path | None, json_file: Path | None) -> None:
+    """Measure a server as the options of the running command describe, and show the figures.
+
+    Args:
+        context: context of `jakiro bench`.
+        prompts: path of the file with the prompts.
+        json_file: path of the file for the measured values; None for none.
+
+    Raises:
+        ConfigError: the file of prompts is missing among the options, or an option has no effect.
+        Exit: a request failed, or an answer differs from the one alone; or the measurement was
+            interrupted.
+    """
+    from inference.benchmark.server.document import LoadSettings
+    from inference.benchmark.server.run import measure_load
+
+    refuse_others(context, {*LoadSettings.model_fields, "json_file"}, "--url measures a server")
+    if prompts is None:
+        raise ConfigError(
+            "there are no prompts to send",
+            expected="--url and --prompts",
+            got="--url",
+            remedy="name a file with prompts",
+        )
+    settings = settings_from(context, LoadSettings, prompts=str(prompts))
+    store = writer(json_file, standard_output=True)
+    with _progress() as track:
+        document = asyncio.run(measure_load(settings, server_key(), track))
+    _finish(document, store, to_stderr=json_file == STANDARD_OUTPUT)
+
+
+def _finish(document: "LoadDocument", store: Callable[[str], None], *, to_stderr: bool) -> None:
+    from rich.console import Console
+
+    from inference.benchmark.server.table import load_table
+
+    console = Console(stderr=to_stderr)
+    try:  # the table first, because a full disk can prevent the file
+        for part in load_table(document):
+            console.print(part, highlight=False, markup=False)
+    finally:
+        store(document.model_dump_json(indent=1) + "\n")
+    if not document.is_complete:
+        raise typer.Exit(EXIT_CODE_INTERRUPTED)
+    if not document.passed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> "Iterator[LoadTrack]":
+    """Yield a function that shows progress on standard error."""
+    from jakiro.utils.progress import ProgressDisplay
+
+    with ProgressDisplay() as display:
+
+        def track(description: str, total: int | None) -> Callable[[], None]:
+            return partial(display.advance, display.add_task(description, total=total))
+
+        yield track

@@ -1,0 +1,48 @@
+"""Options and the key of commands that send requests to a running server."""
+
+import os
+from typing import Annotated
+
+import typer
+
+_KEY = "JAKIRO_API_KEY"
+PANEL = "A running server"
+
+ServerUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Address of a running server with OpenAI's interface, such as "
+        "http://127.0.0.1:8000/v1. Its key is read from the environment variable JAKIRO_API_KEY.",
+        rich_help_panel=PANEL,
+    ),
+]
+ServerModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name of the model of the server; by default the only one that it has.",
+        rich_help_panel=PANEL,
+    ),
+]
+AsChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Send texts as messages of a user, not to continue them.",
+        rich_help_panel=PANEL,
+    ),
+]
+Concurrency = Annotated[
+    int,
+    typer.Option(
+        help="Number of clients, each of which sends one request after the other.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+def server_key() -> str | None:
+    """Return the key in the environment, the first one of several; None if there is none."""
+    keys = [key for key in os.environ.get(_KEY, "").split(",") if key]
+    return keys[0] if keys else None

@@ -1,0 +1,95 @@
+"""`jakiro verify --url` checks a server against its target, which is computed here."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.commands import exit_code
+from helpers.serving import Running, running, tiny_decoder
+
+from inference.serving.incremental_text import IncrementalText
+
+QUICK = ["--max-new-tokens", "8", "--samples", "60", "--top-k", "4", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(tiny_decoder(trained=True)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def target(server: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the server's target and tokenizer."""
+    folder = tmp_path_factory.mktemp("verify") / "target"
+    decoder = server.server.engine.decoder
+    decoder.target.model.save_pretrained(folder)
+    assert decoder.tokenizer is not None
+    decoder.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_lossless_server_gives_a_line_per_check_and_exit_code_0(
+    server: Running, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verify.json"
+    words = ["verify", "--url", server.root, "--target", target, "--num-prompts", "3"]
+    assert exit_code(*words, *QUICK, "--concurrency", "4", "--json", str(file)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["greedy texts", "seeds", "sequence distribution", "token ranks", "impossible tokens"]
+    assert [line.split(":")[0] for line in lines[:5]] == [f"pass  {name}" for name in names]
+    assert lines[5].endswith("in float32: 5 of 5 checks passed")
+    stored = json.loads(file.read_text())
+    assert stored["passed"] is True
+    assert stored["url"] == server.url
+    assert stored["settings"]["concurrency"] == 4
+    assert [check["name"] for check in stored["checks"]] == names
+
+
+def test_a_difference_gives_exit_code_1(
+    server: Running,
+    target: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    correct = IncrementalText.push
+
+    def planted(text: IncrementalText, token_id: int) -> str:
+        return correct(text, token_id).swapcase()
+
+    monkeypatch.setattr(IncrementalText, "push", planted)
+    words = ["verify", "--url", server.url, "--target", target, "--sampled-prompts", "0"]
+    assert exit_code(*words, *QUICK) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FAIL  greedy texts: 8 prompts")
+    assert "difference: prompt" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "another"], "does not have this model"),
+        (["--drafter", "lookup"], "--url verifies a server; other options would have no effect"),
+        (["--samples", "5"], "unusable value for '--samples'"),
+        (["--target", "nowhere/to be found"], "cannot load the target"),
+        (["--max-new-tokens", "1000"], "does not answer a request"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    server: Running, target: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("verify", "--url", server.url, "--target", target, *words) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in error
+
+
+def test_options_of_servers_require_a_server_and_a_target(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("verify", "--url", server.url) == 2
+    assert "name the model that the server serves with --target" in capsys.readouterr().err
+    assert exit_code("verify", "--drafter", "lookup", "--target", "x", "--model", "y") == 2
+    assert "--model requires --url" in capsys.readouterr().err
+    assert exit_code("verify", "--target", "x") == 2
+    assert "there is nothing to verify" in capsys.readouterr().err
