@@ -115,14 +115,17 @@ class Reply:
             if not await self._wake.wait(IDLE_SECONDS):
                 yield []
                 continue
-            while found := self._arrived():
-                yield found
+            while (found := self._arrived()) is not None:
+                if found:
+                    yield found
 
-    def _arrived(self) -> list[TextDelta]:
+    def _arrived(self) -> list[TextDelta] | None:
+        """Return the new texts, which may be none although steps arrived; None if none arrived."""
         found = []
-        first = 0
+        first, has_arrived = 0, False
         for job in self.jobs:
             for step in job.poll():
+                has_arrived = True
                 if step.error is not None:
                     raise step.error
                 if self.first_token_seconds is None:
@@ -131,7 +134,7 @@ class Reply:
                 if delta.text or delta.tokens or delta.finish_reason:
                     found.append(delta)
             first += len(job.sequences)
-        return found
+        return found if has_arrived else None
 
 
 class _Choice:

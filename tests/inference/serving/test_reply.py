@@ -32,3 +32,20 @@ def test_an_error_right_after_a_step_is_raised_at_once() -> None:
         return text
 
     assert asyncio.run(asyncio.wait_for(read(), 5)) == "a"
+
+
+def test_an_error_right_after_a_step_without_text_is_raised_at_once() -> None:
+    decoder = tiny_decoder()
+    assert decoder.tokenizer is not None
+    token = decoder.tokenizer.encode("a", add_special_tokens=False)[0]
+
+    async def read() -> None:
+        wake = Wake()
+        job = Job(requests_of(decoder, WORK, 1), wake.notify)
+        reply = Reply([job], wake, decoder.tokenizer, ("ab",))  # holds back "a"
+        job.deliver(DecodeStep([token], [0], finished=False))
+        job.end(EngineStopped("the engine has stopped"))
+        with pytest.raises(EngineStopped):
+            _ = [delta async for delta in reply.deltas()]
+
+    asyncio.run(asyncio.wait_for(read(), 5))

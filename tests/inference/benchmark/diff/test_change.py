@@ -227,7 +227,7 @@ def test_options_with_compare_are_refused(
         main(["bench", "--compare", "a.json", "b.json", *words])
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
-    assert f"got: {words[0]}; remedy: leave these options out" in error
+    assert f"got: {words[0]}; remedy: leave the other options out" in error
 
 
 def test_a_command_that_compares_results_without_a_common_method_is_refused(
