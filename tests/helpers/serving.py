@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
+from time import monotonic, sleep
 from typing import Any
 
 from helpers.models import tiny_drafter, tiny_llama
@@ -60,6 +61,14 @@ class Running:
         """Return a client that does not repeat requests."""
         chosen = {"max_retries": 0, "timeout": SECONDS, **options}
         return OpenAI(base_url=self.url, api_key=key, **chosen)
+
+    def wait_until_idle(self) -> None:
+        """Wait until no request runs or waits: the last one may still be on its way out."""
+        scheduler = self.server.engine.scheduler
+        end = monotonic() + SECONDS
+        while scheduler.num_running or scheduler.num_waiting:
+            assert monotonic() < end
+            sleep(0.01)
 
     def join(self) -> int | None:
         """Wait for the end of the server, and return its exit code."""

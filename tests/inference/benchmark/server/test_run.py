@@ -74,8 +74,7 @@ def test_a_mixed_load_loses_nothing_and_changes_no_answer(server: Running, promp
     assert Counter(record.outcome for record in document.requests) == figures.outcomes
     assert all(record.gaps == () for record in document.requests if not record.is_streamed)
     assert LoadDocument.model_validate_json(document.model_dump_json()) == document
-    scheduler = server.server.engine.scheduler
-    assert scheduler.num_running == scheduler.num_waiting == 0
+    server.wait_until_idle()
 
 
 def test_every_refused_client_comes_back_and_gets_its_answer(
