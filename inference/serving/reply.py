@@ -52,7 +52,8 @@ class Wake:
     async def wait(self, seconds: float) -> bool:
         """Wait for the next notification, and return whether there was one in time."""
         try:
-            await asyncio.wait_for(self._event.wait(), seconds)
+            async with asyncio.timeout(seconds):  # unlike wait_for, never loses a cancellation
+                await self._event.wait()
         except TimeoutError:
             return False
         self._event.clear()
