@@ -11,8 +11,9 @@ _PAGE = "the guide to `jakiro serve` lists the supported fields"
 _SHOWN = 80  # largest number of characters of a value that an error shows
 
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
-Off = Literal[False] | None
-Zero = Annotated[float, Field(ge=0, le=0)] | None
+Penalty = Annotated[float, Field(ge=-2, le=2)] | None
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class ApiError(Exception):
@@ -73,6 +74,7 @@ class Extensions(Closed):
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
+    drafts: bool = False
 
 
 class GenerationBody(Closed):
@@ -87,11 +89,10 @@ class GenerationBody(Closed):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = None
     jakiro: Extensions | None = None
-    # Only the values that change nothing are accepted.
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     # These fields are ignored.
     user: Any = None
     metadata: Any = None
@@ -110,6 +111,11 @@ class GenerationBody(Closed):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def biases(self) -> dict[int, float]:
+        """The number to add to the logit of each token."""
+        return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+
+    @property
     def has_usage_chunk(self) -> bool:
         """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -125,7 +131,7 @@ class CompletionBody(GenerationBody):
         | Annotated[list[list[int]], Field(min_length=1, max_length=16)]
     )
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Off = None
+    echo: bool | None = None
     best_of: Literal[1] | None = None
 
     @property

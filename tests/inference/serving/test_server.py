@@ -1,5 +1,6 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
+import asyncio
 import signal
 import time
 from typing import Any
@@ -18,18 +19,6 @@ from jakiro.utils.settings import validate_settings
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 60, "temperature": 0}
 
 
-@pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding steps that take at least 20 ms."""
-    original = Lane.step
-
-    def slow(lane: Lane) -> Any:
-        time.sleep(0.02)
-        return original(lane)
-
-    monkeypatch.setattr(Lane, "step", slow)
-
-
 @pytest.mark.usefixtures("slow_steps")
 def test_running_requests_are_completed_and_new_ones_refused() -> None:
     found = Running(tiny_decoder(), drain_seconds=SECONDS)
@@ -38,7 +27,8 @@ def test_running_requests_are_completed_and_new_ones_refused() -> None:
         chunks = [next(stream)]
         found.server.handle_exit(signal.SIGTERM, None)
         health = httpx2.get(f"{found.root}/health")
-        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        assert health.status_code == 503
+        assert health.json() == {"status": "draining", "live": True, "ready": False}
         with pytest.raises(InternalServerError, match="got: draining") as info:
             client.completions.create(**LONG)
         assert info.value.response.headers["retry-after"]
@@ -89,14 +79,15 @@ def test_a_port_can_be_used_once() -> None:
     with running(decoder) as server:
         port = server.server._socket.getsockname()[1]
         with pytest.raises(ResourceError, match=r"cannot listen on 127\.0\.0\.1.*--port"):
-            Server(decoder, ServeSettings(port=port))
+            Server(lambda: decoder, ServeSettings(port=port))
 
 
 def test_a_decoder_without_a_tokenizer_cannot_be_served() -> None:
     decoder = tiny_decoder()
     decoder.tokenizer = None
+    server = Server(lambda: decoder, ServeSettings(port=0))
     with pytest.raises(PromptError, match="has no tokenizer"):
-        Server(decoder, ServeSettings(port=0))
+        asyncio.run(server.run_until_drained(print))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])

@@ -1,0 +1,59 @@
+"""What the fingerprint of a model depends on."""
+
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.serving import tiny_decoder
+from helpers.tokenizers import tiny_tokenizer
+
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.serving.engine_thread import EngineThread
+from inference.serving.served_model import ServedModel
+from jakiro.target.adapter import TargetAdapter
+
+
+def _fingerprint(decoder: SpeculativeDecoder) -> str:
+    with EngineThread(decoder, places=2, capacity=32) as engine:
+        return ServedModel(engine).fingerprint
+
+
+def _with_drafter(seed: int) -> SpeculativeDecoder:
+    """Return a decoder whose drafter has weights of a seed."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    drafter = tiny_drafter(TargetAdapter(model))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in drafter.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    return SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+
+
+def test_the_fingerprint_depends_on_the_drafter_and_its_weights() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    small = [tiny_llama(vocab=len(tokenizer), num_hidden_layers=layers) for layers in (1, 2)]
+    decoders = [
+        _with_drafter(0),
+        _with_drafter(1),
+        tiny_decoder(),
+        SpeculativeDecoder(model, None, tokenizer),
+        *(SpeculativeDecoder(model, SmallLMDrafter(own, model), tokenizer) for own in small),
+    ]
+    found = list(map(_fingerprint, decoders))
+    assert len(set(found)) == len(found)
+    assert _fingerprint(_with_drafter(1)) == found[1]
+    assert all(own.startswith("fp_") for own in found)
+
+
+def test_the_fingerprint_depends_on_the_dtype_of_the_target() -> None:
+    tokenizer = tiny_tokenizer()
+    models = [
+        tiny_llama(vocab=len(tokenizer)).to(dtype) for dtype in (torch.float32, torch.float64)
+    ]
+    first, other = (
+        _fingerprint(SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed"))
+        for model in models
+    )
+    assert first != other
