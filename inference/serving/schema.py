@@ -3,17 +3,56 @@
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
 
 _PAGE = "the guide to `jakiro serve` lists the supported fields"
+_MAX_BIASES = 300
+_MAX_ERRORS = 1000  # number of errors of a body from which they are not looked at one by one
+_SMALL = 100_000  # size in bytes up to which errors show parts of a body
 _SHOWN = 80  # largest number of characters of a value that an error shows
 
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)] | None
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+
+
+def _kind_of(value: object) -> str:
+    """Return the kind of a prompt by its first element, so that only this kind is tried."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, list):
+        return "lists"
+    if isinstance(first, str):
+        return "texts"
+    return "ids" if isinstance(value, list) else "text"
+
+
+PromptField = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=16, fail_fast=True), Tag("texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=16, fail_fast=True), Tag("lists")],
+    Discriminator(_kind_of),
+]
+
+
+def _few(value: object) -> object:
+    """Refuse a mapping with many entries, before they are checked one by one."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} entries")
+    return value
 
 
 class ApiError(Exception):
@@ -91,7 +130,7 @@ class GenerationBody(Closed):
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_few)] | None = None
     jakiro: Extensions | None = None
     # These fields are ignored.
     user: Any = None
@@ -124,12 +163,7 @@ class GenerationBody(Closed):
 class CompletionBody(GenerationBody):
     """The body of a completion request."""
 
-    prompt: (
-        str
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=16)]
-        | Annotated[list[list[int]], Field(min_length=1, max_length=16)]
-    )
+    prompt: PromptField
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
     best_of: Literal[1] | None = None
@@ -153,7 +187,7 @@ class Message(Closed):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
 
     @property
     def for_template(self) -> dict[str, str]:
@@ -172,7 +206,7 @@ class ResponseFormat(Closed):
 class ChatBody(GenerationBody):
     """The body of a chat completion request."""
 
-    messages: list[Message] = Field(min_length=1, max_length=1024)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -203,12 +237,24 @@ def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise _explained(error) from error
+        raise _explained(error, len(content)) from error
 
 
-def _explained(error: ValidationError) -> ApiError:
-    """Return an error that names the first wrong field."""
-    found = error.errors(include_url=False, include_context=False)
+def _explained(error: ValidationError, size: int) -> ApiError:
+    """Return an error that names the first wrong field.
+
+    Args:
+        error: all errors of a body.
+        size: size of the body in bytes; parts of a large body are not shown, which would take long.
+    """
+    if error.error_count() > _MAX_ERRORS:
+        return ApiError(
+            400,
+            "the body cannot be used; expected: the fields of OpenAI's interface; "
+            f"got: {error.error_count()} errors; remedy: correct them; {_PAGE}",
+        )
+    has_input = size <= _SMALL
+    found = error.errors(include_url=False, include_context=False, include_input=has_input)
     # If a field may have values of several types, the error of the type that was sent says more.
     first = next((own for own in found if not own["type"].endswith("_type")), found[0])
     path = [str(part) for part in first["loc"] if _is_field(part)]
@@ -231,16 +277,19 @@ def _explained(error: ValidationError) -> ApiError:
     else:
         message = f"{param or 'the body'} cannot be used; expected: {first['msg']}; got: "
         remedy = f"correct it; {_PAGE}"
-    shown = _shown(first["input"])
+    shown = _shown(first["input"]) if has_input else "something else"
     return ApiError(400, f"{message}{shown}; remedy: {remedy}", param=param)
 
 
 _SENTENCE = re.compile(r"^Invalid JSON: ")
 
 
+_TYPES = {"str", "list", "int", "text", "ids", "texts", "lists"}
+
+
 def _is_field(part: int | str) -> bool:
     """Return whether a part of a location is a field or index, and not a type of a union."""
-    return isinstance(part, int) or (part.isidentifier() and part not in {"str", "list", "int"})
+    return isinstance(part, int) or (part.isidentifier() and part not in _TYPES)
 
 
 def _shown(value: object) -> str:

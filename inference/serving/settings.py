@@ -44,7 +44,7 @@ class ServeSettings(Settings):
     """Largest number of connections at the same time."""
     max_head_bytes: int = Field(16_384, ge=1024)
     """Largest size of the path and the headers of a request in bytes."""
-    max_body_bytes: int = Field(4_000_000, ge=1)
+    max_body_bytes: int = Field(1_048_576, ge=1)
     """Largest size of a request body in bytes."""
     receive_seconds: float = Field(10.0, gt=0)
     """Seconds in which the head of a request must arrive, and then its body."""

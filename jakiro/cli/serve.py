@@ -95,7 +95,7 @@ def serve(
     ] = 16_384,
     max_body_bytes: Annotated[
         int, typer.Option(help="Largest size of the body of a request in bytes.")
-    ] = 4_000_000,
+    ] = 1_048_576,
     receive_seconds: Annotated[
         float,
         typer.Option(help="Seconds in which the headers of a request, and then its body, arrive."),

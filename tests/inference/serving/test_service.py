@@ -75,7 +75,7 @@ def test_a_huge_prompt_is_refused_without_encoding_it(
 ) -> None:
     gate = Gate(monkeypatch)
     gate.is_open.set()
-    text = "x" * 3_900_000
+    text = "x" * 1_000_000
     body = (
         dict(BODY, messages=[{"role": "user", "content": text}])
         if chat
@@ -87,13 +87,13 @@ def test_a_huge_prompt_is_refused_without_encoding_it(
     found = httpx2.post(f"{server.url}/{path}", json=body)
     assert found.status_code == 400
     error = found.json()["error"]
-    assert "at most 256 tokens; got: 3900000 characters and 4 new tokens" in error["message"]
+    assert "at most 256 tokens; got: 1000000 characters and 4 new tokens" in error["message"]
     assert error["code"] == "context_length_exceeded"
     assert gate.count == 0
 
 
 def test_very_many_messages_are_refused(server: Running) -> None:
-    messages = [{"role": "user", "content": "a"}] * 10**5
+    messages = [{"role": "user", "content": "a"}] * 25_000
     found = httpx2.post(
         f"{server.url}/chat/completions", json={"model": MODEL, "messages": messages}
     )
