@@ -4,7 +4,8 @@ import asyncio
 import json
 from asyncio import TimerHandle
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -14,7 +15,8 @@ from inference.serving.schema import ApiError
 _RETRY_SECONDS = 1
 
 
-class ConnectionLimits(NamedTuple):
+@dataclass(frozen=True)
+class ConnectionLimits:
     """The limits of what clients may take.
 
     Attributes:

@@ -18,6 +18,8 @@ CLOSED = 499  # status in logs and metrics of requests whose client has disconne
 class Journal:
     """Gives every request an id, counts it, and writes one line about it to the log.
 
+    The line has the id, the name of the user, the path, the status and the seconds.
+
     Args:
         app: application that answers the requests.
         telemetry: metrics of the server.
@@ -55,8 +57,10 @@ class Journal:
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._telemetry.requests.labels(path, str(codes[-1])).inc()
+            user = scope["state"].get("user")
+            name = "-" if user is None else user.name
             seconds = time.monotonic() - started
-            _logger.info("%s %s %d in %.3f s", request_id, path, codes[-1], seconds)
+            _logger.info("%s %s %s %d in %.3f s", request_id, name, path, codes[-1], seconds)
 
 
 def _request_id(sent: str) -> str:

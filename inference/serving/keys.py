@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
 from pydantic import Field, SecretStr
 
 from inference.serving.rate_limits import RateLimit
@@ -118,6 +119,17 @@ def read_keys(path: Path) -> dict[str, KeySettings]:
     if mode & stat.S_IROTH:
         _logger.warning("all users of this machine can read the hashes of the keys in %s", path)
     return found
+
+
+def entry_of(name: str, digest: str) -> str:
+    """Return the lines of a file of keys for one key.
+
+    Args:
+        name: name of the user.
+        digest: SHA-256 of the key, in hexadecimal form.
+    """
+    lines: str = yaml.safe_dump({"keys": {name: {"sha256": digest}}}, allow_unicode=True)
+    return lines
 
 
 def new_key() -> tuple[str, str]:

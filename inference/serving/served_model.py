@@ -47,6 +47,20 @@ class ServedModel:
         self._samples = bool(model.generation_config.do_sample)
         self._longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
 
+    def __str__(self) -> str:
+        """Return what a user should know when the model is ready."""
+        scheduler = self.engine.scheduler
+        places = sum(lane.places for lane in scheduler.lanes)
+        seeds = (
+            "the same seed gives the same text"
+            if self.engine.are_seeds_repeatable
+            else "the drafter learns from requests, so a seed does not repeat a sampled text"
+        )
+        return (
+            f"{self.name}: {places} places of {self.engine.capacity} tokens take "
+            f"{scheduler.num_bytes / 1e6:.1f} MB; {seeds} ({self.fingerprint})"
+        )
+
     def lane_of(self, options: DecodingOptions) -> int:
         """Return the number of the lane of a request that was not prepared yet.
 
@@ -193,7 +207,8 @@ def identity_of(drafter: Drafter) -> list[Any]:
         drafter: drafter, which may contain others.
     """
     own = vars(drafter)
-    parts: list[Any] = [type(drafter).__name__, drafter.version, str(own.get("forms"))]
+    settings = [str(own.get(name)) for name in ("forms", "plan", "settings")]
+    parts: list[Any] = [type(drafter).__name__, drafter.version, settings]
     model = own.get("model")
     if isinstance(model, nn.Module):
         parts.append(_weights(model))

@@ -127,7 +127,9 @@ class Server(uvicorn.Server):
         loading = self._loading = Loading(self._open)
         await self._until(lambda: serving.done() or loading.is_done or self.service.is_draining)
         if loading.is_done:
-            self.service.start(loading.result())
+            model = loading.result()
+            _logger.info("%s", model)
+            self.service.start(model)
             if not self.service.is_draining and not serving.done():
                 on_ready(self.url)
 

@@ -146,12 +146,11 @@ def _print_new_key(name: str | None) -> None:
     if name is None:
         return
     require_extra("serve")
-    from inference.serving.keys import KeySettings, KeysFile, new_key
-    from jakiro.utils.settings import dump_settings
+    from inference.serving.keys import entry_of, new_key
 
     key, digest = new_key()
     say(f"the key of {name}, which is not stored anywhere: {key}")
-    typer.echo(dump_settings(KeysFile(keys={name: KeySettings(sha256=digest)})), nl=False)
+    typer.echo(entry_of(name, digest), nl=False)
     raise typer.Exit
 
 

@@ -140,8 +140,8 @@ def test_garbage_and_cut_requests(target: Running) -> None:
             return whole[: rng.randrange(len(whole))]
         changed = bytearray(whole)
         for _ in range(rng.randrange(1, 6)):
-            place = rng.randrange(len(changed))
-            changed[place : place + kind - 2] = rng.randbytes(rng.randrange(1, 3))
+            start = rng.randrange(len(changed))
+            changed[start : start + kind - 2] = rng.randbytes(rng.randrange(1, 3))
         return bytes(changed)
 
     def attack(data: bytes) -> int:

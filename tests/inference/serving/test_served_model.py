@@ -6,7 +6,8 @@ from helpers.serving import tiny_decoder
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.drafters.lookup import LookupDrafter
+from inference.drafters.aded import AdedDrafter
+from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.serving.engine_thread import EngineThread
 from inference.serving.served_model import ServedModel
@@ -45,6 +46,27 @@ def test_the_fingerprint_depends_on_the_drafter_and_its_weights() -> None:
     assert len(set(found)) == len(found)
     assert _fingerprint(_with_drafter(1)) == found[1]
     assert all(own.startswith("fp_") for own in found)
+
+
+def test_the_fingerprint_depends_on_the_trees() -> None:
+    found = set()
+    for depth in (2, 3):
+        tokenizer = tiny_tokenizer()
+        model = tiny_llama(vocab=len(tokenizer))
+        drafter = LookupDrafter(LookupSettings(depth=depth))
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+        found.add(_fingerprint(decoder))
+    assert len(found) == 2
+
+
+def test_a_line_says_whether_seeds_repeat() -> None:
+    for drafter, words in ((LookupDrafter(), "same text"), (AdedDrafter(), "does not repeat")):
+        decoder = tiny_decoder()
+        own = SpeculativeDecoder(decoder.target.model, drafter, decoder.tokenizer, tree="fixed")
+        with EngineThread(own, places=2, capacity=32) as engine:
+            line = str(ServedModel(engine, "mine"))
+        assert line.startswith("mine: 2 places of 32 tokens take ")
+        assert words in line
 
 
 def test_the_fingerprint_depends_on_the_dtype_of_the_target() -> None:

@@ -10,8 +10,13 @@ import httpx2
 import pytest
 from helpers.raw_http import connected, post_of, wait_until
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
-from openai import APIError, InternalServerError, RateLimitError
+from openai import APIError, BadRequestError, InternalServerError, RateLimitError
 
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
+from inference.engine.context import Context
+from inference.engine.lane import Lane
+from inference.sampling.options import Sampling
 from inference.serving import served_model
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 4, "temperature": 0}
@@ -117,3 +122,59 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         page = httpx2.get(f"{server.root}/metrics").text
         assert 'jakiro_cancelled_total{why="timeout"} 2.0' in page
         assert client.completions.create(**BODY).choices
+
+
+class Picky(LookupDrafter):
+    """A drafter whose sessions take only requests that select tokens in the same way."""
+
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        return one.description == other.description
+
+
+def test_what_a_drafter_cannot_draft_for_is_refused() -> None:
+    decoder = tiny_decoder()
+    own = SpeculativeDecoder(decoder.target.model, Picky(), decoder.tokenizer, tree="fixed")
+    with running(own) as server, server.client() as client:
+        assert client.completions.create(**BODY).choices
+        with pytest.raises(BadRequestError, match="cannot draft for this way of selecting tokens"):
+            client.completions.create(presence_penalty=1.0, **BODY)
+
+
+def test_missing_memory_ends_only_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Lane.prefill_of
+
+    def planted(lane: Lane, sequences: Any) -> Any:
+        if len(sequences[0].token_ids) > 20:
+            raise MemoryError("planted")
+        return original(lane, sequences)
+
+    with running(tiny_decoder()) as server, server.client() as client:
+        expected = client.completions.create(**BODY).choices[0].text
+        monkeypatch.setattr(Lane, "prefill_of", planted)
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(client.completions.create, **BODY) for _ in range(7)]
+            bad = pool.submit(client.completions.create, **{**BODY, "prompt": "a b c " * 20})
+            with pytest.raises(InternalServerError, match="no memory to read the prompt") as info:
+                bad.result()
+        assert info.value.status_code == 503
+        assert [answer.result().choices[0].text for answer in answers] == [expected] * 7
+
+
+def test_nothing_of_an_earlier_prompt_is_used_again() -> None:
+    """Users must not learn from times what others have asked."""
+    body = {**BODY, "prompt": "def main(argument): " * 8}
+    read: list[int] = []
+    original = Context.read
+
+    def counted(context: Context, token_ids: Any, offset: int, count: int) -> Any:
+        read.append(count)
+        return original(context, token_ids, offset, count)
+
+    with running(tiny_decoder()) as server, server.client() as client:
+        for _ in range(2):
+            read.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Context, "read", counted)
+                usage = client.completions.create(**body).usage
+            assert usage is not None
+            assert sum(read) == usage.prompt_tokens
