@@ -35,12 +35,16 @@ class Connection(H11Protocol):
 
     Args:
         limits: limits of this connection and of the number of connections.
+        on_closed: function that is called with the reason if the server closes the connection.
         **options: as for `H11Protocol`.
     """
 
-    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, on_closed: Callable[[str], object], **options: Any
+    ) -> None:
         super().__init__(**options)
         self._limits = limits
+        self._on_closed = on_closed
         self._head_timer: TimerHandle | None = None
         self._stall_timer: TimerHandle | None = None
 
@@ -52,6 +56,7 @@ class Connection(H11Protocol):
         """
         super().connection_made(transport)
         if len(self.connections) > self._limits.count:
+            self._on_closed("too_many")
             self._refuse(_too_many(self._limits.count))
         else:
             self._watch_head()
@@ -86,7 +91,7 @@ class Connection(H11Protocol):
         """Give the client some time to take the data that it was sent."""
         super().pause_writing()
         self._stop_stall_timer()
-        self._stall_timer = self._later(self._limits.stall_seconds, self.transport.abort)
+        self._stall_timer = self._later(self._limits.stall_seconds, self._abort)
 
     def resume_writing(self) -> None:
         """Send more data, because the client has taken enough of it."""
@@ -99,6 +104,7 @@ class Connection(H11Protocol):
         Args:
             msg: description of the problem.
         """
+        self._on_closed("invalid")
         self._refuse(
             ApiError(
                 400,
@@ -119,6 +125,7 @@ class Connection(H11Protocol):
     def _end_without_head(self) -> None:
         has_begun = bool(self.conn.trailing_data[0])
         if has_begun:
+            self._on_closed("slow_head")
             self._refuse(_too_slow(self._limits.head_seconds))
         else:
             self.transport.close()
@@ -129,7 +136,11 @@ class Connection(H11Protocol):
         self._stall_timer = None
         is_over = self.cycle is None or self.cycle.response_complete
         if is_over and self.transport.get_write_buffer_size() > 0:
-            self.transport.abort()
+            self._abort()
+
+    def _abort(self) -> None:
+        self._on_closed("stalled")
+        self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
         """Send an error, if no response has begun, and close the connection."""

@@ -178,7 +178,7 @@ def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
     limits = ConnectionLimits(
         settings.max_connections, settings.receive_seconds, settings.stall_seconds
     )
-    protocol: Any = partial(Connection, limits)
+    protocol: Any = partial(Connection, limits, service.telemetry.count_closed)
     return uvicorn.Config(
         create_app(service, keys),
         http=protocol,

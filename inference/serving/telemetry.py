@@ -29,6 +29,7 @@ class Telemetry:
         self.accepted = count("accepted_by_depth", "Accepted drafts by depth in the tree.", "depth")
         self.steps = count("decoding_steps", "Decoding steps of all sequences.")
         self.cancelled = count("cancelled", "Requests that were cancelled.", "why")
+        self.closed = count("closed_connections", "Connections closed by the server.", "why")
         self.first_token = times("first_token_seconds", "Seconds until the first token.", _SECONDS)
         self.duration = times("request_seconds", "Seconds until the last token.", _SECONDS)
         self.wait = times("queue_seconds", "Seconds of waiting for a place.", _SECONDS)
@@ -36,6 +37,14 @@ class Telemetry:
         self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
         self._num_decoded = self._num_steps = 0
         self.watch("tau", "Mean acceptance length of complete requests.", self._tau)
+
+    def count_closed(self, why: str) -> None:
+        """Count a connection that the server has closed.
+
+        Args:
+            why: reason.
+        """
+        self.closed.labels(why).inc()
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed whenever the metrics are read.

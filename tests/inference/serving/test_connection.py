@@ -59,6 +59,17 @@ def test_a_head_that_arrives_byte_by_byte_is_refused() -> None:
         assert monotonic() - started < 2
 
 
+def test_the_head_of_a_second_request_must_arrive_in_time() -> None:
+    with running(tiny_decoder(), receive_seconds=0.3) as server:
+        with connected(server.address) as connection:
+            connection.sendall(head_of("/health"))
+            assert parsed(connection.recv(10_000)).status == 200
+            connection.sendall(head_of("/health")[:-4])
+            assert answer_of(connection).status == 408
+        page = httpx2.get(f"{server.root}/metrics").text
+    assert 'jakiro_closed_connections_total{why="slow_head"} 1.0' in page
+
+
 def test_a_silent_connection_is_closed() -> None:
     with running(tiny_decoder(), receive_seconds=0.2) as server:
         with connected(server.address) as connection:
@@ -107,6 +118,7 @@ def test_a_client_that_takes_no_data_is_disconnected(stream: bool) -> None:
             wait_until(lambda: server.server.service.num_active == 0)
         page = httpx2.get(f"{server.root}/metrics").text
         assert ('jakiro_cancelled_total{why="disconnected"} 1.0' in page) is stream
+        assert 'jakiro_closed_connections_total{why="stalled"} 1.0' in page
         assert httpx2.post(f"{server.url}/completions", json=BODY).status_code == 200
 
 
