@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from inference.serving.api_error import ApiError
 from inference.serving.keys import ApiKeys, User
 from inference.serving.rate_limits import FailureLimit
-from inference.serving.schema import ApiError
 
 ANY = "*"
 _SHOWN = 80  # largest number of characters of a header that an error shows

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from inference.serving.api_error import ApiError
 from inference.serving.job import Job
-from inference.serving.schema import ApiError
 
 _LONGEST_RETRY_SECONDS = 60
 

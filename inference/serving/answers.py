@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from inference.generation.prompts import Prompt
+from inference.serving.api_error import ApiError
 from inference.serving.decoding_options import DecodingOptions
 from inference.serving.events import (
     DONE,
@@ -20,8 +21,9 @@ from inference.serving.events import (
     unless_disconnected,
 )
 from inference.serving.keys import User
+from inference.serving.parsing import BodyT, parse_body
 from inference.serving.reply import Reply, TextDelta
-from inference.serving.schema import ApiError, BodyT, GenerationBody, parse_body
+from inference.serving.schema import GenerationBody
 from inference.serving.service import Service
 
 

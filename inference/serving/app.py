@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from inference.serving.access import HostCheck, KeyCheck, OriginCheck
+from inference.serving.api_error import ApiError
 from inference.serving.chat import chat
 from inference.serving.completions import complete
 from inference.serving.events import Disconnected
@@ -21,7 +22,6 @@ from inference.serving.keys import ApiKeys
 from inference.serving.models import get_model, list_models
 from inference.serving.rate_limits import FailureLimit
 from inference.serving.request_limits import BodyLimit, HeadLimit
-from inference.serving.schema import ApiError
 from inference.serving.service import Service
 from inference.serving.telemetry import CONTENT_TYPE
 

@@ -10,7 +10,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from inference.serving.schema import ApiError
+from inference.serving.api_error import ApiError
 
 _RETRY_SECONDS = 1
 

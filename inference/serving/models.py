@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from inference.serving.schema import ApiError
+from inference.serving.api_error import ApiError
 from inference.serving.service import Service
 
 

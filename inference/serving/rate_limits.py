@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
-from inference.serving.schema import ApiError
+from inference.serving.api_error import ApiError
 
 _SECONDS = 60.0
 _MAX_ADDRESSES = 10_000  # largest number of addresses whose failures are counted

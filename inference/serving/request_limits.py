@@ -5,7 +5,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.serving.access import header_of, refuse
-from inference.serving.schema import ApiError
+from inference.serving.api_error import ApiError
 
 
 class HeadLimit:

@@ -1,7 +1,6 @@
-"""Request bodies with a closed set of fields, and errors in OpenAI's form."""
+"""Request bodies with a closed set of fields."""
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -10,17 +9,10 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationError,
     model_validator,
 )
 
-from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
-
-_PAGE = "the guide to `jakiro serve` lists the supported fields"
 _MAX_BIASES = 300
-_MAX_ERRORS = 1000  # number of errors of a body from which they are not looked at one by one
-_SMALL = 100_000  # size in bytes up to which errors show parts of a body
-_SHOWN = 80  # largest number of characters of a value that an error shows
 
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)] | None
@@ -53,44 +45,6 @@ def _few(value: object) -> object:
     if isinstance(value, dict) and len(value) > _MAX_BIASES:
         raise ValueError(f"at most {_MAX_BIASES} entries")
     return value
-
-
-class ApiError(Exception):
-    """An error that is sent to the client.
-
-    Args:
-        status: HTTP status code.
-        message: description of the problem, with the expected value, the value found, and the
-            remedy.
-        kind: kind of the error, OpenAI's `type`.
-        param: field of the request that is wrong; None if there is none.
-        code: short name of the error; None if there is none.
-        retry_after: seconds after which the client may try again; None to leave this open.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def api_error_of(error: JakiroError) -> ApiError:
-    """Return the error that tells a client about one of ours."""
-    if isinstance(error, PromptError):
-        return ApiError(400, str(error))
-    if isinstance(error, EngineStopped | ResourceError):
-        return ApiError(503, str(error), kind="server_error", code="unavailable")
-    return ApiError(500, str(error), kind="server_error", code="decoding_failed")
 
 
 class Closed(BaseModel):
@@ -219,85 +173,3 @@ class ChatBody(GenerationBody):
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens cannot be combined")
         return self
-
-
-BodyT = TypeVar("BodyT", bound=Closed)
-
-
-def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
-    """Return a request body.
-
-    Args:
-        kind: class of the body.
-        content: JSON text.
-
-    Raises:
-        ApiError: the text is not JSON, or a field is unknown, missing or wrong.
-    """
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        raise _explained(error, len(content)) from error
-
-
-def _explained(error: ValidationError, size: int) -> ApiError:
-    """Return an error that names the first wrong field.
-
-    Args:
-        error: all errors of a body.
-        size: size of the body in bytes; parts of a large body are not shown, which would take long.
-    """
-    if error.error_count() > _MAX_ERRORS:
-        return ApiError(
-            400,
-            "the body cannot be used; expected: the fields of OpenAI's interface; "
-            f"got: {error.error_count()} errors; remedy: correct them; {_PAGE}",
-        )
-    has_input = size <= _SMALL
-    found = error.errors(include_url=False, include_context=False, include_input=has_input)
-    # If a field may have values of several types, the error of the type that was sent says more.
-    first = next((own for own in found if not own["type"].endswith("_type")), found[0])
-    path = [str(part) for part in first["loc"] if _is_field(part)]
-    param = ".".join(path) or None
-    if first["type"] == "json_invalid":
-        return ApiError(
-            400,
-            "the body cannot be read; expected: a JSON object; "
-            f"got: {_SENTENCE.sub('', first['msg'])[:_SHOWN]}; remedy: send valid JSON in UTF-8",
-        )
-    if first["type"] == "extra_forbidden":
-        message = f"{param} is not supported; expected: no such field; got: "
-        remedy = f"leave it out; {_PAGE}"
-    elif first["type"] == "missing":
-        return ApiError(
-            400,
-            f"{param} is missing; expected: this field; got: a body without it; remedy: add it",
-            param=param,
-        )
-    else:
-        message = f"{param or 'the body'} cannot be used; expected: {first['msg']}; got: "
-        remedy = f"correct it; {_PAGE}"
-    shown = _shown(first["input"]) if has_input else "something else"
-    return ApiError(400, f"{message}{shown}; remedy: {remedy}", param=param)
-
-
-_SENTENCE = re.compile(r"^Invalid JSON: ")
-
-
-_TYPES = {"str", "list", "int", "text", "ids", "texts", "lists"}
-
-
-def _is_field(part: int | str) -> bool:
-    """Return whether a part of a location is a field or index, and not a type of a union."""
-    return isinstance(part, int) or (part.isidentifier() and part not in _TYPES)
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, without writing all of a large one."""
-    if isinstance(value, str):
-        text = repr(value[:_SHOWN])
-    elif isinstance(value, list | dict):
-        text = f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
-    else:
-        text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -12,10 +12,10 @@ from transformers import LogitsProcessorList
 from inference.generation.penalties import TokenPenalties
 from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import Drafter
+from inference.serving.api_error import ApiError
 from inference.serving.decoding_options import DecodingOptions
 from inference.serving.engine_thread import EngineThread
 from inference.serving.job import Job
-from inference.serving.schema import ApiError
 from jakiro import __version__
 from jakiro.errors import PromptError
 from jakiro.target.adapter import TargetAdapter

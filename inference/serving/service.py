@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, contextmanager
 
 from inference.generation.prompts import Prompt
 from inference.serving.admission import Admission, Admitted
+from inference.serving.api_error import ApiError, api_error_of
 from inference.serving.decoding_options import DecodingOptions
 from inference.serving.echo import Echo, echo_of
 from inference.serving.job import Job
 from inference.serving.keys import User
 from inference.serving.reply import Reply, Wake
-from inference.serving.schema import ApiError, api_error_of
 from inference.serving.served_model import ServedModel, discard
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry

@@ -5,8 +5,8 @@ from helpers.lanes import Work, requests_of
 from helpers.serving import tiny_decoder
 
 from inference.serving.admission import Admission
+from inference.serving.api_error import ApiError
 from inference.serving.job import Job
-from inference.serving.schema import ApiError
 
 
 def test_room_is_freed_by_the_end_of_a_job_or_of_the_request() -> None:

@@ -7,9 +7,9 @@ import httpx2
 import pytest
 from helpers.serving import MODEL, running, tiny_decoder
 
+from inference.serving.api_error import ApiError
 from inference.serving.keys import new_key
 from inference.serving.rate_limits import FailureLimit, RateLimit, TokenBucket
-from inference.serving.schema import ApiError
 
 
 class Clock:
