@@ -22,7 +22,7 @@ from inference.serving.loading import Loading
 from inference.serving.served_model import ServedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
-from jakiro.errors import ResourceError
+from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -43,24 +43,24 @@ class Server(uvicorn.Server):
         settings: settings of the server.
 
     Raises:
-        ConfigError: the file of keys cannot be used.
+        ConfigError: the file of keys, or the certificate, cannot be used.
         ResourceError: the address cannot be used.
     """
 
     def __init__(self, load: Callable[[], SpeculativeDecoder], settings: ServeSettings) -> None:
-        keys = _keys_of(settings)
-        self._socket = _listen(settings)
         self.service = Service(settings)
+        super().__init__(_config(self.service, _keys_of(settings)))
         self._load = load
         self._loading: Loading[ServedModel] | None = None
         self._drain_until: float | None = None
-        super().__init__(_config(self.service, keys))
+        self._socket = _listen(settings)
 
     @property
     def url(self) -> str:
         """The address of the interface."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        scheme = "http" if self.service.settings.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
     @property
     def engine(self) -> EngineThread:
@@ -179,7 +179,7 @@ def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
         settings.max_connections, settings.receive_seconds, settings.stall_seconds
     )
     protocol: Any = partial(Connection, limits, service.telemetry.count_closed)
-    return uvicorn.Config(
+    config = uvicorn.Config(
         create_app(service, keys),
         http=protocol,
         ws="none",
@@ -190,7 +190,19 @@ def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
         forwarded_allow_ips=list(settings.trusted_proxies),
         h11_max_incomplete_event_size=settings.max_head_bytes,
         timeout_graceful_shutdown=_SECONDS_OF_ERROR_EVENTS,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
+    try:
+        config.load()
+    except OSError as error:  # errors of TLS are of this type, too
+        raise ConfigError(
+            "the certificate cannot be used",
+            expected="PEM files with a certificate and its key",
+            got=error,
+            remedy="check --tls-cert and --tls-key",
+        ) from error
+    return config
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

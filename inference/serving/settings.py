@@ -27,6 +27,11 @@ class ServeSettings(Settings):
     """Keys one of which each request must contain; none to accept all requests."""
     keys_file: Path | None = None
     """YAML file with the hashes of further keys, and the rates of their users; None for no file."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate of the server, and those that lead to its authority; None for
+    connections without TLS."""
+    tls_key: Path | None = None
+    """PEM file with the key of the certificate."""
     requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Largest rate of requests of each key, or of all requests without keys; None for no limit."""
     tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -54,6 +59,12 @@ class ServeSettings(Settings):
     """Largest number of seconds from the acceptance of a request to its last token."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
+
+    @model_validator(mode="after")
+    def _a_certificate_has_a_key(self) -> "ServeSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key must be given together")
+        return self
 
     @model_validator(mode="after")
     def _only_with_a_key_beyond_this_machine(self) -> "ServeSettings":

@@ -51,6 +51,13 @@ def serve(
         Path | None,
         typer.Option(help="YAML file with the hashes of keys and the rates of their users."),
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the certificate of the server, for connections with TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the key of the certificate.")
+    ] = None,
     requests_per_minute: Annotated[
         float | None, typer.Option(help="Largest rate of requests of each key.")
     ] = None,

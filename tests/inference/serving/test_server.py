@@ -1,8 +1,12 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
 import asyncio
+import shutil
 import signal
+import ssl
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -101,3 +105,51 @@ def test_other_machines_need_a_key(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_this_machine_needs_no_key(host: str) -> None:
     assert ServeSettings(host=host).api_keys == ()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate for `localhost` that was signed with its own key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no program openssl, which makes the certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    paths = {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-out", str(paths["tls_cert"]), "-keyout", str(paths["tls_key"])]
+    subprocess.run([openssl, *words, *names, *files], check=True, capture_output=True)
+    return paths
+
+
+def test_connections_with_tls(certificate: dict[str, Path]) -> None:
+    trusting = ssl.create_default_context(cafile=str(certificate["tls_cert"]))
+    with running(tiny_decoder(), host="localhost", **certificate) as server:
+        url = f"https://localhost:{server.address[1]}/v1"
+        with httpx2.Client(verify=trusting) as client:
+            body = {**LONG, "max_tokens": 5, "stream": True}
+            found = client.post(f"{url}/completions", json=body)
+            assert found.status_code == 200
+            assert found.text.endswith("data: [DONE]\n\n")
+            with pytest.raises(httpx2.ConnectError, match="IP address mismatch"):
+                client.get(f"https://127.0.0.1:{server.address[1]}/health")
+        with pytest.raises(httpx2.ConnectError, match="self-signed"):
+            httpx2.get(f"{url}/models")
+        old = ssl.create_default_context(cafile=str(certificate["tls_cert"]))
+        with pytest.warns(DeprecationWarning, match=r"TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with httpx2.Client(verify=old) as client, pytest.raises(httpx2.ConnectError):
+            client.get(f"{url}/models")
+        assert server.url.startswith("https://127.0.0.1:")
+
+
+def test_a_wrong_certificate_is_refused(tmp_path: Path, certificate: dict[str, Path]) -> None:
+    other = tmp_path / "none.pem"
+    for paths in (
+        {**certificate, "tls_key": other},
+        {**certificate, "tls_key": certificate["tls_cert"]},
+    ):
+        with pytest.raises(ConfigError, match="--tls-cert"):
+            Server(tiny_decoder, ServeSettings(port=0, **paths))
+    with pytest.raises(ConfigError, match="must be given together"):
+        validate_settings(ServeSettings, {"tls_cert": other}, source="a test")
