@@ -155,6 +155,9 @@ class Connection(H11Protocol):
             head = h11.Response(status_code=error.status, headers=list(fields.items()))
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the application must not send another response
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _later(self, seconds: float, action: Callable[[], object]) -> TimerHandle:
