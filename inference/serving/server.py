@@ -18,8 +18,8 @@ from inference.serving.app import create_app
 from inference.serving.connection import Connection, ConnectionLimits
 from inference.serving.engine_thread import EngineThread
 from inference.serving.keys import ApiKeys, read_keys
+from inference.serving.loaded_model import LoadedModel
 from inference.serving.loading import Loading
-from inference.serving.served_model import ServedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
         self.service = Service(settings)
         super().__init__(_config(self.service, _keys_of(settings)))
         self._load = load
-        self._loading: Loading[ServedModel] | None = None
+        self._loading: Loading[LoadedModel] | None = None
         self._drain_until: float | None = None
         self._socket = _listen(settings)
 
@@ -133,14 +133,14 @@ class Server(uvicorn.Server):
             if not self.service.is_draining and not serving.done():
                 on_ready(self.url)
 
-    def _open(self) -> ServedModel:
+    def _open(self) -> LoadedModel:
         """Return the model, whose caches are allocated; runs in a thread of its own."""
         settings = self.service.settings
         decoder = self._load()
         needed(decoder.tokenizer)
         on_step = self.service.telemetry.step.observe
         engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
-        return ServedModel(engine, settings.model_name)
+        return LoadedModel(engine, settings.model_name)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -12,8 +12,8 @@ from inference.serving.decoding_options import DecodingOptions
 from inference.serving.echo import Echo, echo_of
 from inference.serving.job import Job
 from inference.serving.keys import User
+from inference.serving.loaded_model import LoadedModel, discard
 from inference.serving.reply import Reply, Wake
-from inference.serving.served_model import ServedModel, discard
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import JakiroError
@@ -33,7 +33,7 @@ class Service:
         self.telemetry = Telemetry()
         self.is_draining = False
         self.num_active = 0  # number of requests that are being answered
-        self._model: ServedModel | None = None
+        self._model: LoadedModel | None = None
         self._admission = Admission(settings.places, settings.queue)
         # One thread, because tokenizers and chat templates are not thread-safe.
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="jakiro-prepare")
@@ -53,7 +53,7 @@ class Service:
         return self._model is not None
 
     @property
-    def model(self) -> ServedModel:
+    def model(self) -> LoadedModel:
         """The model.
 
         Raises:
@@ -63,7 +63,7 @@ class Service:
             raise self._not_ready()
         return self._model
 
-    def start(self, model: ServedModel) -> None:
+    def start(self, model: LoadedModel) -> None:
         """Accept requests from now on.
 
         Args:
@@ -196,7 +196,7 @@ class Service:
 
 
 def _prepare(
-    model: ServedModel,
+    model: LoadedModel,
     prompts: list[Prompt],
     options: DecodingOptions,
     notify: Callable[[], object],

@@ -17,7 +17,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.engine.context import Context
 from inference.engine.lane import Lane
 from inference.sampling.options import Sampling
-from inference.serving import served_model
+from inference.serving import loaded_model
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 4, "temperature": 0}
 
@@ -28,8 +28,8 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.is_open = Event()
-        self._original = served_model.encode_prompt
-        monkeypatch.setattr(served_model, "encode_prompt", self)
+        self._original = loaded_model.encode_prompt
+        monkeypatch.setattr(loaded_model, "encode_prompt", self)
 
     def __call__(self, *arguments: Any) -> list[int]:
         assert self.is_open.wait(SECONDS)

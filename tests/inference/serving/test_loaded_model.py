@@ -10,13 +10,13 @@ from inference.drafters.aded import AdedDrafter
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.serving.engine_thread import EngineThread
-from inference.serving.served_model import ServedModel
+from inference.serving.loaded_model import LoadedModel
 from jakiro.target.adapter import TargetAdapter
 
 
 def _fingerprint(decoder: SpeculativeDecoder) -> str:
     with EngineThread(decoder, places=2, capacity=32) as engine:
-        return ServedModel(engine).fingerprint
+        return LoadedModel(engine).fingerprint
 
 
 def _with_drafter(seed: int) -> SpeculativeDecoder:
@@ -64,7 +64,7 @@ def test_a_line_says_whether_seeds_repeat() -> None:
         decoder = tiny_decoder()
         own = SpeculativeDecoder(decoder.target.model, drafter, decoder.tokenizer, tree="fixed")
         with EngineThread(own, places=2, capacity=32) as engine:
-            line = str(ServedModel(engine, "mine"))
+            line = str(LoadedModel(engine, "mine"))
         assert line.startswith("mine: 2 places of 32 tokens take ")
         assert words in line
 

@@ -24,7 +24,7 @@ from jakiro.utils.files import fingerprint
 _NUM_WEIGHTS = 256  # number of weights of each tensor that identify a drafter
 
 
-class ServedModel:
+class LoadedModel:
     """The model of a server.
 
     Args:
