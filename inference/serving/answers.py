@@ -1,8 +1,8 @@
 """The parts of a response that completions and chat completions share."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -91,7 +91,7 @@ async def answer(
     """
     _check_model(service, body)
     numbers = range(len(prompts) * options.choices)
-    user: User = request.state.user
+    opened = _opened(request, service, prompts, options)
     head = {
         "id": f"{form.prefix}-{uuid4().hex}",
         "created": int(time.time()),
@@ -100,12 +100,12 @@ async def answer(
         "jakiro": {"seed": options.seed},
     }
     if body.stream:
-        events = _events(service.open(prompts, options, user), body, numbers, form, head)
+        events = _events(opened, body, numbers, form, head)
         # The first event is ready as soon as the request is accepted, so that refusals have their
         # own status code.
         first = await unless_disconnected(request.receive, anext(events))
         return EventResponse(first, events)
-    whole = _whole(service.open(prompts, options, user), numbers, form, head)
+    whole = _whole(opened, numbers, form, head)
     return JSONResponse(await unless_disconnected(request.receive, whole))
 
 
@@ -123,6 +123,16 @@ def usage_of(reply: Reply) -> dict[str, Any]:
             "rejected_prediction_tokens": drafted - accepted,
         },
     }
+
+
+@asynccontextmanager
+async def _opened(
+    request: HttpRequest, service: Service, prompts: Sequence[Prompt], options: DecodingOptions
+) -> AsyncIterator[Reply]:
+    """Start the decoding of prompts, and let the log know the numbers of tokens."""
+    async with service.open(prompts, options, request.state.user) as reply:
+        request.state.reply = reply
+        yield reply
 
 
 async def _whole(

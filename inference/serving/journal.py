@@ -7,6 +7,8 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.serving.access import header_of
+from inference.serving.keys import User
+from inference.serving.reply import Reply
 from inference.serving.telemetry import Telemetry
 from jakiro.utils.logs import get_logger
 
@@ -18,7 +20,8 @@ CLOSED = 499  # status in logs and metrics of requests whose client has disconne
 class Journal:
     """Gives every request an id, counts it, and writes one line about it to the log.
 
-    The line has the id, the name of the user, the path, the status and the seconds.
+    The line has the id, the name of the user, the path, the status, the seconds, and the numbers of
+    tokens of the prompts and of the texts, if there are any.
 
     Args:
         app: application that answers the requests.
@@ -57,10 +60,24 @@ class Journal:
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._telemetry.requests.labels(path, str(codes[-1])).inc()
-            user = scope["state"].get("user")
-            name = "-" if user is None else user.name
-            seconds = time.monotonic() - started
-            _logger.info("%s %s %s %d in %.3f s", request_id, name, path, codes[-1], seconds)
+            seconds = f"{time.monotonic() - started:.3f} s"
+            who = _user_name(scope)
+            _logger.info(
+                "%s %s %s %d in %s%s", request_id, who, path, codes[-1], seconds, _tokens(scope)
+            )
+
+
+def _user_name(scope: Scope) -> str:
+    user: User | None = scope["state"].get("user")
+    return "-" if user is None else user.name
+
+
+def _tokens(scope: Scope) -> str:
+    """Return the numbers of tokens in words, or nothing if no prompt was decoded."""
+    reply: Reply | None = scope["state"].get("reply")
+    if reply is None:
+        return ""
+    return f", {reply.num_prompt_tokens} prompt tokens, {reply.num_tokens} new tokens"
 
 
 def _request_id(sent: str) -> str:
