@@ -63,7 +63,8 @@ class Recorded(NamedTuple):
         Raises:
             RequestError: a processor raised an exception.
         """
-        if not (self.record.scores or self.record.log_probs):
+        record = self.record
+        if not (record.scores or record.log_probs or (record.of_processed and _reads_raw(record))):
             return []
         return [self.result.distribution.scores(node) for node in self.visited]
 
@@ -85,7 +86,11 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
     most = max(own.record.num_likeliest for own in each)
     pairs = zip(each, scores, strict=True)
     processed = _table([(own, rows) for own, rows in pairs if own.record.log_probs], 0)
-    raw = _table([(own, own.raw()) for own in each if _reads_raw(own.record)], most)
+    pairs = zip(each, scores, strict=True)
+    wanted = [(own, rows) for own, rows in pairs if _reads_raw(own.record)]
+    raw = _table(
+        [(own, rows if own.record.of_processed else own.raw()) for own, rows in wanted], most
+    )
     numbers = torch.cat((processed.flatten(), raw.flatten().to(processed.device))).tolist()
     own_log_probs = iter(numbers[: processed.numel()])
     width = max(raw.shape[1], 1)

@@ -21,7 +21,11 @@ async def chat(request: HttpRequest) -> Response:
     body = await read_body(request, ChatBody)
     record = None
     if body.logprobs:
-        record = OutputOptions(raw_log_probs=True, num_likeliest=body.top_logprobs or 0)
+        record = OutputOptions(
+            raw_log_probs=True,
+            num_likeliest=body.top_logprobs or 0,
+            of_processed=body.has_processed_log_probs,
+        )
     options = DecodingOptions.of(body, body.max_completion_tokens or body.max_tokens, record)
     messages: list[dict[str, Any]] = [dict(message.for_template) for message in body.messages]
     form = AnswerForm(

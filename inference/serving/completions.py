@@ -22,7 +22,12 @@ async def complete(request: HttpRequest) -> Response:
     body = await read_body(request, CompletionBody)
     record, echo = None, bool(body.echo)
     if body.logprobs is not None:
-        record = OutputOptions(raw_log_probs=True, num_likeliest=body.logprobs, prompt=echo)
+        record = OutputOptions(
+            raw_log_probs=True,
+            num_likeliest=body.logprobs,
+            of_processed=body.has_processed_log_probs,
+            prompt=echo,
+        )
     options = DecodingOptions.of(body, body.max_tokens or _MAX_TOKENS, record, echo=echo)
     choice = partial(_choice, service, record is not None, options.drafts)
     form = AnswerForm(

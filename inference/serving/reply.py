@@ -244,6 +244,8 @@ def _detail(step: DecodeStep, number: int, offset: int) -> TokenDetail:
     log_prob, likeliest = None, []
     if details is not None:
         log_prob = details.raw_log_probs[number]
-        likeliest = details.likeliest[number] if details.likeliest else []
+        # Excluded tokens have the log-probability -inf, which JSON does not have.
+        own = details.likeliest[number] if details.likeliest else []
+        likeliest = [pair for pair in own if pair[1] > -math.inf]
     origin = step.depths[number], step.proposer_ids[number]
     return TokenDetail(step.token_ids[number], offset, log_prob, likeliest, *origin)

@@ -68,6 +68,7 @@ class Extensions(Closed):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     drafts: bool = False
+    logprobs_of: Literal["target", "processed"] = "target"
 
 
 class GenerationBody(Closed):
@@ -104,6 +105,11 @@ class GenerationBody(Closed):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def has_processed_log_probs(self) -> bool:
+        """Whether log-probabilities are those after temperature and all other options."""
+        return self.jakiro is not None and self.jakiro.logprobs_of == "processed"
+
+    @property
     def biases(self) -> dict[int, float]:
         """The number to add to the logit of each token."""
         return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
@@ -121,6 +127,12 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
     best_of: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _prompts_are_not_processed(self) -> "CompletionBody":
+        if self.echo and self.logprobs is not None and self.has_processed_log_probs:
+            raise ValueError("echo with logprobs requires logprobs_of=target")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
