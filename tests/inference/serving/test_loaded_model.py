@@ -39,8 +39,11 @@ def test_the_fingerprint_depends_on_the_drafter_and_its_weights() -> None:
         _with_drafter(0),
         _with_drafter(1),
         tiny_decoder(),
-        SpeculativeDecoder(model, None, tokenizer),
-        *(SpeculativeDecoder(model, SmallLMDrafter(own, model), tokenizer) for own in small),
+        SpeculativeDecoder(model, None, tokenizer, tree="fixed"),
+        *(
+            SpeculativeDecoder(model, SmallLMDrafter(own, model), tokenizer, tree="fixed")
+            for own in small
+        ),
     ]
     found = list(map(_fingerprint, decoders))
     assert len(set(found)) == len(found)

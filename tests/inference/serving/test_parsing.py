@@ -1,6 +1,8 @@
 """Request bodies: prompts of each kind, and the field that an error names."""
 
+import gc
 import json
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -77,3 +79,34 @@ def test_parts_of_a_large_body_are_not_shown() -> None:
 def test_biases_are_numbers_of_tokens() -> None:
     body = b'{"model": "m", "prompt": "a", "logit_bias": {"5": 1, "06": -2.5}}'
     assert parse_body(CompletionBody, body).biases == {5: 1.0, 6: -2.5}
+
+
+def _many(part: str, count: int) -> str:
+    return ",".join([part] * count)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"prompt":[' + _many("1.5", 250_000) + "]",
+        '"prompt":[' + _many('"a"', 250_000) + "]",
+        '"prompt":[' + _many("[1]", 250_000) + "]",
+        '"prompt":[' + _many("{}", 250_000) + "]",
+        '"prompt":"a","stop":[' + _many('"x"', 250_000) + "]",
+        '"prompt":"a","logit_bias":{' + ",".join(f'"{n}":"x"' for n in range(80_000)) + "}",
+        '"prompt":"a",' + ",".join(f'"k{n}":1' for n in range(80_000)),
+        '"messages":[' + _many('{"role":"user","content":[' + _many("{}", 300) + "]}", 1000) + "]",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_large_wrong_bodies_do_not_hold_up_other_requests(fields: str) -> None:
+    """The event loop parses bodies, so the time of its thread counts."""
+    kind = ChatBody if "messages" in fields else CompletionBody
+    content = f'{{"model":"m",{fields}}}'.encode()
+    gc.freeze()  # as the process of a server does
+    started = thread_time()
+    with pytest.raises(ApiError):
+        parse_body(kind, content)
+    seconds = thread_time() - started
+    gc.unfreeze()
+    assert seconds < 0.5

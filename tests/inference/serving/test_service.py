@@ -1,7 +1,6 @@
 """Admission before preparation, limits of time, and requests whose client is gone."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -110,14 +109,12 @@ def test_very_many_messages_are_refused(server: Running) -> None:
 def test_a_request_that_takes_too_long_is_ended() -> None:
     body = {**BODY, "max_tokens": 250}
     with running(tiny_decoder(), request_seconds=0.3) as server, server.client() as client:
-        started = time.monotonic()
         with pytest.raises(InternalServerError, match=r"takes too long.*0\.3 seconds") as info:
             client.completions.create(**body)
         assert info.value.status_code == 504
         stream = client.completions.create(stream=True, **body)
         with pytest.raises(APIError, match="takes too long"):
             list(stream)
-        assert time.monotonic() - started < 5
         server.wait_until_idle()
         page = httpx2.get(f"{server.root}/metrics").text
         assert 'jakiro_cancelled_total{why="timeout"} 2.0' in page
