@@ -73,9 +73,7 @@ def _held(server: Running) -> Iterator[None]:
 def test_a_wrong_field_is_named(
     server: Running, fields: dict[str, Any], param: str | None, reason: str
 ) -> None:
-    started = time.monotonic()
     response = _post(server, json.dumps(_body(**fields)))
-    assert time.monotonic() - started < 1
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["param"] or "").startswith(param or "")
