@@ -61,14 +61,13 @@ class HostCheck:
     Args:
         app: application behind the check.
         host: address on which the server listens.
-        allowed: names of the server. If there are none, a server that only this machine can connect
-            to has the names of this machine, and others accept every name.
+        allowed: names of the server, besides those of this machine. If there are none, a server
+            that other machines can connect to accepts every name.
     """
 
     def __init__(self, app: ASGIApp, host: str, allowed: tuple[str, ...]) -> None:
         self._app = app
-        self._is_local = is_loopback(host)
-        self._accepts_all = ANY in allowed or not (allowed or self._is_local)
+        self._accepts_all = ANY in allowed or not (allowed or is_loopback(host))
         self._names = {name.lower() for name in (*allowed, host)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,8 +92,7 @@ class HostCheck:
         await refuse(error, scope, receive, send)
 
     def _accepts(self, name: str) -> bool:
-        is_own = name in self._names or (self._is_local and is_loopback(name))
-        return self._accepts_all or is_own
+        return self._accepts_all or name in self._names or is_loopback(name)
 
 
 class KeyCheck:

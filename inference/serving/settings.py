@@ -39,8 +39,8 @@ class ServeSettings(Settings):
     failures_per_minute: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Largest rate of requests with a wrong key from one address."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names of the server in the header `Host`; `*` for all names. None for the names of this
-    machine, or for all names if other machines can connect."""
+    """Names of the server in the header `Host`, besides those of this machine; `*` for all names.
+    If there are none, a server that other machines can connect to accepts all names."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests."""
     trusted_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
