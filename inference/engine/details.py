@@ -1,4 +1,4 @@
-"""Optional details of each emitted token: log-probabilities, likeliest tokens, scores, logits."""
+"""Optional details of emitted tokens: log-probabilities, likeliest tokens, logits, draft trees."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from inference.engine.acceptance import AcceptResult
 from inference.engine.request import OutputOptions
+from inference.engine.verified_tree import VerifiedTree
 from inference.sampling.options import widened
 
 
@@ -37,6 +38,7 @@ class TokenDetails:
     raw_log_probs: list[float] = field(default_factory=list)
     # the likeliest tokens before any processor, each with its log-probability
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    tree: VerifiedTree | None = None  # draft tree of the step, and what was accepted
 
 
 class Recorded(NamedTuple):
@@ -132,6 +134,7 @@ def _details(
         log_probs=list(islice(log_probs, count)) if record.log_probs else [],
         scores=scores if record.scores else [],
         logits=[widened(row[None])[0] for row in own.raw()] if record.logits else [],
+        tree=VerifiedTree.of(own.result, count) if record.trees else None,
     )
     if not _reads_raw(record):
         return details

@@ -74,6 +74,7 @@ class OutputOptions:
     logits: bool = False  # raw logits
     raw_log_probs: bool = False  # log-probabilities under the target's raw distribution
     num_likeliest: int = 0  # number of likeliest tokens of the raw distribution
+    trees: bool = False  # draft trees after their verification
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Request:
     max_length: int  # largest number of tokens, including the prompt
     tickets: tuple[RequestTicket, ...] = ()  # empty if nothing is learned from the request
     record: OutputOptions | None = None  # details to return; None for those of the run
+    drafts: bool = True  # whether to draft; False for autoregressive decoding
 
 
 @dataclass

@@ -139,8 +139,8 @@ async def _events(
             yield b"".join(event({**chunk, "choices": [own], **nothing}) for own in heads)
             async for deltas in reply.deltas():
                 for delta in deltas:
-                    for choice in form.chunk(delta):
-                        yield event({**chunk, "choices": [choice], **nothing})
+                    for own in _chunks(service, form, delta):
+                        yield event({**chunk, **own, **nothing})
                 if not deltas:
                     yield KEEP_ALIVE
             if has_usage:
@@ -150,6 +150,15 @@ async def _events(
         if not is_accepted:
             raise
         yield event(error.body)
+
+
+def _chunks(service: Service, form: AnswerForm, delta: TextDelta) -> list[dict[str, Any]]:
+    """Return the fields of the chunks for new text; the first one has the details, if any."""
+    chunks: list[dict[str, Any]] = [{"choices": [choice]} for choice in form.chunk(delta)]
+    if delta.details is not None:
+        chunks = chunks or [{"choices": []}]
+        chunks[0]["jakiro"] = service.details.data(delta.index, delta.details)
+    return chunks
 
 
 def _check_model(service: Service, body: GenerationBody) -> None:

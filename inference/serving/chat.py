@@ -27,9 +27,9 @@ async def chat(request: HttpRequest) -> Response:
         prefix="chatcmpl",
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
-        choice=partial(_choice, service, record is not None),
+        choice=partial(_choice, service, bool(body.logprobs)),
         first=_first,
-        chunk=partial(_chunk, service, record is not None),
+        chunk=partial(_chunk, service, bool(body.logprobs)),
     )
     return await answer(request, service, body, [messages], options, form)
 

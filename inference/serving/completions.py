@@ -23,7 +23,7 @@ async def complete(request: HttpRequest) -> Response:
     if body.logprobs is not None:
         record = OutputOptions(raw_log_probs=True, num_likeliest=body.logprobs)
     options = DecodingOptions.of(body, body.max_tokens or _MAX_TOKENS, record)
-    choice = partial(_choice, service, record is not None)
+    choice = partial(_choice, service, body.logprobs is not None)
     form = AnswerForm(
         prefix="cmpl",
         kind="text_completion",

@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.engine.decode_step import DecodeStep
 from inference.engine.details import TokenDetails
+from inference.engine.request import Request
 from inference.engine.stats import DecodeStats
+from inference.serving.details import ChoiceDetails, DetailLog
 from inference.serving.incremental_text import IncrementalText
 from inference.serving.job import Job
 
@@ -36,6 +38,7 @@ class TextDelta:
     text: str
     tokens: list[TokenDetail] = field(default_factory=list)  # if log-probabilities were requested
     finish_reason: FinishReason | None = None
+    details: ChoiceDetails | None = None  # if these were requested
 
 
 class Wake:
@@ -81,7 +84,7 @@ class Reply:
         self.first_token_seconds: float | None = None
         self._wake = wake
         self._sequences = [
-            _Choice(number, IncrementalText(tokenizer, stops), state.request.stop.eos_ids)
+            _Choice(number, IncrementalText(tokenizer, stops), state.request, self.started)
             for number, state in enumerate(state for job in jobs for state in job.sequences)
         ]
 
@@ -131,7 +134,7 @@ class Reply:
                 if self.first_token_seconds is None:
                     self.first_token_seconds = time.monotonic() - self.started
                 delta = self._sequences[first + step.index].extend(step)
-                if delta.text or delta.tokens or delta.finish_reason:
+                if delta.text or delta.tokens or delta.finish_reason or delta.details:
                     found.append(delta)
             first += len(job.sequences)
         return found if has_arrived else None
@@ -143,30 +146,38 @@ class _Choice:
     Args:
         index: number of the choice.
         text: text of the sequence.
-        eos_ids: tokens that end a text.
+        request: request of the sequence.
+        started: time at which the request arrived, by `time.monotonic()`.
     """
 
-    def __init__(self, index: int, text: IncrementalText, eos_ids: set[int]) -> None:
+    def __init__(self, index: int, text: IncrementalText, request: Request, started: float) -> None:
         self.is_ended = False
         self.num_tokens = 0
         self._index = index
         self._text = text
-        self._eos_ids = eos_ids
+        self._eos_ids = request.stop.eos_ids
         self._waiting: list[TokenDetail] = []
+        record = request.record
+        self._log = DetailLog(started) if record is not None and record.trees else None
 
     def extend(self, step: DecodeStep) -> TextDelta:
         """Return the text that a step makes final."""
         delta = TextDelta(self._index, "")
+        offsets = []
         for number, token_id in enumerate(step.token_ids):
             self.num_tokens += 1
             delta.text += self._text.push(token_id)
-            if step.details is not None:
+            offsets.append(self._text.offset)
+            if step.details is not None and step.details.raw_log_probs:
                 self._waiting.append(_detail(token_id, step.details, number, self._text.offset))
             if not self._text.is_holding and not self._text.is_stopped:
                 delta.tokens += self._waiting
                 self._waiting = []
         if step.finished:
             self._end(delta, step.token_ids[-1])
+        if self._log is not None:
+            self._log.add(step, offsets)
+            delta.details = self._log.take(delta.text, self.is_ended or not self._text.is_holding)
         return delta
 
     def _end(self, delta: TextDelta, last: int) -> None:

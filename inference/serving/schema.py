@@ -73,6 +73,8 @@ class Extensions(Closed):
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
+    details: bool | None = None
+    drafts: bool | None = None
 
 
 class GenerationBody(Closed):
@@ -104,10 +106,21 @@ class GenerationBody(Closed):
             raise ValueError("stream_options requires stream=true")
         return self
 
+    @model_validator(mode="after")
+    def _details_need_a_stream(self) -> "GenerationBody":
+        if self.has_details and not self.stream:
+            raise ValueError("jakiro.details requires stream=true")
+        return self
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def has_details(self) -> bool:
+        """Whether the chunks of a stream have the origin of each token, and the draft trees."""
+        return self.jakiro is not None and bool(self.jakiro.details)
 
     @property
     def has_usage_chunk(self) -> bool:

@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference.engine.lane import Lane
 from inference.engine.request import OutputOptions
 from inference.generation.prompts import Prompt, encode_prompt, needed
+from inference.serving.details import DetailWriter
 from inference.serving.engine_thread import EngineThread
 from inference.serving.job import Job
 from inference.serving.reply import Reply, Wake
@@ -35,6 +36,7 @@ class DecodingOptions:
     seed: int | None = None
     stops: Sequence[str] = ()
     record: OutputOptions | None = None
+    drafts: bool = True  # whether to draft
     others: dict[str, Any] = field(default_factory=dict)  # arguments of `generate()`
 
     @classmethod
@@ -49,6 +51,8 @@ class DecodingOptions:
             record: details of the tokens; None for none.
         """
         own = body.jakiro
+        if body.has_details:
+            record = replace(record or OutputOptions(), trees=True)
         others = {
             "top_p": body.top_p,
             "top_k": own and own.top_k,
@@ -62,6 +66,7 @@ class DecodingOptions:
             seed=None if body.seed is None else body.seed % 2**63,
             stops=body.stops,
             record=record,
+            drafts=own is None or own.drafts is not False,
             others={name: value for name, value in others.items() if value is not None},
         )
 
@@ -79,6 +84,8 @@ class Service:
         self.settings = settings
         self.telemetry = Telemetry()
         self.tokenizer = needed(engine.decoder.tokenizer)
+        drafter = engine.decoder.drafter
+        self.details = DetailWriter(self.tokenizer, drafter.proposer_names if drafter else ())
         self.is_draining = False
         self.num_active = 0  # number of requests that are being answered
         self.created = int(time.time())
@@ -192,6 +199,7 @@ class Service:
             seed=options.seed,
             stops=options.stops,
             record=options.record,
+            drafts=options.drafts,
             notify=wake.notify,
             max_new_tokens=num_new,
             **others,
