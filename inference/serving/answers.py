@@ -154,7 +154,9 @@ async def _events(
 
 def _chunks(service: Service, form: AnswerForm, delta: TextDelta) -> list[dict[str, Any]]:
     """Return the fields of the chunks for new text; the first one has the details, if any."""
-    chunks: list[dict[str, Any]] = [{"choices": [choice]} for choice in form.chunk(delta)]
+    has_choice = delta.text or delta.tokens or delta.finish_reason is not None
+    choices = form.chunk(delta) if has_choice else []
+    chunks: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
     if delta.details is not None:
         chunks = chunks or [{"choices": []}]
         chunks[0]["jakiro"] = service.details.data(delta.index, delta.details)
