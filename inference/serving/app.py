@@ -21,6 +21,7 @@ from inference.serving.keys import ApiKeys
 from inference.serving.models import get_model, list_models
 from inference.serving.schema import ApiError
 from inference.serving.service import Service
+from inference.serving.static_page import page_routes
 from inference.serving.telemetry import CONTENT_TYPE
 from jakiro.utils.logs import get_logger
 
@@ -44,6 +45,7 @@ def create_app(service: Service) -> Starlette:
         service: service that answers the requests.
     """
     settings = service.settings
+    page = page_routes() if settings.playground else []
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     middleware = [Middleware(_Journal, service)]
     if settings.allowed_origins:
@@ -51,7 +53,7 @@ def create_app(service: Service) -> Starlette:
         origins = list(settings.allowed_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **allowed))
     middleware += [
-        Middleware(_KeyCheck, keys),
+        Middleware(_KeyCheck, keys, {_HEALTH, *(route.path for route in page)}),
         Middleware(_BodyLimit, settings.max_body_bytes),
     ]
     handlers: Any = {
@@ -63,7 +65,7 @@ def create_app(service: Service) -> Starlette:
     }
     operations = [Route(_HEALTH, _health), Route("/metrics", _metrics)]
     app = Starlette(
-        routes=[*_ROUTES, *operations], middleware=middleware, exception_handlers=handlers
+        routes=[*_ROUTES, *operations, *page], middleware=middleware, exception_handlers=handlers
     )
     app.state.service = service
     return app
@@ -146,15 +148,16 @@ def _request_id(scope: Scope) -> str:
 
 
 class _KeyCheck:
-    """Refuses requests without a key, except those about the server's health."""
+    """Refuses requests without a key, except those to some paths."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: set[str]) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = dict(scope["headers"]).get(b"authorization", b"") if "headers" in scope else b""
-        is_open = scope["type"] != "http" or scope["path"] == _HEALTH
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
         if is_open or self._keys.accept(sent.decode("latin-1")):
             await self._app(scope, receive, send)
             return

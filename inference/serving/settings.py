@@ -28,6 +28,8 @@ class ServeSettings(Settings):
     """Origins of web pages that may send requests."""
     max_body_bytes: int = Field(4_000_000, ge=1)
     """Largest size of a request body in bytes."""
+    playground: bool = True
+    """Whether to serve the playground, a web page at `/`."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
 

@@ -57,6 +57,9 @@ def serve(
     max_body_bytes: Annotated[
         int, typer.Option(help="Largest size of a request in bytes.")
     ] = 4_000_000,
+    playground: Annotated[
+        bool, typer.Option(help="Serve the playground, a web page at the path /.")
+    ] = True,
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
@@ -80,7 +83,13 @@ def serve(
 
     settings = settings_from(context, ServeSettings, api_keys=_api_keys())
     decoder = load_decoder(context)
-    code = serve_decoder(decoder, settings, lambda url: say(f"ready: {url}"))
+
+    def on_ready(url: str) -> None:
+        say(f"ready: {url}")
+        if settings.playground:
+            say(f"playground: {url.removesuffix('v1')}")
+
+    code = serve_decoder(decoder, settings, on_ready)
     raise typer.Exit(code)
 
 
