@@ -116,16 +116,10 @@ export class Insight {
   }
 
   #drawStrip(at) {
-    const { steps, tokens } = this.meter;
+    const { steps } = this.meter;
     const first = Math.max(0, Math.min(at - SHOWN_STEPS / 2, steps.length - SHOWN_STEPS));
     const shown = steps.slice(first, first + SHOWN_STEPS);
-    const columns = new Map(shown.map((step) => [step.step, stripColumn(step, step.step === at)]));
-    for (const token of tokens) {
-      const cell = make("i");
-      paint(cell, token.depth, token.source);
-      columns.get(token.step)?.append(cell);
-    }
-    byId("strip").replaceChildren(...columns.values());
+    byId("strip").replaceChildren(...shown.map((step) => stripColumn(step, step.step === at)));
   }
 }
 
@@ -133,6 +127,11 @@ function stripColumn(step, isCurrent) {
   const column = make("span", isCurrent ? "current" : "");
   column.dataset.step = step.step;
   column.dataset.tip = `step ${step.step}: ${step.emitted} of ${step.drafted + 1} tokens`;
+  for (const token of step.tokens) {
+    const cell = make("i");
+    paint(cell, token.depth, token.source);
+    column.append(cell);
+  }
   return column;
 }
 

@@ -5,14 +5,19 @@ export class Meter {
   constructor() {
     this.steps = [];
     this.tokens = [];
+    this.emitted = 0; // number of tokens of the steps, some of which may not have arrived yet
     this.perDepth = new Map();
     this.perSource = new Map();
   }
 
   add({ tokens, steps }) {
-    for (const step of steps) this.steps.push(step);
+    for (const step of steps) {
+      this.steps.push({ ...step, tokens: [] });
+      this.emitted += step.emitted;
+    }
     for (const token of tokens) {
       this.tokens.push(token);
+      this.steps[token.step].tokens.push(token);
       count(this.perDepth, token.depth);
       count(this.perSource, token.source);
     }
@@ -32,10 +37,6 @@ export class Meter {
   /** Number of tokens after the first one, which the prefill selects. */
   get decoded() {
     return this.emitted - (this.steps[0]?.emitted ?? 0);
-  }
-
-  get emitted() {
-    return this.steps.reduce((sum, step) => sum + step.emitted, 0);
   }
 }
 

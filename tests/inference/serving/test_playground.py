@@ -1,6 +1,7 @@
 """The playground in a real browser: streams, stops, errors, keyboard, colors, sizes."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from jakiro.target.adapter import TargetAdapter
 
@@ -33,6 +35,7 @@ HOSTILE = (
     "&lt;b&gt; {{7*7}} ${1}",
     "x" * 9000 + " ",
 )
+COPIES = 20  # of each of these texts, so that they are frequent
 
 
 class _Site(NamedTuple):
@@ -40,15 +43,16 @@ class _Site(NamedTuple):
     drafter: SlowDrafter
 
 
-def _decoder(hostile: bool = False) -> SpeculativeDecoder:
+def _decoder(hostile: bool = False, lookup: bool = False) -> SpeculativeDecoder:
     tokenizer = tiny_tokenizer(CHATML)
     if hostile:
-        tokenizer.add_tokens(list(HOSTILE))
+        tokenizer.add_tokens([f"{text}{copy}" for text in HOSTILE for copy in range(COPIES)])
     model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=4096)
     if hostile:  # every token has the same probability
         model.model.norm.weight.data.zero_()
     target = TargetAdapter(model)
-    drafter = SlowDrafter(TrainedDrafter.for_target(tiny_drafter(target), target))
+    trained = TrainedDrafter.for_target(tiny_drafter(target), target)
+    drafter = SlowDrafter(LookupDrafter() if lookup else trained)
     return SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
 
 
@@ -137,7 +141,7 @@ def test_a_stream_appears_piece_by_piece_with_the_depths_of_the_interface(
 
 
 def test_the_panel_has_figures_a_legend_and_the_tree(page: "Page") -> None:
-    _set(page, max_tokens="40", temperature="0")
+    _set(page, max_tokens="40", temperature="0.9", seed="3")
     _ask(page)
     page.locator("#race").wait_for()
     assert float(page.inner_text("#tau")) > 1
@@ -328,6 +332,8 @@ def test_everything_works_by_keyboard(page: "Page") -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     assert page.input_value("#prompt") == "one\ntwo"
+    _set(page, max_tokens="20", temperature="0.9", seed="3")
+    page.focus("#prompt")
     page.keyboard.press("Enter")
     _wait(page)
     assert page.inner_text(".question .body") == "one\ntwo"
@@ -404,7 +410,7 @@ def test_text_is_legible_in_both_color_schemes(
 
 def test_without_colors_tokens_are_underlined(browser: "Browser", site: _Site) -> None:
     with visiting(browser, site.server.root + "/", forced_colors="active") as page:
-        _set(page, max_tokens="40")
+        _set(page, max_tokens="40", temperature="0.9", seed="3")
         _ask(page)
         line = "own => getComputedStyle(own).textDecorationLine"
         drafted = page.locator(".answer .token[data-depth='1']").first
@@ -436,28 +442,47 @@ def test_no_width_needs_horizontal_scrolling(browser: "Browser", site: _Site, wi
 def test_whatever_the_model_writes_is_text(browser: "Browser") -> None:
     decoder = _decoder(hostile=True)
     with running(decoder, capacity=2600) as server, visiting(browser, server.root + "/") as page:
-        _set(page, temperature="1", seed="1", max_tokens="600")
+        _set(page, temperature="1", seed="1", max_tokens="120")
         _ask(page, "<b>hello</b><script>alert(3)</script>")
         text = _text(page)
         assert all(own in text for own in HOSTILE)
         assert page.locator("img, .answer script, .answer b, .question b").count() == 0
         assert page.inner_text(".question .body").startswith("<b>hello</b>")
         assert page.evaluate("() => document.documentElement.scrollWidth") == 1280
-        page.locator(".answer .token").nth(5).hover()
-        assert page.locator("#tip").is_visible()
+        token = page.locator(".answer .token", has_text="{{7*7}}").first
+        token.scroll_into_view_if_needed()
+        page.wait_for_timeout(200)  # scrolling hides the description
+        token.hover()
+        assert "{{7*7}}" in page.locator("#tip").inner_text()
 
 
-def test_a_long_answer_stays_smooth(page: "Page", site: _Site) -> None:
-    _set(page, max_tokens="2000", temperature="1", seed="2")
-    page.fill("#prompt", QUESTION)
-    page.press("#prompt", "Enter")
-    page.locator(".answer[aria-busy=true]").wait_for(state="detached", timeout=40_000)
-    assert "2000 tokens" in page.inner_text(".answer .footer")
-    assert page.locator(".answer .token").count() > 1000
-    rest = "own => own.scrollHeight - own.scrollTop - own.clientHeight"
-    assert page.locator("#log").evaluate(rest) < 60
-    page.locator(".answer .token").nth(500).click()
-    assert page.locator("#tree .node").count() > 1
+@pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_long_answer_stays_smooth(browser: "Browser", count: int) -> None:
+    decoder = _decoder(lookup=True)
+    with running(decoder, capacity=2600) as server, visiting(browser, server.root + "/") as page:
+        _set(page, max_tokens=str(count), temperature="0.8", seed="2")
+        page.evaluate(LONGEST_FRAME)
+        _ask(page, wait=False)
+        page.locator(".answer[aria-busy=true]").wait_for(state="detached", timeout=40_000)
+        assert f"{count} tokens" in page.inner_text(".answer .footer")
+        assert page.locator(".answer .token").count() > count / 2
+        rest = "own => own.scrollHeight - own.scrollTop - own.clientHeight"
+        assert page.locator("#log").evaluate(rest) < 60
+        page.locator(".answer .token", has_text=re.compile(r"\w")).nth(30).click()
+        assert page.locator("#tree .node").count() > 0
+        assert page.evaluate("() => window.longestFrame") < 1000
+
+
+LONGEST_FRAME = """() => {
+  window.longestFrame = 0;
+  let last = performance.now();
+  const watch = (now) => {
+    window.longestFrame = Math.max(window.longestFrame, now - last);
+    last = now;
+    requestAnimationFrame(watch);
+  };
+  requestAnimationFrame(watch);
+}"""
 
 
 def test_two_tabs_and_the_way_back(browser: "Browser", site: _Site) -> None:
@@ -470,6 +495,7 @@ def test_two_tabs_and_the_way_back(browser: "Browser", site: _Site) -> None:
     for page, seed in ((first, 1), (second, 2)):
         _wait(page)
         assert _text(page) == _expected(site, seed=seed, max_tokens=30, temperature=0.9)["text"]
+    first.bring_to_front()  # browsers slow down tabs in the background
     _set(first, max_tokens="2000")
     _ask(first, wait=False)
     first.locator(".answer:last-child .token").first.wait_for()
