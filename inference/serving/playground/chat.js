@@ -33,6 +33,7 @@ export class Chat {
   /** Forgets everything. */
   clear() {
     this.stop();
+    this.running = null;
     this.exchanges = [];
     this.insight.show(null, null);
     for (const message of byId("messages").querySelectorAll(".message")) message.remove();
@@ -168,6 +169,7 @@ export class Chat {
     }
     const again = make("button", "quiet", "Try again", { type: "button" });
     again.addEventListener("click", () => {
+      if (this.isRunning) return;
       this.exchanges.splice(this.exchanges.indexOf(exchange), 1);
       element.remove();
       answer.element.remove();

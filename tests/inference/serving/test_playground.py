@@ -203,7 +203,14 @@ def test_a_new_chat_forgets_and_a_chat_goes_on(page: "Page", site: _Site) -> Non
     roles = [message["role"] for message in bodies[-1]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
     assert bodies[-1]["messages"][2]["content"] == first
+    site.drafter.seconds = 0.02
+    _set(page, max_tokens="2000")
+    _ask(page, "endless", wait=False)
+    page.locator(".answer:last-child .token").first.wait_for()
     page.click("#new-chat")
+    site.drafter.seconds = 0.0
+    assert page.inner_text("#send") == "Send"
+    _set(page, max_tokens="6")
     assert page.locator(".message").count() == 0
     assert page.locator("#welcome").is_visible()
     _ask(page, "three")
