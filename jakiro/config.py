@@ -73,7 +73,8 @@ class TrunkSettings(Settings):
     EAGLE-1 and EAGLE-2. wide: self-attention reads both side by side, and the residual stream
     starts with the feature, as in EAGLE-3; this requires attention_norm false."""
     residual: Residual = "feature"
-    """With input wide: start of the residual stream, which is the feature, or the normed one."""
+    """With input wide: vector with which the residual stream starts. feature: the feature; normed:
+    the normalized feature."""
     input_norms: bool = True
     """For feedback and hybrid: whether to normalize token embeddings and features before they are
     joined or read side by side."""
@@ -197,9 +198,9 @@ class ExpertsSettings(Settings):
     contrastive_head: bool = True
     """Whether the parallel levels use the difference between the experts' outputs."""
     output_norm: Literal["none", "head", "feedback"] = "none"
-    """Use of a norm of the predicted features. none; head: the draft head normalizes features, and
-    they are fed back without a norm, as in EAGLE-3; feedback: normed features are fed back, as in
-    EAGLE-3.1."""
+    """Norm of the predicted features. none: no norm; head: the draft head normalizes features, but
+    they are fed back without a norm, as in EAGLE-3; feedback: the draft head and the feedback both
+    use normalized features, as in EAGLE-3.1."""
     head: Literal["target", "own"] = "target"
     """Head that turns features into logits of the draft vocabulary. target: the target's head. own:
     a matrix of the drafter, which starts with the rows of the target's head, as in EAGLE-3; it

@@ -1,10 +1,11 @@
-"""Setup of every test: shape checks, no network, markers by folder, time limits."""
+"""Setup of every test: shape checks, no network, an empty cache, markers by folder, time limits."""
 
 import logging
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Timer
 
 import jaxtyping
@@ -53,6 +54,22 @@ def _shapes_are_checked_at_first() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _caplog_hears_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("jakiro"), "propagate", True)
+
+
+CACHE = pytest.StashKey[TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what tests measure and prepare out of the cache of the person who runs them."""
+    if not hasattr(config, "workerinput"):  # a worker, like every process, inherits the variable
+        config.stash[CACHE] = TemporaryDirectory(prefix="jakiro-tests-")
+        os.environ["XDG_CACHE_HOME"] = config.stash[CACHE].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the cache of the tests."""
+    if (cache := config.stash.get(CACHE, None)) is not None:
+        cache.cleanup()
 
 
 WHOLE_PROGRAMS = Path(__file__).parent / "e2e"

@@ -1,4 +1,4 @@
-"""The sizes of trees that can be selected, with the seconds that each is expected to take."""
+"""The tree sizes from which `tree="auto"` selects, with the expected seconds of each size."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -45,7 +45,7 @@ class Recorded(NamedTuple):
     """The tokens that one sequence emitted in a decoding step, and the details to return.
 
     Attributes:
-        record: details to return.
+        record: options that say which details to return.
         result: outcome of verifying the tree.
         token_ids: tokens of the accepted path and the next token, as far as they were emitted.
     """
@@ -65,7 +65,8 @@ class Recorded(NamedTuple):
         Raises:
             RequestError: a processor raised an exception.
         """
-        if not (self.record.scores or self.record.log_probs):
+        record = self.record
+        if not (record.scores or record.log_probs or (record.of_processed and _reads_raw(record))):
             return []
         return [self.result.distribution.scores(node) for node in self.visited]
 
@@ -75,10 +76,12 @@ class Recorded(NamedTuple):
 
 
 def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
-    """Return the details of the tokens of several sequences, which are copied to the host at once.
+    """Return the details of the tokens of several sequences.
+
+    The log-probabilities and token ids of all sequences are copied to the host together.
 
     Args:
-        each: tokens of each sequence, at least one in all.
+        each: tokens of each sequence; there is at least one sequence.
 
     Raises:
         RequestError: a processor of a sequence raised an exception.
@@ -87,7 +90,11 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
     most = max(own.record.num_likeliest for own in each)
     pairs = zip(each, scores, strict=True)
     processed = _table([(own, rows) for own, rows in pairs if own.record.log_probs], 0)
-    raw = _table([(own, own.raw()) for own in each if _reads_raw(own.record)], most)
+    pairs = zip(each, scores, strict=True)
+    wanted = [(own, rows) for own, rows in pairs if _reads_raw(own.record)]
+    raw = _table(
+        [(own, rows if own.record.of_processed else own.raw()) for own, rows in wanted], most
+    )
     numbers = torch.cat((processed.flatten(), raw.flatten().to(processed.device))).tolist()
     own_log_probs = iter(numbers[: processed.numel()])
     width = max(raw.shape[1], 1)
@@ -98,6 +105,24 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
         _details(own, own_scores, own_log_probs, rows)
         for own, own_scores in zip(each, scores, strict=True)
     ]
+
+
+def prompt_details_of(
+    logits: Float[Tensor, "tokens vocab"], token_ids: Sequence[int], num_likeliest: int
+) -> TokenDetails:
+    """Return the raw log-probabilities of tokens of a prompt, and the likeliest tokens.
+
+    Args:
+        logits: raw logits after the token before each token.
+        token_ids: the tokens.
+        num_likeliest: number of likeliest tokens; 0 for none.
+    """
+    best = min(num_likeliest, logits.shape[1])
+    rows = _rows_of(logits, token_ids, best).tolist()
+    likeliest = [
+        list(zip(map(int, row[1 + best :]), row[1 : 1 + best], strict=True)) for row in rows
+    ]
+    return TokenDetails([], [], [], [row[0] for row in rows], likeliest if best else [])
 
 
 def _reads_raw(record: OutputOptions) -> bool:
@@ -112,14 +137,21 @@ def _table(
     Each row contains the token's log-probability, those of the likeliest tokens, and their ids.
 
     Args:
-        several: tokens of each sequence with the logits that they were selected from.
+        several: tokens of each sequence, with the logits at their positions.
         num_likeliest: number of likeliest tokens.
     """
     logits = [row for _, rows in several for row in rows]
     if not logits:
         return torch.empty(0, 1, dtype=torch.float64)
-    log_probs = widened(torch.stack(logits)).log_softmax(dim=-1)
     token_ids = [token for own, _ in several for token in own.token_ids]
+    return _rows_of(torch.stack(logits), token_ids, num_likeliest)
+
+
+def _rows_of(
+    logits: Float[Tensor, "tokens vocab"], token_ids: Sequence[int], num_likeliest: int
+) -> Float64[Tensor, "tokens fields"]:
+    """Return the rows of `_table`, given the logits that each token was selected from."""
+    log_probs = widened(logits).log_softmax(dim=-1)
     index = torch.tensor(token_ids, device=log_probs.device)[:, None]
     best, best_ids = log_probs.topk(min(num_likeliest, log_probs.shape[1]), dim=-1)
     return torch.cat([own.double() for own in (log_probs.gather(1, index), best, best_ids)], dim=1)
@@ -128,7 +160,7 @@ def _table(
 def _details(
     own: Recorded, scores: list[Tensor], log_probs: Iterator[float], rows: Iterator[list[float]]
 ) -> TokenDetails:
-    """Return the details of one sequence, given the numbers of this and later sequences."""
+    """Return the details of one sequence, and consume its items of `log_probs` and `rows`."""
     record, count = own.record, len(own.token_ids)
     details = TokenDetails(
         log_probs=list(islice(log_probs, count)) if record.log_probs else [],

@@ -1,7 +1,8 @@
 """The parts of a response that completions and chat completions share."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -10,6 +11,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from inference.generation.prompts import Prompt
+from inference.serving.api_error import ApiError
+from inference.serving.decoding_options import DecodingOptions
+from inference.serving.details import DetailWriter
 from inference.serving.events import (
     DONE,
     KEEP_ALIVE,
@@ -17,9 +21,11 @@ from inference.serving.events import (
     event,
     unless_disconnected,
 )
+from inference.serving.keys import User
+from inference.serving.parsing import BodyT, parse_body
 from inference.serving.reply import Reply, TextDelta
-from inference.serving.schema import ApiError, GenerationBody
-from inference.serving.service import DecodingOptions, Service
+from inference.serving.schema import GenerationBody
+from inference.serving.service import Service
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,25 @@ class AnswerForm:
     choice: Callable[[TextDelta], dict[str, Any]]
     first: Callable[[int], dict[str, Any]] | None
     chunk: Callable[[TextDelta], list[dict[str, Any]]]
+
+
+async def read_body(request: HttpRequest, kind: type[BodyT]) -> BodyT:
+    """Return the body of a request to decode, which is counted.
+
+    Whether the server is ready, and the rate of the user, are checked first.
+
+    Args:
+        request: request whose body was not read yet.
+        kind: class of the body.
+
+    Raises:
+        ApiError: the request cannot be answered.
+    """
+    service: Service = request.app.state.service
+    service.check_ready()
+    user: User = request.state.user
+    user.rate.begin()
+    return parse_body(kind, await request.body())
 
 
 async def answer(
@@ -66,19 +91,22 @@ async def answer(
         Disconnected: the client has disconnected.
     """
     _check_model(service, body)
+    numbers = range(len(prompts) * options.choices)
+    opened = _opened(request, service, prompts, options)
     head = {
         "id": f"{form.prefix}-{uuid4().hex}",
         "created": int(time.time()),
-        "model": service.model_name,
-        "system_fingerprint": service.system_fingerprint,
+        "model": service.model.name,
+        "system_fingerprint": service.model.fingerprint,
+        "jakiro": {"seed": options.seed},
     }
     if body.stream:
-        events = _events(service, body, prompts, options, form, head)
+        events = _events(opened, body, numbers, form, head, service.model.details)
         # The first event is ready as soon as the request is accepted, so that refusals have their
         # own status code.
         first = await unless_disconnected(request.receive, anext(events))
         return EventResponse(first, events)
-    whole = _whole(service, prompts, options, form, head)
+    whole = _whole(opened, numbers, form, head)
     return JSONResponse(await unless_disconnected(request.receive, whole))
 
 
@@ -98,16 +126,25 @@ def usage_of(reply: Reply) -> dict[str, Any]:
     }
 
 
+@asynccontextmanager
+async def _opened(
+    request: HttpRequest, service: Service, prompts: Sequence[Prompt], options: DecodingOptions
+) -> AsyncIterator[Reply]:
+    """Start the decoding of prompts, and let the log know the numbers of tokens."""
+    async with service.open(prompts, options, request.state.user) as reply:
+        request.state.reply = reply
+        yield reply
+
+
 async def _whole(
-    service: Service,
-    prompts: Sequence[Prompt],
-    options: DecodingOptions,
+    opened: AbstractAsyncContextManager[Reply],
+    numbers: Sequence[int],
     form: AnswerForm,
     head: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the body of a response that is not streamed."""
-    async with service.open(prompts, options) as reply:
-        merged = [TextDelta(index, "") for index in range(len(prompts) * options.choices)]
+    async with opened as reply:
+        merged = [TextDelta(number, "") for number in numbers]
         async for deltas in reply.deltas():
             for delta in deltas:
                 own = merged[delta.index]
@@ -119,12 +156,12 @@ async def _whole(
 
 
 async def _events(
-    service: Service,
+    opened: AbstractAsyncContextManager[Reply],
     body: GenerationBody,
-    prompts: Sequence[Prompt],
-    options: DecodingOptions,
+    numbers: Sequence[int],
     form: AnswerForm,
     head: dict[str, Any],
+    details: DetailWriter,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream; the first one is empty or precedes all text."""
     chunk = {**head, "object": form.chunk_kind}
@@ -132,15 +169,15 @@ async def _events(
     nothing = {"usage": None} if has_usage else {}
     is_accepted = False
     try:
-        async with service.open(prompts, options) as reply:
+        async with opened as reply:
             is_accepted = True
-            numbers = range(len(prompts) * options.choices)
             heads = [] if form.first is None else [form.first(number) for number in numbers]
             yield b"".join(event({**chunk, "choices": [own], **nothing}) for own in heads)
             async for deltas in reply.deltas():
                 for delta in deltas:
-                    for own in _chunks(service, form, delta):
-                        yield event({**chunk, **own, **nothing})
+                    for own in _chunks(form, delta, details):
+                        extra = {"jakiro": {**head["jakiro"], **own.pop("jakiro", {})}}
+                        yield event({**chunk, **own, **extra, **nothing})
                 if not deltas:
                     yield KEEP_ALIVE
             if has_usage:
@@ -152,26 +189,50 @@ async def _events(
         yield event(error.body)
 
 
-def _chunks(service: Service, form: AnswerForm, delta: TextDelta) -> list[dict[str, Any]]:
+def _chunks(form: AnswerForm, delta: TextDelta, writer: DetailWriter) -> list[dict[str, Any]]:
     """Return the fields of the chunks for new text; the first one has the details, if any."""
     has_choice = delta.text or delta.tokens or delta.finish_reason is not None
     choices = form.chunk(delta) if has_choice else []
     chunks: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
     if delta.details is not None:
         chunks = chunks or [{"choices": []}]
-        chunks[0]["jakiro"] = service.details.data(delta.index, delta.details)
+        chunks[0]["jakiro"] = writer.data(delta.index, delta.details)
     return chunks
 
 
 def _check_model(service: Service, body: GenerationBody) -> None:
-    if body.model != service.model_name:
+    if body.model != service.model.name:
         raise ApiError(
             404,
-            f"the model is not served here; expected: {service.model_name}; "
+            f"the model is not served here; expected: {service.model.name}; "
             f"got: {body.model[:80]!r}; remedy: see /v1/models",
             param="model",
             code="model_not_found",
         )
+
+
+def origins(service: Service, drafts: bool, delta: TextDelta) -> dict[str, Any]:
+    """Return the field of a choice with the origin of each new token, if it was requested.
+
+    Args:
+        service: service with the tokenizer.
+        drafts: whether it was requested.
+        delta: new text.
+    """
+    if not drafts:
+        return {}
+    tokens = [
+        {
+            "id": token.token_id,
+            "text": token_text(service, token.token_id),
+            "offset": token.offset,
+            "depth": token.depth,
+            "proposer": token.proposer,
+        }
+        for token in delta.tokens
+        if token.depth is not None
+    ]
+    return {"jakiro": {"tokens": tokens}}
 
 
 def token_text(service: Service, token_id: int) -> str:
@@ -181,4 +242,4 @@ def token_text(service: Service, token_id: int) -> str:
         service: service with the tokenizer.
         token_id: token.
     """
-    return str(service.tokenizer.decode([token_id]))
+    return str(service.model.tokenizer.decode([token_id]))

@@ -8,38 +8,46 @@ from starlette.responses import Response
 
 from inference.engine.request import OutputOptions
 from inference.generation.streaming import REPLACEMENT
-from inference.serving.answers import AnswerForm, answer, token_text
+from inference.serving.answers import AnswerForm, answer, origins, read_body, token_text
+from inference.serving.decoding_options import DecodingOptions
 from inference.serving.reply import TextDelta
-from inference.serving.schema import ChatBody, parse_body
-from inference.serving.service import DecodingOptions, Service
+from inference.serving.schema import ChatBody
+from inference.serving.service import Service
 
 
 async def chat(request: HttpRequest) -> Response:
     """Answer a request to `/v1/chat/completions`."""
     service: Service = request.app.state.service
-    body = parse_body(ChatBody, await request.body())
+    body = await read_body(request, ChatBody)
     record = None
     if body.logprobs:
-        record = OutputOptions(raw_log_probs=True, num_likeliest=body.top_logprobs or 0)
+        record = OutputOptions(
+            raw_log_probs=True,
+            num_likeliest=body.top_logprobs or 0,
+            of_processed=body.has_processed_log_probs,
+        )
     options = DecodingOptions.of(body, body.max_completion_tokens or body.max_tokens, record)
     messages: list[dict[str, Any]] = [dict(message.for_template) for message in body.messages]
     form = AnswerForm(
         prefix="chatcmpl",
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
-        choice=partial(_choice, service, bool(body.logprobs)),
+        choice=partial(_choice, service, record is not None, options.drafts),
         first=_first,
-        chunk=partial(_chunk, service, bool(body.logprobs)),
+        chunk=partial(_chunk, service, record is not None, options.drafts),
     )
     return await answer(request, service, body, [messages], options, form)
 
 
-def _choice(service: Service, has_log_probs: bool, delta: TextDelta) -> dict[str, Any]:
+def _choice(
+    service: Service, has_log_probs: bool, drafts: bool, delta: TextDelta
+) -> dict[str, Any]:
     return {
         "index": delta.index,
         "message": {"role": "assistant", "content": delta.text, "refusal": None},
         "logprobs": _log_probs(service, delta) if has_log_probs else None,
         "finish_reason": delta.finish_reason,
+        **origins(service, drafts, delta),
     }
 
 
@@ -48,12 +56,15 @@ def _first(index: int) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _chunk(service: Service, has_log_probs: bool, delta: TextDelta) -> list[dict[str, Any]]:
+def _chunk(
+    service: Service, has_log_probs: bool, drafts: bool, delta: TextDelta
+) -> list[dict[str, Any]]:
     """Return a choice for new text, and another one for the end."""
     chunks: list[dict[str, Any]] = []
     if delta.text or delta.tokens:
         log_probs = _log_probs(service, delta) if has_log_probs else None
-        chunks.append({"delta": {"content": delta.text}, "logprobs": log_probs})
+        own = origins(service, drafts, delta)
+        chunks.append({"delta": {"content": delta.text}, "logprobs": log_probs, **own})
     if delta.finish_reason is not None:
         chunks.append({"delta": {}, "logprobs": None})
     reasons = [None] * (len(chunks) - 1) + [delta.finish_reason]
@@ -72,7 +83,7 @@ def _log_probs(service: Service, delta: TextDelta) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _token(service: Service, token_id: int, log_prob: float) -> dict[str, Any]:
+def _token(service: Service, token_id: int, log_prob: float | None) -> dict[str, Any]:
     text = token_text(service, token_id)
     # The text of an incomplete code point does not tell its bytes.
     encoded = None if REPLACEMENT in text else list(text.encode())

@@ -42,6 +42,8 @@ class EngineThread:
         places: largest number of sequences in each lane. There is one lane for all requests, or one
             for greedy decoding and one for sampling if the drafter has different trees for them.
         capacity: largest number of tokens of a sequence, including its prompt.
+        on_step: function that is called, in the engine's thread, with the seconds of each decoding
+            step; it must return at once. None for no function.
 
     Example:
         with EngineThread(decoder, places=4, capacity=1024) as engine:
@@ -50,14 +52,21 @@ class EngineThread:
                 print(step.token_ids)
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, places: int = 8, capacity: int = 4096) -> None:
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        places: int = 8,
+        capacity: int = 4096,
+        on_step: Callable[[float], object] | None = None,
+    ) -> None:
         _warn_about(decoder)
         self.decoder = decoder
         self.policy = fixed_policy(
             decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
         )
         longest = min(capacity, decoder.target.spec.max_position)
-        self.scheduler = Scheduler(open_lanes(decoder, self.policy, places, longest))
+        lanes = open_lanes(decoder, self.policy, places, longest)
+        self.scheduler = Scheduler(lanes, on_step)
         self.error: BaseException | None = None  # why the thread died; None if it did not
         self._lock = Lock()  # held while commands are added, and while the thread stops
         self._commands: SimpleQueue[Command | None] = SimpleQueue()

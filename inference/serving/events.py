@@ -6,13 +6,12 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-STALL_SECONDS = 30.0  # a client that takes no data for so long is disconnected
 
 
 def event(data: object) -> bytes:
@@ -22,7 +21,7 @@ def event(data: object) -> bytes:
 
 
 class Disconnected(Exception):
-    """The client has closed its connection, or takes no data."""
+    """The client has closed its connection, or was disconnected because it takes no data."""
 
 
 class EventResponse(Response):
@@ -60,18 +59,14 @@ class EventResponse(Response):
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        await _send_in_time(send, self._first, more=True)
+        await send(_part(self._first))
         async for data in self._events:
-            await _send_in_time(send, data, more=True)
-        await _send_in_time(send, b"", more=False)
+            await send(_part(data))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _send_in_time(send: Send, data: bytes, more: bool) -> None:
-    message = {"type": "http.response.body", "body": data, "more_body": more}
-    try:
-        await asyncio.wait_for(send(message), STALL_SECONDS)
-    except TimeoutError as error:
-        raise Disconnected from error
+def _part(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

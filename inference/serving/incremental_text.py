@@ -20,13 +20,21 @@ class IncrementalText:
     Args:
         tokenizer: the target's tokenizer.
         stops: stop strings, which are not empty.
+        skips_special: whether special tokens have no text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Sequence[str] = (),
+        *,
+        skips_special: bool = True,
+    ) -> None:
         self.is_stopped = False  # whether a stop string is complete
         self.offset = 0  # number of characters before the last token
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
+        self._skips_special = skips_special
         self._window: list[int] = []  # the last tokens
         self._num_decoded = 0  # number of characters of the window's text that were taken
         self._boundary = 0  # number of tokens of the window after which its text was complete
@@ -82,7 +90,7 @@ class IncrementalText:
         return text
 
     def _decoded(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special))
 
     def _shorten_window(self) -> None:
         """Drop tokens before the last but one boundary of characters, if there are many tokens."""

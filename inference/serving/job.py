@@ -1,11 +1,14 @@
 """Requests on their way through the engine, and the steps that it delivers to them."""
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
 
 from inference.engine.decode_step import DecodeStep
+from inference.engine.details import TokenDetails
 from inference.engine.request import Request, SequenceState
 from jakiro.errors import JakiroError, PromptError
 from jakiro.utils.logs import get_logger
@@ -31,6 +34,11 @@ class Job:
         self.sequences = [SequenceState.of(index, own) for index, own in enumerate(requests)]
         self.is_ended = False  # no more events follow
         self.is_abandoned = False  # whether the reader cannot be notified any more
+        # details of the tokens of the prompt after the first one; None until it has been read
+        self.prompt_details: TokenDetails | None = None
+        # `time.monotonic()` when the job was submitted, and when its prompt began to be read and
+        # had been read
+        self.submitted = self.begun = self.read = math.nan
         self._notify = notify
         self._num_running = len(self.sequences)
         self._submitted = Lock()  # held from the time when the job is submitted
@@ -48,6 +56,7 @@ class Job:
         Raises:
             PromptError: the job was submitted before.
         """
+        self.submitted = time.monotonic()
         if not self._submitted.acquire(blocking=False):
             raise PromptError(
                 "a job cannot be submitted twice",

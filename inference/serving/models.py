@@ -5,12 +5,16 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from inference.serving.schema import ApiError
+from inference.serving.api_error import ApiError
 from inference.serving.service import Service
 
 
 async def list_models(request: HttpRequest) -> Response:
-    """Answer a request to `/v1/models`."""
+    """Answer a request to `/v1/models`.
+
+    Raises:
+        ApiError: the model is still loading.
+    """
     return JSONResponse({"object": "list", "data": [_model(request.app.state.service)]})
 
 
@@ -18,7 +22,7 @@ async def get_model(request: HttpRequest) -> Response:
     """Answer a request to `/v1/models/NAME`.
 
     Raises:
-        ApiError: there is no model of this name.
+        ApiError: there is no model of this name, or the model is still loading.
     """
     model = _model(request.app.state.service)
     name = request.path_params["name"]
@@ -35,8 +39,8 @@ async def get_model(request: HttpRequest) -> Response:
 
 def _model(service: Service) -> dict[str, Any]:
     return {
-        "id": service.model_name,
+        "id": service.model.name,
         "object": "model",
-        "created": service.created,
+        "created": service.model.created,
         "owned_by": "jakiro",
     }

@@ -1,6 +1,7 @@
 """The texts that the engine decodes for one request, as they arrive."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +9,10 @@ from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.engine.decode_step import DecodeStep
-from inference.engine.details import TokenDetails
-from inference.engine.request import Request
+from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.serving.details import ChoiceDetails, DetailLog
+from inference.serving.echo import Echo
 from inference.serving.incremental_text import IncrementalText
 from inference.serving.job import Job
 
@@ -22,12 +22,15 @@ FinishReason = Literal["stop", "length"]
 
 
 class TokenDetail(NamedTuple):
-    """A token with its log-probability under the target's raw distribution."""
+    """A token with its origin, and with its log-probability under the target's raw distribution."""
 
     token_id: int
     offset: int  # number of characters of the text before the token
-    log_prob: float
+    log_prob: float | None  # None for the first token of a prompt, or if it was not requested
     likeliest: list[tuple[int, float]]
+    # depth of a draft in its tree, or BONUS for a token of the target; None for a prompt
+    depth: int | None = None
+    proposer: int = TARGET  # expert or drafter that proposed the token
 
 
 @dataclass
@@ -36,7 +39,7 @@ class TextDelta:
 
     index: int  # number of the choice
     text: str
-    tokens: list[TokenDetail] = field(default_factory=list)  # if log-probabilities were requested
+    tokens: list[TokenDetail] = field(default_factory=list)  # if details were requested
     finish_reason: FinishReason | None = None
     details: ChoiceDetails | None = None  # if these were requested
 
@@ -55,7 +58,8 @@ class Wake:
     async def wait(self, seconds: float) -> bool:
         """Wait for the next notification, and return whether there was one in time."""
         try:
-            await asyncio.wait_for(self._event.wait(), seconds)
+            async with asyncio.timeout(seconds):  # unlike wait_for, never loses a cancellation
+                await self._event.wait()
         except TimeoutError:
             return False
         self._event.clear()
@@ -70,6 +74,9 @@ class Reply:
         wake: object that the jobs notify.
         tokenizer: the target's tokenizer.
         stops: stop strings.
+        echoes: prompt that the texts of each job begin with; none if they begin after it.
+        seconds: seconds that the reply may take; None for no limit.
+        drafts: whether the origin of each token is requested.
     """
 
     def __init__(
@@ -78,15 +85,27 @@ class Reply:
         wake: Wake,
         tokenizer: PreTrainedTokenizerBase,
         stops: Sequence[str],
+        echoes: Sequence[Echo] = (),
+        seconds: float | None = None,
+        drafts: bool = False,
     ) -> None:
         self.jobs = list(jobs)
         self.started = time.monotonic()
         self.first_token_seconds: float | None = None
+        self._end = math.inf if seconds is None else self.started + seconds
         self._wake = wake
+        owners = [(job, state) for job in self.jobs for state in job.sequences]
         self._sequences = [
-            _Choice(number, IncrementalText(tokenizer, stops), state.request, self.started)
-            for number, state in enumerate(state for job in jobs for state in job.sequences)
+            _Choice(number, IncrementalText(tokenizer, stops), state.request.stop.eos_ids, drafts)
+            for number, (_, state) in enumerate(owners)
         ]
+        for choice, (_, state) in zip(self._sequences, owners, strict=True):
+            record = state.request.record
+            choice.log = DetailLog(self.started) if record is not None and record.trees else None
+        if echoes:
+            of_job = {id(job): echo for job, echo in zip(self.jobs, echoes, strict=True)}
+            for choice, (job, _) in zip(self._sequences, owners, strict=True):
+                choice.begin_with(of_job[id(job)], job)
 
     @property
     def is_complete(self) -> bool:
@@ -113,9 +132,13 @@ class Reply:
 
         Raises:
             JakiroError: the engine has stopped, or a choice failed.
+            TimeoutError: the reply has taken too long.
         """
         while not self.is_complete:
-            if not await self._wake.wait(IDLE_SECONDS):
+            rest = self._end - time.monotonic()
+            if rest <= 0:
+                raise TimeoutError
+            if not await self._wake.wait(min(IDLE_SECONDS, rest)):
                 yield []
                 continue
             while (found := self._arrived()) is not None:
@@ -146,49 +169,96 @@ class _Choice:
     Args:
         index: number of the choice.
         text: text of the sequence.
-        request: request of the sequence.
-        started: time at which the request arrived, by `time.monotonic()`.
+        eos_ids: tokens that end a text.
+        drafts: whether the origin of each token is requested.
     """
 
-    def __init__(self, index: int, text: IncrementalText, request: Request, started: float) -> None:
+    def __init__(self, index: int, text: IncrementalText, eos_ids: set[int], drafts: bool) -> None:
         self.is_ended = False
         self.num_tokens = 0
         self._index = index
         self._text = text
-        self._eos_ids = request.stop.eos_ids
+        self._eos_ids = eos_ids
+        self._drafts = drafts
         self._waiting: list[TokenDetail] = []
-        record = request.record
-        self._log = DetailLog(started) if record is not None and record.trees else None
+        self._echo: tuple[Echo, Job] | None = None
+        self._num_echoed = 0  # number of characters before the text
+        self.log: DetailLog | None = None  # of the details to return
+
+    def begin_with(self, echo: Echo, job: Job) -> None:
+        """Let the text begin with the prompt.
+
+        Args:
+            echo: the prompt.
+            job: job of the prompt.
+        """
+        self._echo = echo, job
+        self._num_echoed = len(echo.text)
 
     def extend(self, step: DecodeStep) -> TextDelta:
         """Return the text that a step makes final."""
-        delta = TextDelta(self._index, "")
-        offsets = []
+        has_log_probs = step.details is not None and bool(step.details.raw_log_probs)
+        delta = self._first_delta(has_log_probs)
+        num_echoed, offsets = len(delta.text), []
         for number, token_id in enumerate(step.token_ids):
             self.num_tokens += 1
             delta.text += self._text.push(token_id)
             offsets.append(self._text.offset)
-            if step.details is not None and step.details.raw_log_probs:
-                self._waiting.append(_detail(token_id, step.details, number, self._text.offset))
+            if has_log_probs or self._drafts:
+                self._waiting.append(_detail(step, number, self._num_echoed + self._text.offset))
             if not self._text.is_holding and not self._text.is_stopped:
                 delta.tokens += self._waiting
                 self._waiting = []
         if step.finished:
             self._end(delta, step.token_ids[-1])
-        if self._log is not None:
-            self._log.add(step, offsets)
-            delta.details = self._log.take(delta.text, self.is_ended or not self._text.is_holding)
+        if self.log is not None:
+            self.log.add(step, offsets)
+            is_final = self.is_ended or not self._text.is_holding
+            delta.details = self.log.take(delta.text[num_echoed:], is_final)
         return delta
+
+    def _first_delta(self, has_details: bool) -> TextDelta:
+        """Return a delta with the prompt, if it was not returned yet, or an empty one."""
+        if self._echo is None:
+            return TextDelta(self._index, "")
+        (echo, job), self._echo = self._echo, None
+        tokens = _prompt_details(job, echo) if has_details else []
+        return TextDelta(self._index, echo.text, tokens)
 
     def _end(self, delta: TextDelta, last: int) -> None:
         self.is_ended = True
         delta.text += self._text.flush()
         # Tokens without any character of the text, such as those of a stop string, are left out.
-        delta.tokens += [token for token in self._waiting if token.offset < self._text.length]
+        end = self._num_echoed + self._text.length
+        delta.tokens += [token for token in self._waiting if token.offset < end]
         is_stop = self._text.is_stopped or last in self._eos_ids
         delta.finish_reason = "stop" if is_stop else "length"
 
 
-def _detail(token_id: int, details: TokenDetails, number: int, offset: int) -> TokenDetail:
-    likeliest = details.likeliest[number] if details.likeliest else []
-    return TokenDetail(token_id, offset, details.raw_log_probs[number], likeliest)
+def _prompt_details(job: Job, echo: Echo) -> list[TokenDetail]:
+    """Return the tokens of a prompt, which has been read."""
+    details, token_ids = job.prompt_details, job.request.token_ids
+    assert details is not None
+    log_probs = [None, *details.raw_log_probs]
+    likeliest = [[], *details.likeliest] if details.likeliest else [[] for _ in token_ids]
+    columns = zip(token_ids, echo.offsets, log_probs, likeliest, strict=True)
+    return [TokenDetail(*column) for column in columns]
+
+
+def _detail(step: DecodeStep, number: int, offset: int) -> TokenDetail:
+    """Return a token of a step.
+
+    Args:
+        step: the step.
+        number: number of the token in the step.
+        offset: number of characters of the text before the token.
+    """
+    details = step.details
+    log_prob, likeliest = None, []
+    if details is not None and details.raw_log_probs:
+        log_prob = details.raw_log_probs[number]
+        # Excluded tokens have the log-probability -inf, which JSON does not have.
+        own = details.likeliest[number] if details.likeliest else []
+        likeliest = [pair for pair in own if pair[1] > -math.inf]
+    origin = step.depths[number], step.proposer_ids[number]
+    return TokenDetail(step.token_ids[number], offset, log_prob, likeliest, *origin)

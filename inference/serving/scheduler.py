@@ -1,6 +1,7 @@
 """The order in which one engine reads prompts and performs decoding steps."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,10 +28,15 @@ class Scheduler:
 
     Args:
         lanes: lanes of different kinds of requests.
+        on_step: function that is called with the seconds of each decoding step of a lane; None for
+            no function.
     """
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], on_step: Callable[[float], object] | None = None
+    ) -> None:
         self.lanes = list(lanes)
+        self._on_step = on_step
         self._waiting: list[Job] = []
         self._reading: _Reading | None = None
         self._running: dict[int, Job] = {}  # by the identity of each of its sequences
@@ -184,6 +190,7 @@ class Scheduler:
             full.append(lane)
 
     def _open(self, job: Job, lane: Lane) -> None:
+        job.begun = time.monotonic()
         try:
             self._reading = _Reading(job, lane, lane.prefill_of(job.sequences))
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -205,6 +212,7 @@ class Scheduler:
             if not prefill.is_complete:
                 return
             self._reading = None
+            job.read, job.prompt_details = time.monotonic(), prefill.prompt_details
             self._running.update({id(state): job for state in job.sequences})
             for step in lane.start(prefill, job.sequences):
                 job.deliver(step)
@@ -212,8 +220,11 @@ class Scheduler:
 
     def _step(self, lane: Lane) -> None:
         jobs = [self._running[id(state)] for state in lane.live]
+        started = time.monotonic()
         with num_threads(lane.threads):
             steps = lane.step()
+        if self._on_step is not None:
+            self._on_step(time.monotonic() - started)
         for job, step in zip(jobs, steps, strict=True):
             job.deliver(step)
         for job in jobs:

@@ -1,56 +1,50 @@
-"""Request bodies with a closed set of fields, and errors in OpenAI's form."""
+"""Request bodies with a closed set of fields."""
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
-from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
-
-_PAGE = "the guide to `jakiro serve` lists the supported fields"
-_SHOWN = 80  # largest number of characters of a value that an error shows
+_MAX_BIASES = 300
 
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
-Off = Literal[False] | None
-Zero = Annotated[float, Field(ge=0, le=0)] | None
+Penalty = Annotated[float, Field(ge=-2, le=2)] | None
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
-class ApiError(Exception):
-    """An error that is sent to the client.
-
-    Args:
-        status: HTTP status code.
-        message: description of the problem, with the expected value, the value found, and the
-            remedy.
-        kind: kind of the error, OpenAI's `type`.
-        param: field of the request that is wrong; None if there is none.
-        code: short name of the error; None if there is none.
-        retry_after: seconds after which the client may try again; None to leave this open.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _kind_of(value: object) -> str:
+    """Return the kind of a prompt by its first element, so that only this kind is tried."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, list):
+        return "lists"
+    if isinstance(first, str):
+        return "texts"
+    return "ids" if isinstance(value, list) else "text"
 
 
-def api_error_of(error: JakiroError) -> ApiError:
-    """Return the error that tells a client about one of ours."""
-    if isinstance(error, PromptError):
-        return ApiError(400, str(error))
-    if isinstance(error, EngineStopped | ResourceError):
-        return ApiError(503, str(error), kind="server_error", code="unavailable")
-    return ApiError(500, str(error), kind="server_error", code="decoding_failed")
+PromptField = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=16, fail_fast=True), Tag("texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=16, fail_fast=True), Tag("lists")],
+    Discriminator(_kind_of),
+]
+
+
+def _few(value: object) -> object:
+    """Refuse a mapping with many entries, before they are checked one by one."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} entries")
+    return value
 
 
 class Closed(BaseModel):
@@ -73,8 +67,10 @@ class Extensions(Closed):
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    details: bool | None = None
-    drafts: bool | None = None
+    drafts: bool = False
+    logprobs_of: Literal["target", "processed"] = "target"
+    drafting: bool = True
+    details: bool = False
 
 
 class GenerationBody(Closed):
@@ -89,11 +85,10 @@ class GenerationBody(Closed):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_few)] | None = None
     jakiro: Extensions | None = None
-    # Only the values that change nothing are accepted.
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     # These fields are ignored.
     user: Any = None
     metadata: Any = None
@@ -118,9 +113,19 @@ class GenerationBody(Closed):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def has_processed_log_probs(self) -> bool:
+        """Whether log-probabilities are those after temperature and all other options."""
+        return self.jakiro is not None and self.jakiro.logprobs_of == "processed"
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """The number to add to the logit of each token."""
+        return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+
+    @property
     def has_details(self) -> bool:
         """Whether the chunks of a stream have the origin of each token, and the draft trees."""
-        return self.jakiro is not None and bool(self.jakiro.details)
+        return self.jakiro is not None and self.jakiro.details
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -131,15 +136,16 @@ class GenerationBody(Closed):
 class CompletionBody(GenerationBody):
     """The body of a completion request."""
 
-    prompt: (
-        str
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=16)]
-        | Annotated[list[list[int]], Field(min_length=1, max_length=16)]
-    )
+    prompt: PromptField
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Off = None
+    echo: bool | None = None
     best_of: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _prompts_are_not_processed(self) -> "CompletionBody":
+        if self.echo and self.logprobs is not None and self.has_processed_log_probs:
+            raise ValueError("echo with logprobs requires logprobs_of=target")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -160,7 +166,7 @@ class Message(Closed):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
 
     @property
     def for_template(self) -> dict[str, str]:
@@ -179,7 +185,7 @@ class ResponseFormat(Closed):
 class ChatBody(GenerationBody):
     """The body of a chat completion request."""
 
-    messages: list[Message] = Field(min_length=1, max_length=1024)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -192,70 +198,3 @@ class ChatBody(GenerationBody):
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens cannot be combined")
         return self
-
-
-BodyT = TypeVar("BodyT", bound=Closed)
-
-
-def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
-    """Return a request body.
-
-    Args:
-        kind: class of the body.
-        content: JSON text.
-
-    Raises:
-        ApiError: the text is not JSON, or a field is unknown, missing or wrong.
-    """
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        raise _explained(error) from error
-
-
-def _explained(error: ValidationError) -> ApiError:
-    """Return an error that names the first wrong field."""
-    found = error.errors(include_url=False, include_context=False)
-    # If a field may have values of several types, the error of the type that was sent says more.
-    first = next((own for own in found if not own["type"].endswith("_type")), found[0])
-    path = [str(part) for part in first["loc"] if _is_field(part)]
-    param = ".".join(path) or None
-    if first["type"] == "json_invalid":
-        return ApiError(
-            400,
-            "the body cannot be read; expected: a JSON object; "
-            f"got: {_SENTENCE.sub('', first['msg'])[:_SHOWN]}; remedy: send valid JSON in UTF-8",
-        )
-    if first["type"] == "extra_forbidden":
-        message = f"{param} is not supported; expected: no such field; got: "
-        remedy = f"leave it out; {_PAGE}"
-    elif first["type"] == "missing":
-        return ApiError(
-            400,
-            f"{param} is missing; expected: this field; got: a body without it; remedy: add it",
-            param=param,
-        )
-    else:
-        message = f"{param or 'the body'} cannot be used; expected: {first['msg']}; got: "
-        remedy = f"correct it; {_PAGE}"
-    shown = _shown(first["input"])
-    return ApiError(400, f"{message}{shown}; remedy: {remedy}", param=param)
-
-
-_SENTENCE = re.compile(r"^Invalid JSON: ")
-
-
-def _is_field(part: int | str) -> bool:
-    """Return whether a part of a location is a field or index, and not a type of a union."""
-    return isinstance(part, int) or (part.isidentifier() and part not in {"str", "list", "int"})
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, without writing all of a large one."""
-    if isinstance(value, str):
-        text = repr(value[:_SHOWN])
-    elif isinstance(value, list | dict):
-        text = f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
-    else:
-        text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

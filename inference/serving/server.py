@@ -1,19 +1,28 @@
-"""The server's process: it listens, drains after SIGTERM, and ends if the engine dies."""
+"""The server's process: it listens, loads, drains after SIGTERM, and ends if the engine dies."""
 
 import asyncio
+import gc
+import os
 import socket
+import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
 from inference.serving.app import create_app
+from inference.serving.connection import Connection, ConnectionLimits
 from inference.serving.engine_thread import EngineThread
+from inference.serving.keys import ApiKeys, read_keys
+from inference.serving.loaded_model import LoadedModel
+from inference.serving.loading import Loading
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
-from jakiro.errors import ResourceError
+from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -23,47 +32,45 @@ _SECONDS_OF_ERROR_EVENTS = 2  # in which streams are ended after the engine has 
 
 
 class Server(uvicorn.Server):
-    """A server of one decoder.
+    """A server of one decoder, which is loaded while the server already answers.
 
     After the first signal, or `drain`, new requests get the status 503, and running ones may go on
     for some time. The second signal ends the process at once.
 
     Args:
-        decoder: decoder with the target, the drafter and the tokenizer.
+        load: function that returns the decoder with the target, the drafter and the tokenizer; it
+            is called in a thread of its own.
         settings: settings of the server.
 
     Raises:
-        PromptError: the decoder has no tokenizer.
+        ConfigError: the file of keys, or the certificate, cannot be used.
         ResourceError: the address cannot be used.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, settings: ServeSettings) -> None:
-        needed(decoder.tokenizer)
-        self._socket = _listen(settings)
-        try:
-            self.engine = EngineThread(decoder, settings.places, settings.capacity)
-        except BaseException:
-            self._socket.close()
-            raise
-        self.service = Service(self.engine, settings)
+    def __init__(self, load: Callable[[], SpeculativeDecoder], settings: ServeSettings) -> None:
+        self.service = Service(settings)
+        super().__init__(_config(self.service, _keys_of(settings)))
+        self._load = load
+        self._loading: Loading[LoadedModel] | None = None
         self._drain_until: float | None = None
-        config = uvicorn.Config(
-            create_app(self.service),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_SECONDS_OF_ERROR_EVENTS,
-        )
-        super().__init__(config)
+        self._socket = _listen(settings)
 
     @property
     def url(self) -> str:
         """The address of the interface."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        scheme = "http" if self.service.settings.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+    @property
+    def engine(self) -> EngineThread:
+        """The engine of the model, which is ready."""
+        return self.service.model.engine
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the thread that loads the model is still running."""
+        return self._loading is not None and not self._loading.is_done
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain after the first signal, and end after the second one.
@@ -85,29 +92,62 @@ class Server(uvicorn.Server):
         """Answer requests until the server is drained or the engine dies.
 
         Args:
-            on_ready: function that is called with the URL as soon as requests are accepted.
+            on_ready: function that is called with the URL as soon as the model is loaded.
 
         Returns:
             The exit code: 0 after a signal, 1 if the engine has died.
+
+        Raises:
+            JakiroError: the model cannot be loaded or served.
         """
         serving = asyncio.ensure_future(self.serve([self._socket]))
         try:
-            while not serving.done() and not self.started:
-                await asyncio.sleep(_POLL_SECONDS)
-            if self.started:
-                on_ready(self.url)
-            while not serving.done() and not self._is_over():
-                await asyncio.sleep(_POLL_SECONDS)
+            await self._until(lambda: serving.done() or self.started)
+            await self._load_model(serving, on_ready)
+            await self._until(lambda: serving.done() or self._is_over())
             await self._stop_engine()
             self.should_exit = True
             await serving
         finally:
+            self.should_exit = True
             self.service.close()
             await self._stop_engine()
-        return 0 if self.started and self.engine.error is None else 1
+            await asyncio.gather(serving, return_exceptions=True)
+            self._socket.close()
+        return 1 if self._has_failed else 0
+
+    @property
+    def _has_failed(self) -> bool:
+        return not self.started or (self.service.has_model and self.engine.error is not None)
+
+    async def _load_model(
+        self, serving: "asyncio.Future[None]", on_ready: Callable[[str], object]
+    ) -> None:
+        """Load the model, unless a signal arrives before."""
+        loading = self._loading = Loading(self._open)
+        await self._until(lambda: serving.done() or loading.is_done or self.service.is_draining)
+        if loading.is_done:
+            model = loading.result()
+            _logger.info("%s", model)
+            self.service.start(model)
+            if not self.service.is_draining and not serving.done():
+                on_ready(self.url)
+
+    def _open(self) -> LoadedModel:
+        """Return the model, whose caches are allocated; runs in a thread of its own."""
+        settings = self.service.settings
+        decoder = self._load()
+        needed(decoder.tokenizer)
+        on_step = self.service.telemetry.step.observe
+        engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
+        return LoadedModel(engine, settings.model_name)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _is_over(self) -> bool:
-        if self.should_exit or not self.engine.is_alive:
+        if self.should_exit or (self.service.has_model and not self.engine.is_alive):
             return True
         if not self.service.is_draining:
             return False
@@ -119,7 +159,50 @@ class Server(uvicorn.Server):
 
     async def _stop_engine(self) -> None:
         """Stop the engine; requests that are still running end with an error."""
-        await asyncio.to_thread(self.engine.close)
+        if self.service.has_model:
+            await asyncio.to_thread(self.engine.close)
+
+
+def _keys_of(settings: ServeSettings) -> ApiKeys:
+    """Return the keys in the settings and in the file that they name."""
+    return ApiKeys(
+        settings.requests_per_minute,
+        settings.tokens_per_minute,
+        [key.get_secret_value() for key in settings.api_keys],
+        {} if settings.keys_file is None else read_keys(settings.keys_file),
+    )
+
+
+def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
+    settings = service.settings
+    limits = ConnectionLimits(
+        settings.max_connections, settings.receive_seconds, settings.stall_seconds
+    )
+    protocol: Any = partial(Connection, limits, service.telemetry.count_closed)
+    config = uvicorn.Config(
+        create_app(service, keys),
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        h11_max_incomplete_event_size=settings.max_head_bytes,
+        timeout_graceful_shutdown=_SECONDS_OF_ERROR_EVENTS,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    try:
+        config.load()
+    except OSError as error:  # errors of TLS are of this type, too
+        raise ConfigError(
+            "the certificate cannot be used",
+            expected="PEM files with a certificate and its key",
+            got=error,
+            remedy="check --tls-cert and --tls-key",
+        ) from error
+    return config
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
@@ -138,14 +221,32 @@ def _listen(settings: ServeSettings) -> socket.socket:
 
 
 def serve(
-    decoder: SpeculativeDecoder, settings: ServeSettings, on_ready: Callable[[str], object]
+    load: Callable[[], SpeculativeDecoder],
+    settings: ServeSettings,
+    on_ready: Callable[[str], object],
 ) -> int:
     """Serve a decoder until a signal arrives, and return the exit code.
 
+    If the signal arrives while the decoder is still being loaded, the process ends here.
+
     Args:
-        decoder: decoder with the target, the drafter and the tokenizer.
+        load: function that returns the decoder with the target, the drafter and the tokenizer.
         settings: settings of the server.
-        on_ready: function that is called with the URL as soon as requests are accepted.
+        on_ready: function that is called with the URL as soon as the model is loaded.
     """
-    server = Server(decoder, settings)
-    return asyncio.run(server.run_until_drained(on_ready))
+    server = Server(load, settings)
+
+    def ready(url: str) -> None:
+        # The many objects of libraries and models live as long as the process: without them,
+        # collections of garbage hold up requests much less.
+        gc.collect()
+        gc.freeze()
+        on_ready(url)
+
+    code = asyncio.run(server.run_until_drained(ready))
+    if server.is_loading:
+        # The interpreter must not be torn down while a thread runs in the libraries of the models.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -1,9 +1,10 @@
 """Settings of the server."""
 
-from ipaddress import ip_address
+from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
 
+from inference.serving.access import is_loopback
 from jakiro.utils.settings import Settings
 
 
@@ -24,30 +25,55 @@ class ServeSettings(Settings):
     """Largest number of sequences of each lane that wait for a free place."""
     api_keys: tuple[SecretStr, ...] = ()
     """Keys one of which each request must contain; none to accept all requests."""
+    keys_file: Path | None = None
+    """YAML file with the hashes of further keys, and the rates of their users; None for no file."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate of the server, and those that lead to its authority; None for
+    connections without TLS."""
+    tls_key: Path | None = None
+    """PEM file with the key of the certificate."""
+    requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Largest rate of requests of each key, or of all requests without keys; None for no limit."""
+    tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Largest rate of tokens of prompts and texts of each key; None for no limit."""
+    failures_per_minute: float = Field(30.0, gt=0, allow_inf_nan=False)
+    """Largest rate of requests with a wrong key from one address."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of the server in the header `Host`; `*` for all names. None for the names of this
+    machine, or for all names if other machines can connect."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests."""
-    max_body_bytes: int = Field(4_000_000, ge=1)
+    trusted_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
+    """Addresses of proxies that name the address of the client in `X-Forwarded-For`."""
+    max_connections: int = Field(512, ge=1)
+    """Largest number of connections at the same time."""
+    max_head_bytes: int = Field(16_384, ge=1024)
+    """Largest size of the path and the headers of a request in bytes."""
+    max_body_bytes: int = Field(1_048_576, ge=1)
     """Largest size of a request body in bytes."""
+    receive_seconds: float = Field(10.0, gt=0)
+    """Seconds in which the head of a request must arrive, and then its body."""
+    stall_seconds: float = Field(30.0, gt=0)
+    """Seconds after which a client that takes no data is disconnected."""
+    request_seconds: float = Field(600.0, gt=0)
+    """Largest number of seconds from the acceptance of a request to its last token."""
     playground: bool = True
     """Whether to serve the playground, a web page at `/`."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
 
     @model_validator(mode="after")
-    def _only_with_a_key_beyond_this_machine(self) -> "ServeSettings":
-        if not self.api_keys and not _is_loopback(self.host):
-            raise ValueError(
-                f"--host {self.host} accepts requests from other machines, which requires a key; "
-                "set the environment variable JAKIRO_API_KEY, or use --host 127.0.0.1"
-            )
+    def _a_certificate_has_a_key(self) -> "ServeSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key must be given together")
         return self
 
-
-def _is_loopback(host: str) -> bool:
-    """Return whether only this machine can connect to an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    @model_validator(mode="after")
+    def _only_with_a_key_beyond_this_machine(self) -> "ServeSettings":
+        if not (self.api_keys or self.keys_file) and not is_loopback(self.host):
+            raise ValueError(
+                f"--host {self.host} accepts requests from other machines, which requires a key; "
+                "set the environment variable JAKIRO_API_KEY, pass --keys-file, or use "
+                "--host 127.0.0.1"
+            )
+        return self

@@ -1,12 +1,20 @@
 """Counters and times of the server, in Prometheus' text format."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from inference.engine.stats import DecodeStats
+from inference.serving.job import Job
+from inference.serving.reply import Reply
+from inference.serving.scheduler import Scheduler
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_STEP_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_DEEPEST = 16  # drafts at this depth and below are counted together
 
 
 class Telemetry:
@@ -14,20 +22,29 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"namespace": "jakiro", "registry": self.registry}
-        self.requests = Counter("requests", "Answered requests.", ["route", "code"], **own)
-        self.tokens = Counter(
-            "tokens", "Tokens: prompt, generated, drafted, accepted.", ["kind"], **own
-        )
-        self.steps = Counter("decoding_steps", "Decoding steps of all sequences.", **own)
-        self.cancelled = Counter("cancelled", "Requests that were cancelled.", ["why"], **own)
-        self.first_token = Histogram(
-            "first_token_seconds", "Seconds until the first token.", buckets=_SECONDS, **own
-        )
-        self.duration = Histogram(
-            "request_seconds", "Seconds until the last token.", buckets=_SECONDS, **own
-        )
-        self._own = own
+        self._own: dict[str, Any] = {"namespace": "jakiro", "registry": self.registry}
+        count, times = self._counter, self._histogram
+        self.requests = count("requests", "Answered requests.", "route", "code")
+        self.tokens = count("tokens", "Tokens: prompt, generated, drafted, accepted.", "kind")
+        self.accepted = count("accepted_by_depth", "Accepted drafts by depth in the tree.", "depth")
+        self.steps = count("decoding_steps", "Decoding steps of all sequences.")
+        self.cancelled = count("cancelled", "Requests that were cancelled.", "why")
+        self.closed = count("closed_connections", "Connections closed by the server.", "why")
+        self.first_token = times("first_token_seconds", "Seconds until the first token.", _SECONDS)
+        self.duration = times("request_seconds", "Seconds until the last token.", _SECONDS)
+        self.wait = times("queue_seconds", "Seconds of waiting for a place.", _SECONDS)
+        self.prefill = times("prefill_seconds", "Seconds of reading a prompt.", _SECONDS)
+        self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
+        self._num_decoded = self._num_steps = 0
+        self.watch("tau", "Mean acceptance length of complete requests.", self._tau)
+
+    def count_closed(self, why: str) -> None:
+        """Count a connection that the server has closed.
+
+        Args:
+            why: reason.
+        """
+        self.closed.labels(why).inc()
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed whenever the metrics are read.
@@ -39,6 +56,65 @@ class Telemetry:
         """
         Gauge(name, text, **self._own).set_function(value)
 
+    def watch_engine(self, scheduler: Scheduler, fingerprint: str) -> None:
+        """Add gauges of an engine.
+
+        Args:
+            scheduler: scheduler of the engine.
+            fingerprint: identity of the target, the drafter and the trees.
+        """
+        places = sum(lane.places for lane in scheduler.lanes)
+        self.watch("running", "Sequences that have places.", lambda: scheduler.num_running)
+        self.watch("waiting", "Prompts that wait for places.", lambda: scheduler.num_waiting)
+        self.watch("places_free", "Free places.", lambda: places - scheduler.num_running)
+        self.watch("cache_bytes", "Size of the caches.", lambda: scheduler.num_bytes)
+        info = Gauge("model", "Target, drafter and trees.", ["fingerprint"], **self._own)
+        info.labels(fingerprint).set(1)
+
+    def observe(self, reply: Reply, why: str) -> float | None:
+        """Count a request that has ended, and return its duration if it is complete.
+
+        Args:
+            reply: its texts.
+            why: reason for which it was cancelled, if it is not complete.
+        """
+        self.tokens.labels("prompt").inc(reply.num_prompt_tokens)
+        self.tokens.labels("generated").inc(reply.num_tokens)
+        if reply.first_token_seconds is not None:
+            self.first_token.observe(reply.first_token_seconds)
+        for job in reply.jobs:
+            self._observe_times(job)
+        if not reply.is_complete:  # the engine may still be changing the statistics
+            self.cancelled.labels(why).inc()
+            return None
+        seconds = time.monotonic() - reply.started
+        self.duration.observe(seconds)
+        self._count(reply.stats)
+        return seconds
+
     def page(self) -> bytes:
         """Return all metrics as text."""
         return generate_latest(self.registry)
+
+    def _observe_times(self, job: Job) -> None:
+        if job.read >= job.begun:  # neither is NaN
+            self.wait.observe(job.begun - job.submitted)
+            self.prefill.observe(job.read - job.begun)
+
+    def _count(self, stats: DecodeStats) -> None:
+        self.steps.inc(stats.target_forwards)
+        self.tokens.labels("drafted").inc(stats.proposed_by_proposer.total())
+        self.tokens.labels("accepted").inc(stats.accepted.total())
+        for depth, count in stats.accepted.items():
+            self.accepted.labels(str(min(depth, _DEEPEST))).inc(count)
+        self._num_decoded += stats.decoded
+        self._num_steps += stats.target_forwards
+
+    def _tau(self) -> float:
+        return self._num_decoded / self._num_steps if self._num_steps else 1.0
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, **self._own)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, **self._own)

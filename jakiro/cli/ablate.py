@@ -34,8 +34,8 @@ def ablate(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Further files with changes, as the shell passes them for `--config "
-            "configs/ablations/*.yaml`.",
+            help="Further files with changes; the shell expands `--config "
+            "configs/ablations/*.yaml` to several files.",
         ),
     ] = None,
     overrides: options.Overrides = None,

@@ -1,4 +1,4 @@
-"""`jakiro bench --url`: the load on a running server."""
+"""`jakiro bench --url`: options of load tests of a running server."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ BadShare = Annotated[
 ]
 RequestTimeout = Annotated[
     float,
-    typer.Option(help="Seconds after which a request is given up.", rich_help_panel=PANEL),
+    typer.Option(help="Seconds after which a request counts as failed.", rich_help_panel=PANEL),
 ]
 
 

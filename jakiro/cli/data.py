@@ -35,7 +35,7 @@ def texts(
         ),
     ] = None,
 ) -> None:
-    """Write training texts: source files of the library, and texts that the target generates."""
+    """Write training texts: files of Python's library, and texts that the target generates."""
     from jakiro.demo.write import write_texts
 
     write_texts(target, out, files=files, batches=batches, leave_out=leave_out or ())

@@ -1,4 +1,4 @@
-"""Dialogues of `jakiro chat`, apart from the terminal: messages, commands, streamed answers."""
+"""Dialogues of `jakiro chat` without the terminal: messages, commands, streamed answers."""
 
 import time
 from collections.abc import Callable, Generator, Iterator

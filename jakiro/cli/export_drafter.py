@@ -47,7 +47,7 @@ def export_drafter(
         ),
     ] = False,
 ) -> None:
-    """Write a drafter for other engines, exactly.
+    """Write a drafter, without approximation, in the format of another engine.
 
     The layouts eagle3 and speculators require the architecture of EAGLE-3.
     """

@@ -80,8 +80,9 @@ System = Annotated[
 TreeChoice = Annotated[
     Literal["auto", "fixed"],
     typer.Option(
-        help="auto: trees that are chosen in each decoding step by measured costs; fixed: "
-        "trees of one shape, with the levels of training."
+        help="auto: measured costs and acceptance rates determine the size of the tree in each "
+        "decoding step; fixed: trees of one shape, with the levels that the drafter was trained "
+        "for."
     ),
 ]
 Compiled = Annotated[
@@ -102,14 +103,14 @@ ThreadCount = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Threads of decoding steps on a CPU; auto measures which number is fastest.",
+        help="Number of threads of decoding steps on a CPU; auto measures which is fastest.",
     ),
 ]
 PackedWeights = Annotated[
     Literal["auto", "yes", "no"],
     typer.Option(
-        help="Whether to reorder the target's weights for the CPU, which takes as much memory "
-        "again; auto measures what is faster."
+        help="Whether to compute with reordered copies of the target's weights on a CPU, which "
+        "doubles its memory; auto measures what is faster."
     ),
 ]
 BatchInvariant = Annotated[

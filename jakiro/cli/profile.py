@@ -12,7 +12,7 @@ from jakiro.cli.output import say
 from jakiro.utils.logs import quiet_libraries
 
 profile = typer.Typer(
-    name="profile", help="Measure the decode engine, part by part.", no_args_is_help=True
+    name="profile", help="Measure the parts of the decode engine.", no_args_is_help=True
 )
 
 _Target = Annotated[
@@ -69,7 +69,7 @@ def engine(
         bool, typer.Option("--quick", help="Only check that everything runs, in a few seconds.")
     ] = False,
 ) -> None:
-    """Compare the loop's speed and overhead with transformers, and print one JSON document."""
+    """Compare speed and overhead of the decode loop with transformers, and print them as JSON."""
     from inference.benchmark.machine import emit
     from inference.profiling.engine import EngineProfileSettings, measure_engine
 
@@ -156,7 +156,7 @@ def gpu(
         typer.Option("--quick", help="Only check that every section works, with a tiny target."),
     ] = False,
 ) -> None:
-    """Measure decoding on a GPU with a random 8B target, in half an hour; needs no download.
+    """Measure decoding on a GPU in half an hour, with an 8B target that has random weights.
 
     The exit code is 1 if tokens are wrong or logits are not finite.
     """

@@ -29,14 +29,14 @@ AsChat = Annotated[
     bool,
     typer.Option(
         "--chat",
-        help="Send texts as messages of a user, not to continue them.",
+        help="Send each text as the message of a user, instead of as a text to continue.",
         rich_help_panel=PANEL,
     ),
 ]
 Concurrency = Annotated[
     int,
     typer.Option(
-        help="Number of clients, each of which sends one request after the other.",
+        help="Number of clients, each of which sends one request at a time.",
         rich_help_panel=PANEL,
     ),
 ]

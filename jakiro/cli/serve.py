@@ -1,6 +1,7 @@
 """The command `jakiro serve`."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,6 +47,36 @@ def serve(
     queue: Annotated[
         int, typer.Option(help="Largest number of sequences that wait; others get status 429.")
     ] = 64,
+    keys_file: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with the hashes of keys and the rates of their users."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the certificate of the server, for connections with TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the key of the certificate.")
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None, typer.Option(help="Largest rate of requests of each key.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        float | None,
+        typer.Option(help="Largest rate of tokens, of prompts and texts together, of each key."),
+    ] = None,
+    failures_per_minute: Annotated[
+        float, typer.Option(help="Largest rate of requests with a wrong key from one address.")
+    ] = 30.0,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="Name of the server, which requests must be sent to; may be repeated. By default, "
+            "the names of this machine, or all names if other machines can connect.",
+        ),
+    ] = None,
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,15 +85,49 @@ def serve(
             help="Origin of web pages that may send requests; may be repeated.",
         ),
     ] = None,
+    trusted_proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="Address of a proxy that names its client in X-Forwarded-For; may be repeated. "
+            "By default, this machine.",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int, typer.Option(help="Largest number of connections at the same time.")
+    ] = 512,
+    max_head_bytes: Annotated[
+        int, typer.Option(help="Largest size of the headers of a request in bytes.")
+    ] = 16_384,
     max_body_bytes: Annotated[
-        int, typer.Option(help="Largest size of a request in bytes.")
-    ] = 4_000_000,
+        int, typer.Option(help="Largest size of the body of a request in bytes.")
+    ] = 1_048_576,
+    receive_seconds: Annotated[
+        float,
+        typer.Option(help="Seconds in which the headers of a request, and then its body, arrive."),
+    ] = 10.0,
+    stall_seconds: Annotated[
+        float, typer.Option(help="Seconds after which a client that takes no data is disconnected.")
+    ] = 30.0,
+    request_seconds: Annotated[
+        float, typer.Option(help="Seconds after which a request that is not complete is ended.")
+    ] = 600.0,
     playground: Annotated[
         bool, typer.Option(help="Serve the playground, a web page at the path /.")
     ] = True,
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
+    new_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Print a new key, and its lines for the file of keys, and do nothing else.",
+            is_eager=True,
+            callback=lambda name: _print_new_key(name),
+        ),
+    ] = None,
     tree: options.TreeChoice = "auto",
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
@@ -74,23 +139,35 @@ def serve(
 ) -> None:
     """Serve a target with OpenAI's interface, sped up by a drafter.
 
-    Each request must contain a key if the environment variable JAKIRO_API_KEY is set; it has
-    several keys if they are separated by commas.
+    Each request must contain a key if there is a file of keys, or if the environment variable
+    JAKIRO_API_KEY is set; it has several keys if they are separated by commas.
     """
     require_extra("serve")
     from inference.serving.server import serve as serve_decoder
     from inference.serving.settings import ServeSettings
 
     settings = settings_from(context, ServeSettings, api_keys=_api_keys())
-    decoder = load_decoder(context)
 
     def on_ready(url: str) -> None:
         say(f"ready: {url}")
         if settings.playground:
             say(f"playground: {url.removesuffix('v1')}")
 
-    code = serve_decoder(decoder, settings, on_ready)
+    code = serve_decoder(lambda: load_decoder(context), settings, on_ready)
     raise typer.Exit(code)
+
+
+def _print_new_key(name: str | None) -> None:
+    """Print a new key and its lines for the file of keys, if a name was given, and exit."""
+    if name is None:
+        return
+    require_extra("serve")
+    from inference.serving.keys import entry_of, new_key
+
+    key, digest = new_key()
+    say(f"the key of {name}, which is not stored anywhere: {key}")
+    typer.echo(entry_of(name, digest), nl=False)
+    raise typer.Exit
 
 
 def _api_keys() -> tuple[str, ...]:

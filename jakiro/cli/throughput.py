@@ -22,7 +22,7 @@ def throughput(
         typer.Option(metavar="FILE.json", help="Write all measured values to this file."),
     ] = None,
 ) -> None:
-    """Measure the speed of training, part by part, against an ideal run without overhead."""
+    """Measure the speed of each part of a training step, and the overhead of a whole step."""
     from jakiro.utils.settings import load_settings
     from training.config import TrainSettings
     from training.planning.throughput import measure, summary

@@ -86,8 +86,8 @@ def verify(
 ) -> None:
     """Check on your own models that decoding with a drafter is lossless; exit code 1 if not.
 
-    With --url, check a running server instead: the target is computed here, and compared with the
-    texts of the server.
+    With --url, check a running server instead: the command runs the target itself, and
+    compares its output with the texts of the server.
     """
     from inference.generation.prompt_file import BUILT_IN, read_prompts
 

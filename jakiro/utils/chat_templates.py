@@ -1,4 +1,4 @@
-"""Application of chat templates, which are programs, within a time limit and in any thread."""
+"""Application of chat templates, with a time limit because templates are programs."""
 
 import sys
 import time

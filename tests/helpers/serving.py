@@ -40,7 +40,7 @@ class Running:
 
     def __init__(self, decoder: SpeculativeDecoder, **settings: Any) -> None:
         chosen = {"port": 0, "model_name": MODEL, "capacity": 256, "drain_seconds": 5.0}
-        self.server = Server(decoder, ServeSettings(**{**chosen, **settings}))
+        self.server = Server(lambda: decoder, ServeSettings(**{**chosen, **settings}))
         self.code: int | None = None
         self._ready = Event()
         self._thread = Thread(target=self._run)
@@ -51,6 +51,12 @@ class Running:
     def url(self) -> str:
         """The address of the interface."""
         return self.server.url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port of the server."""
+        host, port = self.server._socket.getsockname()[:2]
+        return host, port
 
     @property
     def root(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.quick import mostly_slow
 from helpers.training import curve, tiny_run, write_jsonl
 from torch import distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -67,7 +68,7 @@ def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:
     assert one_by_one == pytest.approx(whole, abs=1e-4)
 
 
-@pytest.mark.parametrize("target_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("target_dtype", mostly_slow(["fp32", "bf16"], quick=["bf16"]))
 def test_half_precision_follows_the_curve_of_single_precision(
     workshop: Path, target_dtype: str
 ) -> None:

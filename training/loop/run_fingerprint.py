@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what determines its result, and comparisons of two runs."""
+"""The fingerprint of a run: the inputs that determine its result, and comparisons of two runs."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Prompts with the answers of all methods, where methods that gave the same answer share it."""
+"""Prompts with the answers of all methods; an answer that several methods gave is shown once."""
 
 from typing import NamedTuple
 

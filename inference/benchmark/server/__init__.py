@@ -1,1 +1,1 @@
-"""`jakiro bench --url`: load on a running server with OpenAI's interface."""
+"""`jakiro bench --url`: load tests of a running server with OpenAI's interface."""

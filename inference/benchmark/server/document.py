@@ -1,4 +1,4 @@
-"""The JSON document of a load: settings, environment, server, figures and requests.
+"""The JSON document of a load test: settings, environment, server, figures and requests.
 
 Times are in wall-clock seconds as the client measures them.
 """
@@ -16,7 +16,7 @@ Outcome = Literal["complete", "cut", "refused", "failed"]
 
 
 class LoadSettings(Settings):
-    """Settings of a load.
+    """Settings of a load test.
 
     Attributes:
         url: address of the server's interface.
@@ -135,7 +135,7 @@ class Comparisons(Settings):
 
 
 class LoadFigures(Settings):
-    """Figures over all requests of a load.
+    """Figures over all requests of a load test.
 
     Attributes:
         seconds: seconds from the first request to the end of the last.
@@ -186,9 +186,9 @@ class LoadDocument(Settings):
         version: version of this schema.
         environment: machine and versions of the clients.
         server: server, and the model that it serves.
-        settings: settings of the load.
+        settings: settings of the load test.
         is_complete: whether all requests were sent; if not, the measurement was interrupted.
-        figures: figures of the load.
+        figures: figures of the load test.
         alone: figures of the same requests, sent one after the other; None without `check`.
         comparisons: comparison of the answers; None without `check`.
         requests: measurements from which the figures were computed.

@@ -1,4 +1,4 @@
-"""Figures of a load, from the records of its requests."""
+"""Figures of a load test, from the records of its requests."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

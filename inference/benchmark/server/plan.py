@@ -1,4 +1,4 @@
-"""The order of the requests of a load, and the random choices about each of them."""
+"""The order of the requests of a load test, and the random choices about each request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request of a load; either a question or a bad request."""
+    """One request of a load test; either a question or a bad request."""
 
     question: Question | None = None
     bad: BadRequest | None = None
@@ -34,7 +34,7 @@ def questions_of(settings: LoadSettings, prompts: Sequence[BenchPrompt]) -> list
     """Return every prompt at every temperature.
 
     Args:
-        settings: settings of the load.
+        settings: settings of the load test.
         prompts: prompts without duplicates.
     """
     return [
@@ -57,12 +57,12 @@ def questions_of(settings: LoadSettings, prompts: Sequence[BenchPrompt]) -> list
 def planned(
     settings: LoadSettings, questions: Sequence[Question], model: str
 ) -> Iterator[PlannedRequest]:
-    """Yield the requests of a load; without an end if it is limited by its seconds.
+    """Yield the requests of a load test; without an end if it is limited by its seconds.
 
     All questions are asked once before any of them is asked again.
 
     Args:
-        settings: settings of the load.
+        settings: settings of the load test.
         questions: all questions.
         model: name of the served model.
     """

@@ -1,4 +1,4 @@
-"""Execution of a load: clients that send one request after the other, and what they get."""
+"""Execution of a load test: clients that send requests, and records of the answers."""
 
 import asyncio
 import itertools
@@ -43,12 +43,12 @@ def _untracked(_description: str, _total: int | None) -> Callable[[], None]:
 async def measure_load(
     settings: LoadSettings, key: str | None = None, track: LoadTrack = _untracked
 ) -> LoadDocument:
-    """Put a load on a server, and return the document.
+    """Run a load test of a server, and return the document.
 
     If the task is cancelled, the document has the requests that have ended.
 
     Args:
-        settings: settings of the load.
+        settings: settings of the load test.
         key: API key; None to send none.
         track: function that receives the parts of the measurement, to show progress.
 
@@ -70,7 +70,7 @@ class _Load:
 
     Args:
         client: client that is connected.
-        settings: settings of the load.
+        settings: settings of the load test.
         prompts: prompts without duplicates.
     """
 

@@ -1,4 +1,4 @@
-"""Table of a load's figures for a terminal."""
+"""Table of the figures of a load test, for a terminal."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

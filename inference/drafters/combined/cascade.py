@@ -1,4 +1,4 @@
-"""The depth to which the first of two drafters drafts, chosen anew in each decoding step.
+"""The depth to which the first of two drafters drafts, chosen in each decoding step.
 
 The first drafter is a model, which takes time. The second drafter takes hardly any time, and its
 guess is often so good that the model would add little. A step with the first drafter is therefore

@@ -1,4 +1,4 @@
-"""Verification of a running server against the target, which is computed here."""
+"""Verification of a running server against the target, which the same process runs."""
 
 from collections.abc import Callable, Sequence
 from random import Random

@@ -1,4 +1,4 @@
-"""Tokens by the texts with which servers name them."""
+"""The token ids that belong to the names of tokens in a server's log-probabilities."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any

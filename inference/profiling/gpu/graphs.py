@@ -1,4 +1,4 @@
-"""CUDA graphs of functions without arguments, and compiled functions; neither on a CPU."""
+"""Functions that are compiled or captured as CUDA graphs on a GPU, but unchanged on a CPU."""
 
 from collections.abc import Callable
 from typing import Any

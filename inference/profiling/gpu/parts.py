@@ -1,4 +1,4 @@
-"""Seconds of the parts of a decoding step, with waiting for the device after each part."""
+"""Seconds of the parts of a decoding step; the host waits for the device after each part."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The run of all sections, for `jakiro profile gpu`; nobody needs to watch it.
+"""The unattended run of all sections of `jakiro profile gpu`.
 
 After every row, the document is written again, so that a run that is cut off keeps its results. An
 error in a section ends only this section.

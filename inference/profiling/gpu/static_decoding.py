@@ -1,4 +1,4 @@
-"""Greedy decoding of a Hugging Face model with a static cache, the fastest fair baseline.
+"""Greedy decoding of a Hugging Face model with a static cache, as a fast baseline.
 
 A step reads and writes only tensors with fixed addresses and never waits for the device, so it can
 be captured in a CUDA graph. On a CPU, the same step is called directly.

@@ -75,10 +75,10 @@ export class Chat {
     byId("measure").hidden = true;
     byId("plain-note").textContent = "Measuring plain decoding …";
     const meter = new Meter();
-    const body = { ...exchange.body, max_tokens: PLAIN_TOKENS, jakiro: { details: true, drafts: false } };
+    const body = { ...exchange.body, max_tokens: PLAIN_TOKENS, jakiro: { details: true, drafting: false } };
     try {
       for await (const chunk of chat(body, this.settings.key, controller.signal)) {
-        if (chunk.jakiro) meter.add(chunk.jakiro);
+        if (chunk.jakiro?.steps) meter.add(chunk.jakiro);
       }
       if (meter.rate) this.insight.setPlain({ rate: meter.rate, tokens: meter.decoded });
     } catch {
@@ -120,7 +120,7 @@ export class Chat {
       messages.push({ role: "user", content: earlier }, { role: "assistant", content: answer.text });
     }
     messages.push({ role: "user", content: question });
-    const jakiro = { details: true, drafts: this.settings.drafts };
+    const jakiro = { details: true, drafting: this.settings.drafts };
     return { model: this.model, messages, ...this.settings.fields(), jakiro };
   }
 
@@ -128,7 +128,7 @@ export class Chat {
     const { answer, meter } = exchange;
     for await (const chunk of chat(exchange.body, this.settings.key, signal)) {
       exchange.end = chunk.choices[0]?.finish_reason ?? exchange.end;
-      if (!chunk.jakiro) continue;
+      if (!chunk.jakiro?.steps) continue;
       const isAtEnd = atEnd();
       meter.add(chunk.jakiro);
       answer.add(chunk.jakiro.tokens);
@@ -140,9 +140,9 @@ export class Chat {
 
   #footer({ answer, meter, end, body }) {
     const parts = [`${meter.tokens.length} ${meter.tokens.length === 1 ? "token" : "tokens"}`];
-    if (meter.tau && body.jakiro.drafts) parts.push(`tau ${meter.tau.toFixed(2)}`);
+    if (meter.tau && body.jakiro.drafting) parts.push(`tau ${meter.tau.toFixed(2)}`);
     if (meter.rate) parts.push(`${meter.rate.toFixed(1)} tokens/s`);
-    if (!body.jakiro.drafts) parts.push("without drafts");
+    if (!body.jakiro.drafting) parts.push("without drafts");
     if (end === "length") parts.push("reached the most tokens");
     if (end === "stopped") parts.push("stopped");
     answer.footer.textContent = parts.join("  ·  ");
@@ -152,7 +152,7 @@ export class Chat {
   #consider(exchange) {
     const { meter, body } = exchange;
     if (meter.tokens.length < FEWEST_TOKENS) return;
-    if (!body.jakiro.drafts) this.insight.setPlain({ rate: meter.rate, tokens: meter.decoded });
+    if (!body.jakiro.drafting) this.insight.setPlain({ rate: meter.rate, tokens: meter.decoded });
     else if (!this.insight.plain && this.settings.compares) this.measure(exchange);
   }
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, FUSED, HYBRID
 from transformers import LlamaForCausalLM
 
@@ -100,7 +101,7 @@ def _assert_alone_and_joining_are_equal(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", mostly_slow(SETTINGS, quick=["moa", "fused", "hybrid"]))
 def test_tokens_with_a_trained_drafter_are_those_of_the_request_alone(
     model: LlamaForCausalLM, name: str, options: str
 ) -> None:
@@ -250,7 +251,11 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    "name", ["sampled", "deterministic", "deterministic and greedy", "lookup", "small"]
+    "name",
+    mostly_slow(
+        ["sampled", "deterministic", "deterministic and greedy", "lookup", "small"],
+        quick=["sampled", "deterministic and greedy"],
+    ),
 )
 def test_requests_that_sample_in_different_ways_share_a_drafter(
     model: LlamaForCausalLM, name: str

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
 from helpers.variants import VARIANTS
 from torch import Tensor
 
@@ -132,7 +133,7 @@ def _assert_same(one: DecodeRun, other: DecodeRun) -> None:
         assert own.stats.target_forwards == expected.stats.target_forwards
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", mostly_slow([1, 3], quick=[3]))
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("tree", [*TREES, None])
 def test_tokens_and_statistics_are_those_of_uncaptured_steps(
@@ -146,7 +147,7 @@ def test_tokens_and_statistics_are_those_of_uncaptured_steps(
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+    mostly_slow(VARIANTS, quick=QUICK),
 )
 def test_every_kind_of_drafter_can_run_on_the_device(name: str) -> None:
     target = TargetAdapter(tiny_llama())
@@ -161,7 +162,7 @@ def test_every_kind_of_drafter_can_run_on_the_device(name: str) -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [count if count < 5 else pytest.param(count, marks=pytest.mark.slow) for count in range(1, 9)],
+    mostly_slow(range(1, 9), quick=range(1, 5)),
 )
 def test_a_length_limit_may_cut_an_accepted_path(count: int) -> None:
     target = TargetAdapter(tiny_llama())

@@ -9,6 +9,7 @@ import torch
 from helpers.lanes import Work, finish, lane_of, played, read_chunk, request_of, requests_of, start
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.operations import OperationCounter
+from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
@@ -121,7 +122,9 @@ def _assert_equal_alone(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", [*OTHERS, *TRAINED])
+@pytest.mark.parametrize(
+    "name", mostly_slow([*OTHERS, *TRAINED], quick=["none", "small", "hybrid"])
+)
 def test_requests_that_join_leave_and_are_cancelled_get_the_tokens_that_they_get_alone(
     model: LlamaForCausalLM, name: str, options: str
 ) -> None:
@@ -163,7 +166,9 @@ def test_the_number_of_the_lanes_step_in_place_of_the_requests_own_is_caught(
     assert sum(different) >= 3
 
 
-@pytest.mark.parametrize("name", ["moa", "hybrid", "small", "aded"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["moa", "hybrid", "small", "aded"], quick=["hybrid", "aded"])
+)
 def test_prompts_that_are_read_in_chunks_while_others_go_on_make_no_difference(
     model: LlamaForCausalLM, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +198,9 @@ def test_prompts_that_are_read_in_chunks_while_others_go_on_make_no_difference(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["none", "aded", "small", "hybrid", "tail"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["none", "aded", "small", "hybrid", "tail"], quick=["none", "hybrid"])
+)
 def test_choices_share_a_prefill_and_equal_requests_with_their_row(
     model: LlamaForCausalLM, name: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +253,9 @@ class Lies(TokenDrafter):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["none", "small", "hybrid", "lies"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["none", "small", "hybrid", "lies"], quick=["hybrid", "lies"])
+)
 def test_a_sequence_that_fails_leaves_with_its_error_and_the_others_go_on(
     model: LlamaForCausalLM, name: str, options: str
 ) -> None:
@@ -364,7 +373,9 @@ class WorkCounter(OperationCounter):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["none", "lookup", "small", "moa", "hybrid"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["none", "lookup", "small", "moa", "hybrid"], quick=["none", "hybrid"])
+)
 def test_places_without_a_sequence_take_no_work(
     model: LlamaForCausalLM, name: str, options: str
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.lanes import Work, finish, lane_of, read_chunk, request_of, requests_of, start
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
@@ -59,7 +60,7 @@ PLACES: list[tuple[str, type, str]] = [
 ]
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", mostly_slow([1, 2, 4], quick=[2]))
 @pytest.mark.parametrize(("name", "owner", "method"), PLACES)
 def test_without_memory_no_continuation_gets_a_place_and_the_others_go_on(
     model: LlamaForCausalLM,

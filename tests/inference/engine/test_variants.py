@@ -8,6 +8,7 @@ import torch
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.quick import mostly_slow
 from helpers.variants import EAGLE, FEEDBACK, GRID, HYBRID, OWN, WIDE
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -35,10 +36,7 @@ KINDS = {
     "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=5, **OWN),
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
-MOST_UNLIKE = [
-    name if name in ("feedback", "tail-1") else pytest.param(name, marks=pytest.mark.slow)
-    for name in KINDS
-]
+MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1"])
 
 
 def _decoder(

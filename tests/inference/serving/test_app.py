@@ -16,8 +16,6 @@ from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 from openai import APIStatusError, BadRequestError, OpenAI, RateLimitError
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from inference.engine.lane import Lane
-
 KEY = "secret-key-1"
 
 
@@ -47,26 +45,18 @@ def _held(server: Running) -> Iterator[None]:
         gate.set()
 
 
-@pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding steps that take at least 20 ms."""
-    original = Lane.step
-
-    def slow(lane: Lane) -> Any:
-        time.sleep(0.02)
-        return original(lane)
-
-    monkeypatch.setattr(Lane, "step", slow)
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
         ({"tools": [{}]}, "tools", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
-        ({"echo": True}, "echo", "False"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "less than or equal to 0"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "at most 0"),
+        ({"echo": 1}, "echo", "boolean"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "less than or equal to 100"),
+        ({"logit_bias": {"five": 1}}, "logit_bias", "pattern"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", "number"),
+        ({"logit_bias": {str(n): 0 for n in range(301)}}, "logit_bias", "at most 300"),
         ({"n": 10**6}, "n", "less than or equal to 8"),
         ({"n": "2"}, "n", "integer"),
         ({"temperature": True}, "temperature", "number"),
@@ -166,34 +156,20 @@ def test_sampling_options_have_an_effect(client: OpenAI, server: Running) -> Non
     assert implied.choices[0].text == alone.text
 
 
-def test_a_large_body_is_refused(server: Running) -> None:
-    def endless() -> Iterator[bytes]:
-        for _ in range(1000):
-            yield b" " * 2**20
-
-    response = httpx2.post(f"{server.url}/completions", content=b"{}" * 3_000_000)
-    assert response.status_code == 413
-    assert "at most 4000000 bytes" in response.json()["error"]["message"]
-    try:
-        status = httpx2.post(f"{server.url}/completions", content=endless()).status_code
-    except (httpx2.WriteError, httpx2.RemoteProtocolError, httpx2.ReadError):
-        status = 413  # the server has closed the connection while the client was writing
-    assert status == 413
-    assert httpx2.get(f"{server.root}/health").status_code == 200
-
-
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.usefixtures("slow_steps")
 def test_disconnecting_cancels_a_request(server: Running, stream: bool) -> None:
     scheduler = server.server.engine.scheduler
     service = server.server.service
     body = json.dumps(_body(max_tokens=200, stream=stream)).encode()
-    host, port = server.server._socket.getsockname()
-    connection = socket.create_connection((host, port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection(server.address)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     _wait_until(lambda: scheduler.num_running == 1)
-    (job,) = service._jobs
+    (admitted,) = service._admission._admitted
+    assert admitted.jobs is not None
+    (job,) = admitted.jobs
     connection.close()
     _wait_until(lambda: scheduler.num_running == 0)
     assert job.is_ended
@@ -279,9 +255,9 @@ def test_keys_and_origins(caplog: pytest.LogCaptureFixture) -> None:
                 assert response.json()["error"]["code"] == "invalid_api_key"
                 messages.add(response.text)
         assert len(messages) == 1
-        assert httpx2.get(f"{server.root}/health").json() == {"status": "ready"}
+        assert httpx2.get(f"{server.root}/health").json()["ready"] is True
         asked = {"access-control-request-method": "POST"}
-        for own, status in ((origin, 200), (other, 400)):
+        for own, status in ((origin, 200), (other, 403)):
             preflight = httpx2.options(
                 f"{server.url}/completions", headers={"origin": own, **asked}
             )
@@ -311,10 +287,3 @@ def test_metrics_count_what_clients_got(server: Running, client: OpenAI) -> None
     assert after[1] - before[1] == accepted
     assert value("jakiro_running") == 0
     assert value("jakiro_places_free") == 16
-
-
-def test_requests_have_ids(server: Running) -> None:
-    sent = httpx2.get(f"{server.url}/models", headers={"x-request-id": "my-request-1"})
-    assert sent.headers["x-request-id"] == "my-request-1"
-    other = httpx2.get(f"{server.url}/models", headers={"x-request-id": "bad id\x07"[:6]})
-    assert len(other.headers["x-request-id"]) == 32

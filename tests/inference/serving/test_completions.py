@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.serving import MODEL, Running, deltas, running, tiny_decoder
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from inference import SpeculativeDecoder
 
@@ -196,9 +196,45 @@ def test_log_probs_are_those_of_the_target(
     assert streamed == own.token_logprobs
 
 
+def test_log_probs_after_the_options_are_available(
+    client: OpenAI, decoder: SpeculativeDecoder
+) -> None:
+    options: dict[str, Any] = {"temperature": 0.7, "seed": 3}
+    own = {"top_k": 4, "logprobs_of": "processed"}
+    found = client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        logprobs=5,
+        max_tokens=12,
+        extra_body={"jakiro": own},
+        **options,
+    )
+    alone = decoder.generate(PROMPT, max_new_tokens=12, top_k=4, **options)
+    with torch.no_grad():
+        logits = decoder.target.model(alone.sequences).logits[0].double()
+    log_probs = found.choices[0].logprobs
+    assert log_probs is not None
+    assert log_probs.token_logprobs is not None
+    assert log_probs.top_logprobs is not None
+    start = alone.sequences.shape[1] - 12
+    for number, token in enumerate(alone.new_token_ids):
+        kept = (logits[start + number - 1] / 0.7).topk(4)
+        expected = dict(
+            zip(kept.indices.tolist(), kept.values.log_softmax(-1).tolist(), strict=True)
+        )
+        assert log_probs.token_logprobs[number] == pytest.approx(expected[token], abs=1e-4)
+        best = max(log_probs.top_logprobs[number].values())
+        assert best == pytest.approx(max(expected.values()), abs=1e-4)
+        assert len(log_probs.top_logprobs[number]) <= 4
+    with pytest.raises(BadRequestError, match="requires logprobs_of=target"):
+        client.completions.create(
+            model=MODEL, prompt="a", logprobs=1, echo=True, extra_body={"jakiro": own}
+        )
+
+
 def test_deltas_are_the_text_for_many_prompts() -> None:
     parts = ["naïve ", "漢字", "😀", "→ ü", "def ", "👩‍👩‍👧"]
-    prompts = [parts[n % 6] + parts[n // 6 % 6] + parts[n // 36] + str(n) for n in range(200)]
+    prompts = [parts[n % 6] + parts[n // 6 % 6] + parts[n // 36] + str(n) for n in range(72)]
 
     async def both(client: AsyncOpenAI, prompt: str, number: int) -> tuple[str, str]:
         options: dict[str, Any] = {

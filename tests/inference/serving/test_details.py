@@ -41,16 +41,19 @@ def _stream(server: Running, **body: Any) -> list[dict[str, Any]]:
 
 def _without_details(chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return chunks without their details, and without chunks that contain nothing else."""
-    hidden = {"jakiro", "id", "created"}
+    hidden = {"id", "created", "jakiro"}
     return [
-        {name: own for name, own in chunk.items() if name not in hidden}
+        {
+            "seed": chunk["jakiro"]["seed"],
+            **{name: own for name, own in chunk.items() if name not in hidden},
+        }
         for chunk in chunks
         if chunk["choices"] or chunk.get("usage")
     ]
 
 
 def _details(chunks: Sequence[dict[str, Any]], field: str, index: int = 0) -> list[dict[str, Any]]:
-    own = [chunk["jakiro"] for chunk in chunks if "jakiro" in chunk]
+    own = [chunk["jakiro"] for chunk in chunks if "steps" in chunk["jakiro"]]
     return [entry for part in own if part["index"] == index for entry in part[field]]
 
 
@@ -64,14 +67,19 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0.8, "n": 2, "stop": ["\n", "a"]},
     {"temperature": 1.3, "stream_options": {"include_usage": True}},
+    {"temperature": 0.5, "frequency_penalty": 0.5, "jakiro": {"drafts": True}},
 ]
+
+
+def _with_details(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "jakiro": {**options.get("jakiro", {}), "details": True}}
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_stream_is_the_same_with_details(server: Running, options: dict[str, Any]) -> None:
     expected = _stream(server, **options)
-    found = _stream(server, **options, jakiro={"details": True})
-    assert not any("jakiro" in chunk for chunk in expected)
+    found = _stream(server, **_with_details(options))
+    assert all(set(chunk["jakiro"]) == {"seed"} for chunk in expected)
     for index in range(options.get("n", 1)):  # the order of choices depends on the time
         pair = [
             [
@@ -86,7 +94,7 @@ def test_a_stream_is_the_same_with_details(server: Running, options: dict[str, A
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_texts_of_the_tokens_are_the_text(server: Running, options: dict[str, Any]) -> None:
-    chunks = _stream(server, **options, jakiro={"details": True})
+    chunks = _stream(server, **_with_details(options))
     for index in range(options.get("n", 1)):
         tokens = _details(chunks, "tokens", index)
         steps = _details(chunks, "steps", index)
@@ -140,6 +148,18 @@ def test_completions_have_details_as_well(client: OpenAI) -> None:
     assert len(tokens) == whole.usage.completion_tokens
 
 
+def test_the_prompt_of_an_echo_is_no_part_of_the_details(client: OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": "def main(", "max_tokens": 30, "seed": 1}
+    extra = {"jakiro": {"details": True}}
+    for own in ({"echo": True}, {"echo": True, "logprobs": 1}):
+        stream: Any = client.completions.create(**options, **own, stream=True, extra_body=extra)
+        text = "".join(
+            token["text"] for token in _details([c.model_dump() for c in stream], "tokens")
+        )
+        whole = client.completions.create(**options, **own)
+        assert "def main(" + text == whole.choices[0].text
+
+
 def test_details_require_a_stream(client: OpenAI) -> None:
     body: Any = {"jakiro": {"details": True}}
     with pytest.raises(BadRequestError, match="details requires stream=true"):
@@ -155,7 +175,7 @@ def test_unknown_options_are_refused(client: OpenAI) -> None:
 def test_a_request_without_drafts_gets_the_text_of_the_target_alone(server: Running) -> None:
     options = {"temperature": 0, "stream_options": {"include_usage": True}}
     expected = _stream(server, **options)
-    found = _stream(server, **options, jakiro={"details": True, "drafts": False})
+    found = _stream(server, **options, jakiro={"details": True, "drafting": False})
     assert _text(found) == _text(expected)
     counts = found[-1]["usage"]["completion_tokens_details"]
     assert counts == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}

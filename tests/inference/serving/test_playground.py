@@ -116,7 +116,7 @@ def _expected(site: _Site, **body: Any) -> dict[str, Any]:
     with urllib.request.urlopen(request) as response:
         events = response.read().decode().split("\n\n")[:-2]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
-    tokens = [token for chunk in chunks for token in chunk.get("jakiro", {"tokens": []})["tokens"]]
+    tokens = [token for chunk in chunks for token in chunk["jakiro"].get("tokens", [])]
     return {
         "text": "".join(token["text"] for token in tokens),
         "depths": [min(token["depth"], 5) for token in tokens if token["text"]],

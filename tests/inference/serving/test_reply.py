@@ -1,4 +1,4 @@
-"""The texts of a reply arrive before the error that ends it."""
+"""Texts arrive before the error that ends a reply, and a cancellation is never lost."""
 
 import asyncio
 
@@ -49,3 +49,27 @@ def test_an_error_right_after_a_step_without_text_is_raised_at_once() -> None:
             _ = [delta async for delta in reply.deltas()]
 
     asyncio.run(asyncio.wait_for(read(), 5))
+
+
+@pytest.mark.parametrize("pauses", range(4))
+def test_a_cancellation_that_arrives_with_a_step_is_not_lost(pauses: int) -> None:
+    async def wait() -> None:
+        wake = Wake()
+        task = asyncio.ensure_future(wake.wait(5.0))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        wake.notify()
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        if task.cancel():  # the task had not ended before
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(wait())
+
+
+def test_waiting_without_a_step_ends_after_some_time() -> None:
+    async def wait() -> bool:
+        return await Wake().wait(0.01)
+
+    assert not asyncio.run(wait())

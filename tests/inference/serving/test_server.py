@@ -1,7 +1,12 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
+import asyncio
+import shutil
 import signal
+import ssl
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,18 +23,6 @@ from jakiro.utils.settings import validate_settings
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 60, "temperature": 0}
 
 
-@pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding steps that take at least 20 ms."""
-    original = Lane.step
-
-    def slow(lane: Lane) -> Any:
-        time.sleep(0.02)
-        return original(lane)
-
-    monkeypatch.setattr(Lane, "step", slow)
-
-
 @pytest.mark.usefixtures("slow_steps")
 def test_running_requests_are_completed_and_new_ones_refused() -> None:
     found = Running(tiny_decoder(), drain_seconds=SECONDS)
@@ -38,7 +31,8 @@ def test_running_requests_are_completed_and_new_ones_refused() -> None:
         chunks = [next(stream)]
         found.server.handle_exit(signal.SIGTERM, None)
         health = httpx2.get(f"{found.root}/health")
-        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        assert health.status_code == 503
+        assert health.json() == {"status": "draining", "live": True, "ready": False}
         with pytest.raises(InternalServerError, match="got: draining") as info:
             client.completions.create(**LONG)
         assert info.value.response.headers["retry-after"]
@@ -89,14 +83,15 @@ def test_a_port_can_be_used_once() -> None:
     with running(decoder) as server:
         port = server.server._socket.getsockname()[1]
         with pytest.raises(ResourceError, match=r"cannot listen on 127\.0\.0\.1.*--port"):
-            Server(decoder, ServeSettings(port=port))
+            Server(lambda: decoder, ServeSettings(port=port))
 
 
 def test_a_decoder_without_a_tokenizer_cannot_be_served() -> None:
     decoder = tiny_decoder()
     decoder.tokenizer = None
+    server = Server(lambda: decoder, ServeSettings(port=0))
     with pytest.raises(PromptError, match="has no tokenizer"):
-        Server(decoder, ServeSettings(port=0))
+        asyncio.run(server.run_until_drained(print))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -110,3 +105,51 @@ def test_other_machines_need_a_key(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_this_machine_needs_no_key(host: str) -> None:
     assert ServeSettings(host=host).api_keys == ()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate for `localhost` that was signed with its own key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no program openssl, which makes the certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    paths = {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-out", str(paths["tls_cert"]), "-keyout", str(paths["tls_key"])]
+    subprocess.run([openssl, *words, *names, *files], check=True, capture_output=True)
+    return paths
+
+
+def test_connections_with_tls(certificate: dict[str, Path]) -> None:
+    trusting = ssl.create_default_context(cafile=str(certificate["tls_cert"]))
+    with running(tiny_decoder(), host="localhost", **certificate) as server:
+        url = f"https://localhost:{server.address[1]}/v1"
+        with httpx2.Client(verify=trusting) as client:
+            body = {**LONG, "max_tokens": 5, "stream": True}
+            found = client.post(f"{url}/completions", json=body)
+            assert found.status_code == 200
+            assert found.text.endswith("data: [DONE]\n\n")
+            with pytest.raises(httpx2.ConnectError, match="IP address mismatch"):
+                client.get(f"https://127.0.0.1:{server.address[1]}/health")
+        with pytest.raises(httpx2.ConnectError, match="self-signed"):
+            httpx2.get(f"{url}/models")
+        old = ssl.create_default_context(cafile=str(certificate["tls_cert"]))
+        with pytest.warns(DeprecationWarning, match=r"TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with httpx2.Client(verify=old) as client, pytest.raises(httpx2.ConnectError):
+            client.get(f"{url}/models")
+        assert server.url.startswith("https://127.0.0.1:")
+
+
+def test_a_wrong_certificate_is_refused(tmp_path: Path, certificate: dict[str, Path]) -> None:
+    other = tmp_path / "none.pem"
+    for paths in (
+        {**certificate, "tls_key": other},
+        {**certificate, "tls_key": certificate["tls_cert"]},
+    ):
+        with pytest.raises(ConfigError, match="--tls-cert"):
+            Server(tiny_decoder, ServeSettings(port=0, **paths))
+    with pytest.raises(ConfigError, match="must be given together"):
+        validate_settings(ServeSettings, {"tls_cert": other}, source="a test")

@@ -81,6 +81,7 @@ def test_a_result_without_accepted_drafts_says_that_it_means_little(
     assert "note  no draft was accepted in: greedy equality" in printed
 
 
+@pytest.mark.slow
 def test_a_quick_verification_takes_few_samples(
     drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

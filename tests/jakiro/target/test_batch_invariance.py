@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.families import FAMILIES, MECHANISMS, tiny_family
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AttentionInterface, PreTrainedModel
@@ -129,7 +130,9 @@ def test_a_replaced_weight_is_noticed_by_the_next_request() -> None:
     assert after != before
 
 
-@pytest.mark.parametrize("drafter", ["trained", "sampled", "lookup"])
+@pytest.mark.parametrize(
+    "drafter", mostly_slow(["trained", "sampled", "lookup"], quick=["trained", "lookup"])
+)
 def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import torch
 from helpers.drafting import assert_training_equals_drafting, assert_tree_equals_paths
 from helpers.families import FAMILIES, WINDOW, tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.quick import mostly_slow
 from helpers.training import one_document, tiny_training
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -125,12 +126,7 @@ WINDOWED = {
 }
 
 
-OFTEN_WINDOWED = [
-    name
-    if name in ("gemma3, narrower than a tree", "llama4, chunks")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in WINDOWED
-]
+OFTEN_WINDOWED = mostly_slow(WINDOWED, quick=["gemma3, narrower than a tree", "llama4, chunks"])
 
 
 @pytest.mark.parametrize("length", [WINDOW - 3, COUNT])

@@ -201,10 +201,8 @@ def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
     assert num_killed >= 14  # some paths exist too briefly to be noticed
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [{"zero_stage": 2}, pytest.param({"zero_stage": 3, "dtype": "bf16"}, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"zero_stage": 2}, {"zero_stage": 3, "dtype": "bf16"}])
 def test_a_run_goes_on_with_another_number_of_processes(
     workshop: Path, engine: dict[str, Any]
 ) -> None:

@@ -76,7 +76,10 @@ def _peak_of(work: Callable[[], None]) -> int:
     [
         pytest.param({"objective": {"chunk_size": 2048}}, marks=pytest.mark.slow),
         {"objective": {"chunk_size": 128}},
-        {"drafter": {"trunk": {"kind": "feedback", "ttt_steps": ROLLED_OUT}}},
+        pytest.param(
+            {"drafter": {"trunk": {"kind": "feedback", "ttt_steps": ROLLED_OUT}}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["all at once", "in chunks", "rolled out"],
 )

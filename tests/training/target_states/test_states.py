@@ -12,6 +12,7 @@ import torch
 from helpers.families import tiny_family
 from helpers.models import tiny_llama, tiny_settings
 from helpers.processes import FORKING
+from helpers.quick import mostly_slow
 from helpers.target_states import (
     assert_same,
     both_views,
@@ -50,7 +51,7 @@ QUICK = (
 
 @pytest.mark.parametrize(
     "kind",
-    [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+    mostly_slow(KINDS, quick=QUICK),
 )
 def test_batches_from_fp32_shards_are_bit_by_bit_those_of_the_target(
     workshop: Path, kind: str

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.false_server import Made, completion, events, false_server
+from helpers.quick import mostly_slow
 from helpers.serving import MODEL, Running, running, tiny_decoder
 from torch import Tensor
 
@@ -116,6 +117,7 @@ def test_drafts_that_distort_the_distribution_are_found(
     assert _failed(_of(server)) & {"sequence distribution", "token ranks"}
 
 
+@pytest.mark.slow
 def test_another_temperature_is_found(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     _plant(monkeypatch, temperature=lambda value: value and 0.4)
     assert "sequence distribution" in _failed(_of(server))
@@ -126,6 +128,7 @@ def test_ignored_seeds_are_found(server: Running, monkeypatch: pytest.MonkeyPatc
     assert _failed(_of(server)) == {"seeds"}
 
 
+@pytest.mark.slow
 def test_ignored_top_k_is_found(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     _plant(monkeypatch, top_k=lambda _: 50)
     assert "impossible tokens" in _failed(_of(server))
@@ -186,7 +189,12 @@ class _Simple:
         return str(output.text)
 
 
-@pytest.mark.parametrize("refused", [(), ("logprobs",), ("top_k", "logprobs", "seed")])
+@pytest.mark.parametrize(
+    "refused",
+    mostly_slow(
+        [(), ("logprobs",), ("top_k", "logprobs", "seed")], quick=[("top_k", "logprobs", "seed")]
+    ),
+)
 def test_what_a_server_does_not_offer_is_noted(refused: tuple[str, ...]) -> None:
     decoder = tiny_decoder()
     top_k = 0 if "top_k" in refused else 5

@@ -1,0 +1,180 @@
+"""Admission before preparation, limits of time, and requests whose client is gone."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import httpx2
+import pytest
+from helpers.raw_http import connected, post_of, wait_until
+from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
+from openai import APIError, BadRequestError, InternalServerError, RateLimitError
+
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
+from inference.engine.context import Context
+from inference.engine.lane import Lane
+from inference.sampling.options import Sampling
+from inference.serving import loaded_model
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 4, "temperature": 0}
+
+
+class Gate:
+    """Holds the preparation of prompts, and counts the prompts that were encoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.is_open = Event()
+        self._original = loaded_model.encode_prompt
+        monkeypatch.setattr(loaded_model, "encode_prompt", self)
+
+    def __call__(self, *arguments: Any) -> list[int]:
+        assert self.is_open.wait(SECONDS)
+        self.count += 1
+        return self._original(*arguments)
+
+
+def test_overload_is_refused_before_prompts_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    with running(tiny_decoder(), places=2, queue=3) as server, server.client() as client:
+
+        def served(_: int) -> str | RateLimitError:
+            try:
+                return client.completions.create(**BODY).choices[0].text
+            except RateLimitError as error:
+                return error
+
+        with ThreadPoolExecutor(20) as pool:
+            answers = [pool.submit(served, number) for number in range(20)]
+            wait_until(lambda: sum(answer.done() for answer in answers) == 15)
+            assert gate.count == 0
+            gate.is_open.set()
+            found = [answer.result() for answer in answers]
+        refused = [answer for answer in found if isinstance(answer, RateLimitError)]
+        assert len(refused) == 15
+        assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
+        assert gate.count == 5
+        assert client.completions.create(**BODY).choices
+
+
+def test_a_client_that_leaves_during_the_preparation_frees_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate(monkeypatch)
+    with running(tiny_decoder(), places=1, queue=0) as server:
+        with connected(server.address) as connection:
+            connection.sendall(post_of("/v1/completions", json.dumps(BODY).encode()))
+            wait_until(lambda: server.server.service.num_active == 1)
+        wait_until(lambda: server.server.service.num_active == 0)
+        gate.is_open.set()
+        assert httpx2.post(f"{server.url}/completions", json=BODY).status_code == 200
+        assert server.server.engine.scheduler.num_waiting == 0
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_huge_prompt_is_refused_without_encoding_it(
+    monkeypatch: pytest.MonkeyPatch, server: Running, chat: bool
+) -> None:
+    gate = Gate(monkeypatch)
+    gate.is_open.set()
+    text = "x" * 1_000_000
+    body = (
+        dict(BODY, messages=[{"role": "user", "content": text}])
+        if chat
+        else {**BODY, "prompt": text}
+    )
+    if chat:
+        del body["prompt"]
+    path = "chat/completions" if chat else "completions"
+    found = httpx2.post(f"{server.url}/{path}", json=body)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert "at most 256 tokens; got: 1000000 characters and 4 new tokens" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    assert gate.count == 0
+
+
+def test_very_many_messages_are_refused(server: Running) -> None:
+    messages = [{"role": "user", "content": "a"}] * 25_000
+    found = httpx2.post(
+        f"{server.url}/chat/completions", json={"model": MODEL, "messages": messages}
+    )
+    assert found.status_code == 400
+    assert "at most 1024" in found.json()["error"]["message"]
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_a_request_that_takes_too_long_is_ended() -> None:
+    body = {**BODY, "max_tokens": 250}
+    with running(tiny_decoder(), request_seconds=0.3) as server, server.client() as client:
+        started = time.monotonic()
+        with pytest.raises(InternalServerError, match=r"takes too long.*0\.3 seconds") as info:
+            client.completions.create(**body)
+        assert info.value.status_code == 504
+        stream = client.completions.create(stream=True, **body)
+        with pytest.raises(APIError, match="takes too long"):
+            list(stream)
+        assert time.monotonic() - started < 5
+        server.wait_until_idle()
+        page = httpx2.get(f"{server.root}/metrics").text
+        assert 'jakiro_cancelled_total{why="timeout"} 2.0' in page
+        assert client.completions.create(**BODY).choices
+
+
+class Picky(LookupDrafter):
+    """A drafter whose sessions take only requests that select tokens in the same way."""
+
+    def can_share(self, one: Sampling, other: Sampling) -> bool:
+        return one.description == other.description
+
+
+def test_what_a_drafter_cannot_draft_for_is_refused() -> None:
+    decoder = tiny_decoder()
+    own = SpeculativeDecoder(decoder.target.model, Picky(), decoder.tokenizer, tree="fixed")
+    with running(own) as server, server.client() as client:
+        assert client.completions.create(**BODY).choices
+        with pytest.raises(BadRequestError, match="cannot draft for this way of selecting tokens"):
+            client.completions.create(presence_penalty=1.0, **BODY)
+
+
+def test_missing_memory_ends_only_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Lane.prefill_of
+
+    def planted(lane: Lane, sequences: Any) -> Any:
+        if len(sequences[0].token_ids) > 20:
+            raise MemoryError("planted")
+        return original(lane, sequences)
+
+    with running(tiny_decoder()) as server, server.client() as client:
+        expected = client.completions.create(**BODY).choices[0].text
+        monkeypatch.setattr(Lane, "prefill_of", planted)
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(client.completions.create, **BODY) for _ in range(7)]
+            bad = pool.submit(client.completions.create, **{**BODY, "prompt": "a b c " * 20})
+            with pytest.raises(InternalServerError, match="no memory to read the prompt") as info:
+                bad.result()
+        assert info.value.status_code == 503
+        assert [answer.result().choices[0].text for answer in answers] == [expected] * 7
+
+
+def test_nothing_of_an_earlier_prompt_is_used_again() -> None:
+    """Users must not learn from times what others have asked."""
+    body = {**BODY, "prompt": "def main(argument): " * 8}
+    read: list[int] = []
+    original = Context.read
+
+    def counted(context: Context, token_ids: Any, offset: int, count: int) -> Any:
+        read.append(count)
+        return original(context, token_ids, offset, count)
+
+    with running(tiny_decoder()) as server, server.client() as client:
+        for _ in range(2):
+            read.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Context, "read", counted)
+                usage = client.completions.create(**body).usage
+            assert usage is not None
+            assert sum(read) == usage.prompt_tokens
