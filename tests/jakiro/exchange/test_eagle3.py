@@ -22,7 +22,9 @@ from helpers.published import (
 from jakiro.errors import CheckpointError
 from jakiro.exchange.checkpoint import read_checkpoint
 from jakiro.exchange.families import plan_import
-from jakiro.exchange.plan import ImportPlan
+from jakiro.exchange.plan import ImportPlan, build_drafter, distinctions
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
 
 LAYERS = (1, 3, 5)
 IDS = {"eagle_aux_hidden_state_layer_ids": list(LAYERS)}
@@ -162,10 +164,44 @@ def test_a_draft_vocabulary_that_is_not_sorted_is_sorted_with_its_rows(tmp_path:
     assert_drafts_equal(drafter, PublishedEagle3(mixed, model, LAYERS), length=3)
 
 
+def _without(name: str) -> Weights:
+    return {key: part for key, part in eagle3_weights().items() if key != name}
+
+
 def _with_offset(index: int, offset: int) -> Weights:
     weights = eagle3_weights()
     weights["d2t"][index] = offset
     return weights
+
+
+def test_uses_of_norms_that_configs_often_name_wrongly_are_left_to_the_measurement(
+    tmp_path: Path,
+) -> None:
+    weights, model = eagle3_weights(), _model()
+    config = eagle3_config(**IDS, norm_output=True, norm_before_residual=True)
+    plan = _plan(tmp_path / "a", weights, config)
+    report = "\n".join(plan.lines())
+    assert "open: experts.output_norm feedback or experts.output_norm head" in report
+    assert "open: trunk.residual normed or trunk.residual feature" in report
+    record = record_target(TargetAdapter(model).spec, "tiny")
+    for settings in plan.candidates(6):
+        trunk, experts = settings.trunk, settings.experts
+        assert trunk.fusion_layers in (LAYERS, tuple(index + 1 for index in LAYERS))
+        published = PublishedEagle3(
+            weights,
+            model,
+            trunk.fusion_layers,
+            residual_is_normed=trunk.residual == "normed",
+            feeds_normed_back=experts.output_norm == "feedback",
+        )
+        drafter = build_drafter(settings, record, plan.table.converted()).to(model.dtype)
+        assert_drafts_equal(drafter, published, length=4, passes=3)
+    assert len(plan.candidates(7)) == 8
+    assert distinctions([each.model_dump() for each in plan.candidates(7)])[0] == (
+        "experts.output_norm feedback, trunk.fusion_layers [1, 3, 5], trunk.residual normed"
+    )
+    saved = as_speculators(weights, config, norm_output=True, norm_before_residual=True)
+    assert len(_plan(tmp_path / "b", *saved).candidates(7)) == 1
 
 
 @pytest.mark.parametrize(
@@ -184,6 +220,14 @@ def _with_offset(index: int, offset: int) -> Weights:
         (eagle3_weights(), {"layer_ids": [-1, 1, 2]}, "of at least 0"),
         (eagle3_weights(), {"rope_scaling": {"rope_type": "odd"}}, "rope_scaling"),
         (eagle3_weights() | {"fc.weight": torch.ones(32, 80)}, {}, "another width"),
+        (eagle3_weights() | {"lm_head.weight": torch.ones(0, 32)}, {}, "with two dimensions"),
+        (eagle3_weights(), {"draft_vocab_size": 24}, "draft_vocab_size 24; got: one for 23"),
+        (eagle3_weights(), {"vocab_size": 10**15}, r"t2d of shape \[1000000000000000\]"),
+        (eagle3_weights(), {"norm_output": "false"}, "true or false for norm_output"),
+        (eagle3_weights(), {"fc_norm": True}, "fc_norm true and no fc_norm.0.weight"),
+        (eagle3_weights(), {"eagle_config": {"use_last_layernorm": False}}, "false and norm.wei"),
+        (_without("norm.weight"), {"norm_output": True}, "because norm_output is true"),
+        (eagle3_weights(fused="all"), {"norm_before_fc": False}, "false and input_norm.weight"),
     ],
 )
 def test_what_cannot_be_imported_is_named(
