@@ -59,11 +59,11 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
     """
     settings = drafter.config.settings
     num_states = drafter.config.target_record.num_hidden_states or 0
-    for problem in _problems(settings, num_states - 1):
+    if problems := list(_problems(settings, num_states - 1)):
         raise ConfigError(
             "this drafter cannot be exported as EAGLE-3",
-            expected=problem.expected,
-            got=problem.got,
+            expected=", ".join(problem.expected for problem in problems),
+            got=", ".join(str(problem.got) for problem in problems),
             remedy="use `--to vllm`, which exports drafters of any architecture for vLLM with a "
             "plug-in, or train one with the settings in configs/drafters/eagle3-exact.yaml",
         )

@@ -112,7 +112,7 @@ def test_an_imported_head_is_trained_further_and_exported(
     assert _run("export", trained, "--to", "eagle3", "--out", out / "x", "--target", "./no") == 2
     assert "nothing exists" in capsys.readouterr().err
     tiny_llama(hidden_size=64).save_pretrained(tmp_path / "wide")
-    tiny_family("gemma2").save_pretrained(tmp_path / "gemma")
+    tiny_family("gemma3").save_pretrained(tmp_path / "gemma")
     for target, message in (("wide", "hidden size differs"), ("gemma", "of the Gemma family")):
         words = ("--to", "eagle3", "--out", out / "x", "--target", tmp_path / target)
         assert _run("export", trained, *words) == 2

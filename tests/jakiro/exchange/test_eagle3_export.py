@@ -102,7 +102,7 @@ BASE = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trunk": FEEDBACK}, r"trunk\.input of wide; got: join"),
+        ({"trunk": FEEDBACK}, r"trunk\.input of wide, .*first_position of False, .*; got: join, "),
         ({"trunk": {"fusion_layers": (1, 3, 5)}}, r"fusion_layers from 2 to 5; got: \[1, 3, 5\]"),
         ({"trunk": {"fusion_layers": (2, 3, 6)}}, r"fusion_layers from 2 to 5; got: \[2, 3, 6\]"),
         ({"trunk": {"fusion_layers": (2, 3)}}, r"fusion_layers from 2 to 5; got: \[2, 3\]"),
