@@ -40,7 +40,7 @@ def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
     ids = _ids_in(values, table, num_states)
     trunk = _take_trunk(values, table, config, num_states)
     trunk["fusion_layers"] = ids[0] if ids else tuple(range(2, 2 + num_states))
-    settings = {
+    settings: dict[str, Any] = {
         "trunk": trunk,
         "experts": _take_experts(values, table, config.hidden_size),
         "schedule": {"autoregressive_levels": _LEVELS, "parallel_levels": 0},
