@@ -86,7 +86,7 @@ def import_drafter(
         return
     load = {"dtype": dtype, "device": device}
     limits = (prompts, num_prompts, max_new_tokens)
-    drafter, measured, others = _measured(plan, target, load, limits)
+    drafter, measured, facts = _measured(plan, target, load, limits)
     typer.echo(str(measured))
     if not (measured.is_above_floor or force):
         raise CheckpointError(
@@ -100,7 +100,7 @@ def import_drafter(
         measured.model_dump()
         | {"is_above_floor": measured.is_above_floor}
         | {"prompts": "built-in" if prompts is None else str(prompts)}
-        | ({"alternatives": others} if others else {}),
+        | facts,
     )
     write_import(drafter, out)
     typer.echo(f"wrote {out}; to train it further, start a settings file with")
@@ -127,8 +127,9 @@ def _check_options(
 
 def _measured(
     plan: "ImportPlan", target: str, load: dict[str, Any], limits: tuple[Path | None, int, int]
-) -> tuple["JakiroDrafter", "Agreement", dict[str, float]]:
-    """Return the drafter that agrees best, its agreement, and those of the alternatives."""
+) -> tuple["JakiroDrafter", "Agreement", dict[str, Any]]:
+    """Return the drafter that agrees best, its agreement, and facts about the alternatives."""
+    from inference.benchmark.agreement import choose_best
     from inference.generation.prompt_file import BUILT_IN, read_prompts
     from jakiro.exchange.plan import build_drafter, check_fits, distinctions
     from jakiro.target.adapter import TargetAdapter
@@ -153,11 +154,21 @@ def _measured(
         found = _agreement_of(drafter, model, decoded, name)
         if found is not None:
             measured[name] = found
-    best = max(measured, key=lambda name: (measured[name].agreement, measured[name].chain_tau))
+    kept, level = choose_best(list(measured.values()))
+    best = list(measured)[kept]
+    if len(measured) > 1:
+        typer.echo(f"kept: {best}")
     others = {name: each.agreement for name, each in measured.items() if name != best}
+    undecided = [list(measured)[index] for index in level]
+    facts = {"alternatives": others, "undecided": undecided} if others else {}
+    if undecided:
+        say(
+            f"warning: these prompts do not show whether {' or '.join(undecided)} would be better; "
+            "to decide, measure on more --prompts"
+        )
     # Measuring has moved the drafter to the device and the dtype of the target.
     drafter = build_drafter(candidates[names.index(best)], record, weights)
-    return drafter, measured[best], others
+    return drafter, measured[best], facts
 
 
 def _agreement_of(

@@ -6,10 +6,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from jakiro import __version__
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.exchange.eagle3 import IDS
+from jakiro.exchange.eagle3_config import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers
 from jakiro.target.record import TargetRecord
 
@@ -74,6 +75,7 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
         ids = {IDS: own[IDS]}
         config = layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
         config["eagle_config"] = {"use_aux_hidden_state": True} | ids
+        config[EXPORTED_BY] = f"jakiro {__version__}"
     else:
         config = own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
         config |= _speculators_keys(settings, facts)

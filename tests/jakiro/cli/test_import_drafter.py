@@ -143,6 +143,7 @@ def test_a_drafter_that_does_not_fit_is_written_only_if_forced(
     assert convert("random", "--force") == 0
     record = JakiroDrafter.from_pretrained(tmp_path / "drafter").config.record
     assert record["import"]["measured"]["is_above_floor"] is False
+    assert "alternatives" not in record["import"]["measured"]
     assert convert("head") == 2
     assert "already exists" in capsys.readouterr().err
 

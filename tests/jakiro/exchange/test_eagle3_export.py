@@ -63,6 +63,7 @@ def test_importing_an_export_gives_the_same_tensors_and_settings(
     assert again.state_dict().keys() == first.state_dict().keys()
     for key, part in first.state_dict().items():
         assert torch.equal(again.state_dict()[key], part), key
+    assert len(plan_import(read_checkpoint(folder)).candidates(6)) == 1
     if layout == "eagle3":  # the tensors of the published drafter, bit for bit
         checkpoint = read_checkpoint(folder)
         assert checkpoint.tensors.keys() == weights.keys()
