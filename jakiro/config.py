@@ -23,16 +23,12 @@ def _changed(settings: Settings) -> set[str]:
     return {name for name, field in fields.items() if getattr(settings, name) != field.default}
 
 
+# Settings of the way in which tokens and features are read.
+_INPUT = {"input", "residual", "input_norms", "input_bias"}
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = {
-    *("input", "residual", "input_norms", "input_bias"),
-    *("attention_norm", "attention_bias", "qk_norm", "mlp_width"),
-}
+_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width"}
 # Settings of trunks that read features.
-_OF_FEATURES = {
-    *("fusion_layers", "fusion_norm", "ttt_steps"),
-    *("input", "residual", "input_norms", "input_bias"),
-}
+_OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
 
 class TrunkSettings(Settings):

@@ -110,7 +110,7 @@ def measure_agreement(
 def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
     """Return the index of the best of several drafters, and those that may be as good.
 
-    If the best drafters cannot be told apart, the first of them is returned.
+    If the difference between the best drafters is not clear, the first of them is returned.
 
     Args:
         measured: measurements on the same prompts.

@@ -54,6 +54,10 @@ class Eagle3Config:
     def flag(self, name: str, default: bool) -> bool:
         """Return a value that is true or false.
 
+        Args:
+            name: key of the value.
+            default: value if the config has none.
+
         Raises:
             CheckpointError: it is neither.
         """
