@@ -132,6 +132,7 @@ def test_a_stream_appears_piece_by_piece_with_the_depths_of_the_interface(
     _ask(page, wait=False)
     while page.locator(".answer[aria-busy=true]").count():
         lengths.add(len(_text(page)))
+    site.drafter.seconds = 0.0
     expected = _expected(site, temperature=0.7, seed=3, max_tokens=60)
     assert len(lengths) >= 3
     assert _text(page) == expected["text"]
@@ -504,13 +505,16 @@ def test_two_tabs_and_the_way_back(browser: "Browser", site: _Site) -> None:
         _ask(page, wait=False)
     for page, seed in ((first, 1), (second, 2)):
         _wait(page)
+        site.drafter.seconds = 0.0
         assert _text(page) == _expected(site, seed=seed, max_tokens=30, temperature=0.9)["text"]
     first.bring_to_front()
+    site.drafter.seconds = 0.02
     _set(first, max_tokens="2000")
     _ask(first, wait=False)
     first.locator(".answer:last-child .token").first.wait_for()
     first.goto(site.server.root + "/health")
     site.server.wait_until_idle()  # leaving the page has stopped the answer
+    site.drafter.seconds = 0.0
     first.go_back()
     first.locator("#server[data-state=ready]").wait_for()
     _set(first, max_tokens="5")
