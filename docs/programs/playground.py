@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 PICTURE = Path(__file__).parents[1] / "figures" / "playground.png"
 MODEL = "smollm2-135m-instruct"
@@ -42,7 +43,7 @@ def serving(model: str) -> Iterator[str]:
         process.terminate()
 
 
-def picture_of(address: str, scheme: str) -> Image.Image:
+def picture_of(address: str, scheme: Literal["light", "dark"]) -> Image.Image:
     """Return a picture of the playground after an answer, with the tree of a token.
 
     Args:
@@ -52,7 +53,7 @@ def picture_of(address: str, scheme: str) -> Image.Image:
     path = os.environ.get("JAKIRO_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=SWITCHES)
-        size = {"width": WIDTH, "height": HEIGHT}
+        size = ViewportSize(width=WIDTH, height=HEIGHT)
         page = browser.new_page(viewport=size, color_scheme=scheme)
         page.goto(address)
         page.fill("#prompt", QUESTION)

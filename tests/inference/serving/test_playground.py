@@ -132,11 +132,12 @@ def test_a_stream_appears_piece_by_piece_with_the_depths_of_the_interface(
     _ask(page, wait=False)
     while page.locator(".answer[aria-busy=true]").count():
         lengths.add(len(_text(page)))
+    site.drafter.seconds = 0.0
     expected = _expected(site, temperature=0.7, seed=3, max_tokens=60)
     assert len(lengths) >= 3
     assert _text(page) == expected["text"]
-    spans = page.locator(".answer .token").all()
-    assert [int(str(span.get_attribute("data-depth"))) for span in spans] == expected["depths"]
+    depths = "all => all.map(own => Number(own.dataset.depth))"
+    assert page.locator(".answer .token").evaluate_all(depths) == expected["depths"]
     assert "60 tokens" in page.inner_text(".answer .footer")
 
 
@@ -153,6 +154,7 @@ def test_the_panel_has_figures_a_legend_and_the_tree(page: "Page") -> None:
     page.locator("#legend >> text=expert").first.wait_for()
     page.locator(".answer .token[data-depth='1']").last.click()
     assert page.locator(".answer .token.selected").count() == 1
+    page.locator("#tree .node.accepted").first.wait_for()
     accepted = page.locator("#tree .node.accepted").count()
     marked = page.locator(".answer .token.same-step:not([data-depth='0'])").count()
     assert 1 <= marked <= accepted
@@ -275,10 +277,12 @@ def test_a_full_server_says_when_to_try_again(browser: "Browser") -> None:
         _ask(second)
         assert "Too many requests are waiting" in second.inner_text(".failure")
         assert "asks to wait" in second.inner_text(".failure")
+        first.bring_to_front()
         first.click("#send")
         _wait(first)
         decoder.drafter.seconds = 0.0
         server.wait_until_idle()
+        second.bring_to_front()
         _set(second, max_tokens="5")
         second.click(".failure >> text=Try again")
         second.locator(".failure").wait_for(state="detached")
@@ -425,12 +429,11 @@ def test_without_colors_tokens_are_underlined(browser: "Browser", site: _Site) -
         assert page.locator(".answer .token[data-depth='0']").first.evaluate(line) == "none"
 
 
-@pytest.mark.parametrize("width", [360, 700, 1000, 1800])
-def test_no_width_needs_horizontal_scrolling(browser: "Browser", site: _Site, width: int) -> None:
-    size = {"width": width, "height": 640}
-    with visiting(browser, site.server.root + "/", viewport=size) as page:
-        _set(page, max_tokens="60")
-        _ask(page, "a" * 300)
+def test_no_width_needs_horizontal_scrolling(page: "Page") -> None:
+    _set(page, max_tokens="60")
+    _ask(page, "a" * 300)
+    for width in (360, 700, 1000, 1800):
+        page.set_viewport_size({"width": width, "height": 640})
         assert page.evaluate("() => document.documentElement.scrollWidth") == width
         box = page.locator("#send").bounding_box()
         assert box is not None
@@ -497,17 +500,21 @@ def test_two_tabs_and_the_way_back(browser: "Browser", site: _Site) -> None:
     first, second = visit.open(), visit.open()
     site.drafter.seconds = 0.01
     for page, seed in ((first, "1"), (second, "2")):
+        page.bring_to_front()  # browsers slow down tabs in the background
         _set(page, seed=seed, max_tokens="30", temperature="0.9")
         _ask(page, wait=False)
     for page, seed in ((first, 1), (second, 2)):
         _wait(page)
+        site.drafter.seconds = 0.0
         assert _text(page) == _expected(site, seed=seed, max_tokens=30, temperature=0.9)["text"]
-    first.bring_to_front()  # browsers slow down tabs in the background
+    first.bring_to_front()
+    site.drafter.seconds = 0.02
     _set(first, max_tokens="2000")
     _ask(first, wait=False)
     first.locator(".answer:last-child .token").first.wait_for()
     first.goto(site.server.root + "/health")
     site.server.wait_until_idle()  # leaving the page has stopped the answer
+    site.drafter.seconds = 0.0
     first.go_back()
     first.locator("#server[data-state=ready]").wait_for()
     _set(first, max_tokens="5")
