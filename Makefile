@@ -1,10 +1,10 @@
-# Every target prepares `.venv` by itself: `make demo` and `make test` work from a clean checkout.
+# Targets that need `.venv` create it: `make demo` and `make test` work from a clean checkout.
 # Another interpreter: `make test PYTHON=python3.12`. Options of the demo: `make demo ARGS="--preset smoke"`.
 
 PYTHON ?= python3
 ARGS ?=
 TRANSFORMERS ?= 5.17.0 newest
-# Tests compute on one thread each; those of a file share what they prepare.
+# Each test computes on one thread. The tests of a file run in one process and share its fixtures.
 WORKERS ?= -n auto --maxprocesses 8 --dist loadfile
 QUICK := not slow and not faults and not gpu and not vllm
 VENV := .venv
@@ -22,7 +22,7 @@ help:  ## Show the targets
 
 .venv: $(READY)  ## Create the virtual environment with the tested versions
 
-# The stamp comes last: an interrupted installation is taken up again, never taken for finished.
+# The stamp comes last: an interrupted installation is continued, and never mistaken for a finished one.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo 'error: $(PYTHON) is missing or older than Python 3.11; remedy: make PYTHON=/path/to/python3.11' >&2; \
@@ -54,8 +54,9 @@ test-matrix:  ## Run the tests with the oldest and the newest supported transfor
 	    PATH="$$PWD/$$room/bin:$$PATH" "$$room/bin/python" -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS); \
 	done
 
-# Beside vLLM, Jakiro is installed without its own dependencies, which fit those of vLLM. The index
-# must offer a CPU build of torch; the versions are those that were tested together.
+# Jakiro is installed without its dependencies: vLLM brings most of them in the versions that vLLM
+# needs, and the commands below name the others. The index must offer a CPU build of torch; the
+# versions are those that were tested together.
 test-vllm:  ## Run the tests inside vLLM on the CPU, in an environment of their own (3.4 GB)
 	set -e; room="$(VENV)/vllm"; \
 	if [ ! -e "$$room/.ready" ]; then \
@@ -70,7 +71,7 @@ test-vllm:  ## Run the tests inside vLLM on the CPU, in an environment of their 
 	fi; \
 	JAKIRO_RUNTIME_TYPECHECK=0 "$$room/bin/python" -m pytest -o filterwarnings= -m vllm tests/vllm $(ARGS)
 
-coverage: $(READY)  ## Measure how much of the core its own tests run
+coverage: $(READY)  ## Measure how much of the core is covered by its own tests
 	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) --cov=moa --cov=inference.engine --cov=training.loss \
 	    --cov-fail-under=95 tests/moa tests/inference/engine tests/training/loss $(ARGS)
 
@@ -85,14 +86,14 @@ docs: $(READY)  ## Build the documentation into site/
 	    PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-figures: $(READY)  ## Draw the figures of README and docs; ARGS="--record DRAFTER" decodes the step again
+figures: $(READY)  ## Draw the figures of README and docs; ARGS="--record DRAFTER" decodes the step in the README again
 	$(BIN)/python docs/programs/figures.py $(ARGS)
 
 reference: $(READY)  ## Write the reference of the command line and of the configuration
 	$(BIN)/typer jakiro.cli utils docs --name jakiro --title 'Command line' --output docs/reference/cli.md
 	$(BIN)/python docs/programs/reference.py
 
-# Threads that wait by spinning stand in the way of whatever else the machine does.
+# Threads that spin while they wait slow down other processes, so they spin only briefly.
 bench bench-engine bench-gpu: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"

@@ -22,7 +22,7 @@ converted into a `DraftTree`, which holds the tensors of a whole batch on the de
 accepted on the device, or on the host from one `SequenceTree` per sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -114,6 +114,11 @@ class DraftTree:
         """
         fits = self.base_length[:, None] + self.depth <= last_position
         return replace(self, is_valid=self.is_valid & fits)
+
+    def without(self, indices: Iterable[int]) -> "DraftTree":
+        """Return the trees without any candidates for the sequences at these batch indices."""
+        index = indices_on(self.token_ids.device, list(indices))
+        return replace(self, is_valid=self.is_valid.index_fill(0, index, False))
 
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
         """Return the trees of the sequences at these batch indices."""

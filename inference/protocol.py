@@ -62,7 +62,8 @@ class VerifyResult:
     target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
     # (batch index, nodes) -> the target's logits after these nodes, before any processor
     logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
-    # batch indices of sequences that could not be verified, from which nothing can be learned
+    # batch indices of sequences from which nothing can be learned, because they could not be
+    # verified or have no drafts
     failed: frozenset[int] = frozenset()
 
 
@@ -275,12 +276,14 @@ class Drafter(ABC):
             `encode_memory`.
         version: identifier of the memory encoder; sessions reject memory from other encoders.
         bytes_per_token: number of bytes that a session takes for each token of a sequence.
+        proposer_names: names of the proposer ids in trees, for people.
     """
 
     needs: frozenset[str] = frozenset()
     hidden_states: tuple[int, ...] = ()
     version: str = ""
     bytes_per_token: int = 0
+    proposer_names: tuple[str, ...] = ("drafter",)
 
     def __repr__(self) -> str:
         """Return a line with the limits of the trees."""

@@ -32,8 +32,10 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
     They are None for an output that the trunk ignores.
     """
     settings, target = config.settings, config.target_record
-    sizes = settings.memory.model_dump(exclude={"source", "layers"})
-    sizes["norm_eps"] = settings.norm_eps
+    read = settings.memory
+    sizes = read.model_dump(exclude={"source", "layers", "rope"})
+    frequencies, scale = rope_frequencies(read.rope, read.rope_theta, read.head_dim)
+    sizes |= {"rope_frequencies": frequencies, "rope_scale": scale, "norm_eps": settings.norm_eps}
     fused = sizes | {"layer_attention": False, "common_width": None}
     fused["always_project"] = settings.trunk.fusion_layers is not None
     fused |= {"output_bias": settings.trunk.input_bias, "state_norm": settings.trunk.fusion_norm}

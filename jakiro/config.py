@@ -23,16 +23,12 @@ def _changed(settings: Settings) -> set[str]:
     return {name for name, field in fields.items() if getattr(settings, name) != field.default}
 
 
+# Settings of the way in which tokens and features are read.
+_INPUT = {"input", "residual", "input_norms", "input_bias"}
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = {
-    *("input", "residual", "input_norms", "input_bias"),
-    *("attention_norm", "attention_bias", "qk_norm"),
-}
+_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width"}
 # Settings of trunks that read features.
-_OF_FEATURES = {
-    *("fusion_layers", "fusion_norm", "ttt_steps"),
-    *("input", "residual", "input_norms", "input_bias"),
-}
+_OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
 
 class TrunkSettings(Settings):
@@ -90,6 +86,10 @@ class TrunkSettings(Settings):
     qk_norm: bool = False
     """Whether queries and keys of self-attention are normalized before their rotation, as in
     Qwen3."""
+    mlp_width: int | None = Field(None, ge=1)
+    """Inner width of a feed-forward network between self-attention and cross-attention, as in the
+    Mixture of Attentions as published; null for no such network, because the experts follow the
+    trunk."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -182,6 +182,11 @@ class MemorySettings(Settings):
     """Size of each head of the layer self-attention."""
     mlp_width: int = Field(128, ge=1)
     """Width of the feed-forward part of the layer self-attention."""
+    rope_theta: float = Field(10_000.0, gt=0)
+    """Base (theta) of the rotary embedding of the layer index in the layer self-attention."""
+    rope: RopeSettings = RopeSettings()
+    """Change of this rotary embedding, as in drafters that were published with the rotary embedding
+    of a target for long contexts."""
 
 
 class ExpertsSettings(Settings):
@@ -241,7 +246,7 @@ class DrafterSettings(Settings):
     """The depth of the draft tree."""
     norm_eps: float = Field(1e-6, gt=0)
     """Epsilon of all norms of the drafter. Published drafters for Llama 3 have 1e-5."""
-    tail_layers: Literal[0, 1, 2] = 0
+    tail_layers: Literal[0, 1, 2, 3] = 0
     """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
     the experts. The experts then predict the input of the first of these layers. Requires
     experts.combine sum and schedule.parallel_levels 0."""

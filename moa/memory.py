@@ -25,10 +25,17 @@ class LayerSelfAttention(nn.Module):
         head_dim: size of one head, an even number.
         mlp_width: inner width of the SwiGLU feed-forward part.
         norm_eps: epsilon of the norms.
+        rotary: rotary embedding of the layer index; None for one with base 10000.
     """
 
     def __init__(
-        self, width: int, num_heads: int, head_dim: int, mlp_width: int, norm_eps: float = 1e-6
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        mlp_width: int,
+        norm_eps: float = 1e-6,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -38,7 +45,7 @@ class LayerSelfAttention(nn.Module):
         self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
         self.gate_up = nn.Linear(width, 2 * mlp_width, bias=False)
         self.down = nn.Linear(mlp_width, width, bias=False)
-        self.rotary = Rotary(head_dim, base=10_000.0)
+        self.rotary = rotary or Rotary(head_dim, base=10_000.0)
 
     def forward(
         self, state: Float[Tensor, "tokens layers width"]
@@ -131,6 +138,10 @@ class MemoryEncoder(nn.Module):
         output_bias: whether the projection to the drafter's width has a bias.
         state_norm: norm of the states before anything else: "none", "each" (each layer alone, as in
             EAGLE-3.1) or "all" (all layers together).
+        rope_theta: base of the rotary embedding of the layer index in layer self-attention.
+        rope_frequencies: angles of this embedding, as for `Rotary`; None to compute them from the
+            base.
+        rope_scale: factor of its rotated queries and keys.
     """
 
     def __init__(
@@ -147,8 +158,12 @@ class MemoryEncoder(nn.Module):
         norm_eps: float = 1e-6,
         output_bias: bool = True,
         state_norm: FusionNorm = "none",
+        rope_theta: float = 10_000.0,
+        rope_frequencies: tuple[float, ...] | None = None,
+        rope_scale: float = 1.0,
     ) -> None:
         super().__init__()
+        rotary = Rotary(head_dim, rope_theta, rope_frequencies, rope_scale)
         self.state_norm = (
             None
             if state_norm == "none"
@@ -161,7 +176,7 @@ class MemoryEncoder(nn.Module):
             else LayerProjection(num_layers, width, common_width, norm_eps)
         )
         self.layer_attention = (
-            LayerSelfAttention(inner, num_heads, head_dim, mlp_width, norm_eps)
+            LayerSelfAttention(inner, num_heads, head_dim, mlp_width, norm_eps, rotary)
             if layer_attention
             else None
         )

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from moa.attention import KV, AttentionBias, CrossAttention, KVStore, SelfAttention, no_history
+from moa.feed_forward import FeedForward
 from moa.rotary import Rotary
 
 InputKind = Literal["join", "wide"]
@@ -122,6 +123,8 @@ class Trunk(nn.Module):
         residual: start of the residual stream, as for `FeatureInput`.
         rope_frequencies: angles per position, as for `Rotary`; None to compute them from the base.
         rope_scale: factor of rotated queries and keys.
+        mlp_width: inner width of a feed-forward network between self-attention and cross-attention,
+            as in the Mixture of Attentions; None for no such network.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class Trunk(nn.Module):
         residual: Residual = "feature",
         rope_frequencies: tuple[float, ...] | None = None,
         rope_scale: float = 1.0,
+        mlp_width: int | None = None,
     ) -> None:
         super().__init__()
         rotary = partial(Rotary, head_dim, rope_theta, rope_frequencies, rope_scale)
@@ -156,6 +160,7 @@ class Trunk(nn.Module):
         self.self_attention = SelfAttention(
             *geometry, attention_norm, attention_bias, qk_norm, width, rotary()
         )
+        self.feed_forward = None if mlp_width is None else FeedForward(hidden, mlp_width, norm_eps)
         self.cross_attention = CrossAttention(*geometry, rotary()) if attends_memory else None
 
     def kv(
@@ -197,6 +202,7 @@ class Trunk(nn.Module):
         """
         read, stream = self._start(embeddings, inputs.previous)
         stream = self.self_attention(read, positions, self_mask, store, stream)
+        stream = stream if self.feed_forward is None else self.feed_forward(stream)
         if self.cross_attention is None:
             return stream
         return self.cross_attention(stream, positions, inputs.memory, inputs.mask)

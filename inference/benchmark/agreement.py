@@ -1,5 +1,6 @@
 """Agreement of a drafter with its target, and tau, measured on a few hundred greedy tokens."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from inference.generation.prompts import Prompt
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.settings import Settings
+
+_STANDARD_ERRORS = 2.0
 
 
 class Agreement(Settings):
@@ -38,6 +41,18 @@ class Agreement(Settings):
     def is_above_floor(self) -> bool:
         """Whether the drafter agrees with the target more often than the most frequent token."""
         return self.agreement > self.floor
+
+    def is_clearly_above(self, other: "Agreement") -> bool:
+        """Return whether this agreement is above another one by more than two standard errors.
+
+        Args:
+            other: measurement on the same prompts.
+        """
+        counts = (max(self.num_steps, 1), max(other.num_steps, 1))
+        agreed = self.agreement * counts[0] + other.agreement * counts[1]
+        share = agreed / sum(counts)
+        error = math.sqrt(share * (1 - share) * (1 / counts[0] + 1 / counts[1]))
+        return self.agreement - other.agreement > _STANDARD_ERRORS * error
 
     def __str__(self) -> str:
         """Return one line for users."""
@@ -90,3 +105,16 @@ def measure_agreement(
         num_steps=in_chains.target_forwards,
         num_prompts=len(prompts),
     )
+
+
+def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
+    """Return the index of the best of several drafters, and those that may be as good.
+
+    If the difference between the best drafters is not clear, the first of them is returned.
+
+    Args:
+        measured: measurements on the same prompts.
+    """
+    best = max(measured, key=lambda each: each.agreement)
+    level = [index for index, each in enumerate(measured) if not best.is_clearly_above(each)]
+    return level[0], level[1:]

@@ -36,6 +36,7 @@ class DelegatingDrafter(AdaptiveDrafter):
         self.hidden_states = drafter.hidden_states
         self.version = drafter.version
         self.bytes_per_token = drafter.bytes_per_token
+        self.proposer_names = drafter.proposer_names
         self.request_counter = request_counter_of(drafter)
 
     def __repr__(self) -> str:

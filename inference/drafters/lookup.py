@@ -54,6 +54,7 @@ class LookupDrafter(TokenDrafter):
     def __init__(self, settings: LookupSettings | None = None) -> None:
         self.settings = settings or LookupSettings()
         super().__init__("lookup", self.settings.num_nodes, self.settings.depth)
+        self.proposer_names = ("lookup",)
 
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int

@@ -75,6 +75,7 @@ class SmallLMDrafter(Drafter):
         vocab_size = int(target.config.get_text_config().vocab_size)
         self.vocab_size = min(self.model.spec.vocab_size, vocab_size)
         self.version = "lm"
+        self.proposer_names = ("small model",)
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
         self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.sampled)]
 

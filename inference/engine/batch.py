@@ -117,7 +117,8 @@ class DecodeBatch:
         return steps
 
     def _draft(self, random: StepRandom) -> DraftTree:
-        budget = self.policy.next_budget()
+        drafts = [state.request.drafts for state in self.live]
+        budget = self.policy.next_budget() if any(drafts) else None
         if budget is None or self.context.session is None:
             return DraftTree.empty(self.context.base_length, self.num_steps)
         tokens = [state.token_ids for state in self.live]
@@ -125,6 +126,8 @@ class DecodeBatch:
         last = self.target.spec.max_position - 1
         if max(self.context.lengths) + tree.max_depth > last:
             tree = tree.limited(last)
+        if not all(drafts):
+            tree = tree.without(index for index, own in enumerate(drafts) if not own)
         return replace(tree, step_id=self.num_steps)
 
     def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
@@ -234,7 +237,11 @@ class DecodeBatch:
             num_accepted=[len(path) for path in paths],
             next_token=[state.token_ids[-1] for state in self.live],
             finished=[step.finished for step in steps],
-            failed=frozenset(index for index, own in enumerate(results) if own.error is not None),
+            failed=frozenset(
+                index
+                for index, (own, state) in enumerate(zip(results, self.live, strict=True))
+                if own.error is not None or not state.request.drafts
+            ),
             target_probs=lambda index, node: distributions[index](node),
             logits=lambda index, nodes: distributions[index].logits[[node + 1 for node in nodes]],
         )

@@ -1,5 +1,6 @@
 """The tokens that a decoding step emits for one sequence."""
 
+import time
 from dataclasses import dataclass, field
 
 from inference.engine.details import TokenDetails
@@ -22,3 +23,5 @@ class DecodeStep:
     # expert or drafter that proposed each token, or TARGET
     proposer_ids: list[int] = field(default_factory=list)
     error: JakiroError | None = None  # why the sequence ended too early; None if it did not
+    # time at which the tokens were emitted, by `time.monotonic()`
+    emitted_at: float = field(default_factory=time.monotonic, compare=False)

@@ -1,4 +1,4 @@
-"""Optional details of each emitted token: log-probabilities, likeliest tokens, scores, logits."""
+"""Optional details of emitted tokens: log-probabilities, likeliest tokens, logits, draft trees."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from inference.engine.acceptance import AcceptResult
 from inference.engine.request import OutputOptions
+from inference.engine.verified_tree import VerifiedTree
 from inference.sampling.options import widened
 
 
@@ -37,13 +38,14 @@ class TokenDetails:
     raw_log_probs: list[float] = field(default_factory=list)
     # the likeliest tokens before any processor, each with its log-probability
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    tree: VerifiedTree | None = None  # draft tree of the step, and what was accepted
 
 
 class Recorded(NamedTuple):
     """The tokens that one sequence emitted in a decoding step, and the details to return.
 
     Attributes:
-        record: details to return.
+        record: options that say which details to return.
         result: outcome of verifying the tree.
         token_ids: tokens of the accepted path and the next token, as far as they were emitted.
     """
@@ -74,10 +76,12 @@ class Recorded(NamedTuple):
 
 
 def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
-    """Return the details of the tokens of several sequences, which are copied to the host at once.
+    """Return the details of the tokens of several sequences.
+
+    The log-probabilities and token ids of all sequences are copied to the host together.
 
     Args:
-        each: tokens of each sequence, at least one in all.
+        each: tokens of each sequence; there is at least one sequence.
 
     Raises:
         RequestError: a processor of a sequence raised an exception.
@@ -133,7 +137,7 @@ def _table(
     Each row contains the token's log-probability, those of the likeliest tokens, and their ids.
 
     Args:
-        several: tokens of each sequence with the logits that they were selected from.
+        several: tokens of each sequence, with the logits at their positions.
         num_likeliest: number of likeliest tokens.
     """
     logits = [row for _, rows in several for row in rows]
@@ -156,12 +160,13 @@ def _rows_of(
 def _details(
     own: Recorded, scores: list[Tensor], log_probs: Iterator[float], rows: Iterator[list[float]]
 ) -> TokenDetails:
-    """Return the details of one sequence, given the numbers of this and later sequences."""
+    """Return the details of one sequence, and consume its items of `log_probs` and `rows`."""
     record, count = own.record, len(own.token_ids)
     details = TokenDetails(
         log_probs=list(islice(log_probs, count)) if record.log_probs else [],
         scores=scores if record.scores else [],
         logits=[widened(row[None])[0] for row in own.raw()] if record.logits else [],
+        tree=VerifiedTree.of(own.result, count) if record.trees else None,
     )
     if not _reads_raw(record):
         return details

@@ -84,7 +84,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def start(self, budget: Budget | None, keys: Sequence[StreamKey], longest: int) -> None:
-        """Start the next step; the step before, if any, must have been taken.
+        """Start the next step, after `take` has returned the previous one.
 
         Args:
             budget: limits of the trees; None for a step without drafts.
@@ -107,10 +107,10 @@ class Pipeline:
         return unread
 
     def read(self, unread: "_UnreadStep", sequences: Sequence[SequenceState]) -> list[AcceptResult]:
-        """Wait for a step, and return the outcome of each sequence that is not complete.
+        """Wait for a step, and return the outcome of each sequence that is not finished.
 
         Args:
-            unread: step that was taken.
+            unread: step that `take` returned.
             sequences: all sequences of the step.
 
         Raises:

@@ -77,6 +77,7 @@ class OutputOptions:
     # whether `raw_log_probs` and likeliest tokens are those of the processed distribution instead
     of_processed: bool = False
     prompt: bool = False  # raw log-probabilities and likeliest tokens of the prompt, in a lane
+    trees: bool = False  # draft trees after their verification
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Request:
     max_length: int  # largest number of tokens, including the prompt
     tickets: tuple[RequestTicket, ...] = ()  # empty if nothing is learned from the request
     record: OutputOptions | None = None  # details to return; None for those of the run
+    drafts: bool = True  # whether to draft; False for autoregressive decoding
 
 
 @dataclass

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from inference.generation.prompts import Prompt
 from inference.serving.api_error import ApiError
 from inference.serving.decoding_options import DecodingOptions
+from inference.serving.details import DetailWriter
 from inference.serving.events import (
     DONE,
     KEEP_ALIVE,
@@ -100,7 +101,7 @@ async def answer(
         "jakiro": {"seed": options.seed},
     }
     if body.stream:
-        events = _events(opened, body, numbers, form, head)
+        events = _events(opened, body, numbers, form, head, service.model.details)
         # The first event is ready as soon as the request is accepted, so that refusals have their
         # own status code.
         first = await unless_disconnected(request.receive, anext(events))
@@ -160,6 +161,7 @@ async def _events(
     numbers: Sequence[int],
     form: AnswerForm,
     head: dict[str, Any],
+    details: DetailWriter,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream; the first one is empty or precedes all text."""
     chunk = {**head, "object": form.chunk_kind}
@@ -173,8 +175,9 @@ async def _events(
             yield b"".join(event({**chunk, "choices": [own], **nothing}) for own in heads)
             async for deltas in reply.deltas():
                 for delta in deltas:
-                    for choice in form.chunk(delta):
-                        yield event({**chunk, "choices": [choice], **nothing})
+                    for own in _chunks(form, delta, details):
+                        extra = {"jakiro": {**head["jakiro"], **own.pop("jakiro", {})}}
+                        yield event({**chunk, **own, **extra, **nothing})
                 if not deltas:
                     yield KEEP_ALIVE
             if has_usage:
@@ -184,6 +187,17 @@ async def _events(
         if not is_accepted:
             raise
         yield event(error.body)
+
+
+def _chunks(form: AnswerForm, delta: TextDelta, writer: DetailWriter) -> list[dict[str, Any]]:
+    """Return the fields of the chunks for new text; the first one has the details, if any."""
+    has_choice = delta.text or delta.tokens or delta.finish_reason is not None
+    choices = form.chunk(delta) if has_choice else []
+    chunks: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
+    if delta.details is not None:
+        chunks = chunks or [{"choices": []}]
+        chunks[0]["jakiro"] = writer.data(delta.index, delta.details)
+    return chunks
 
 
 def _check_model(service: Service, body: GenerationBody) -> None:

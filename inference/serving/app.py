@@ -23,6 +23,7 @@ from inference.serving.models import get_model, list_models
 from inference.serving.rate_limits import FailureLimit
 from inference.serving.request_limits import BodyLimit, HeadLimit
 from inference.serving.service import Service
+from inference.serving.static_page import page_routes
 from inference.serving.telemetry import CONTENT_TYPE
 
 _ROUTES = [
@@ -31,7 +32,7 @@ _ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
 ]
-_OPEN = {"/health", "/health/live"}  # paths that need no key
+_OPEN = {"/health", "/health/live"}  # paths that need no key, beside those of the playground
 _PATHS = {*_OPEN, "/metrics", *(route.path for route in _ROUTES if "{" not in route.path)}
 
 
@@ -54,16 +55,18 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
         Route("/health/live", live),
         Route("/metrics", _metrics),
     ]
+    page = page_routes() if service.settings.playground else []
+    open_paths = {*_OPEN, *(route.path for route in page)}
     app = Starlette(
-        routes=[*_ROUTES, *operations],
-        middleware=_checks(service, keys),
+        routes=[*_ROUTES, *operations, *page],
+        middleware=_checks(service, keys, open_paths),
         exception_handlers=handlers,
     )
     app.state.service = service
     return app
 
 
-def _checks(service: Service, keys: ApiKeys) -> list[Middleware]:
+def _checks(service: Service, keys: ApiKeys, open_paths: set[str]) -> list[Middleware]:
     """Return all that happens to a request before its route, in this order."""
     settings = service.settings
     origins = settings.allowed_origins
@@ -75,7 +78,7 @@ def _checks(service: Service, keys: ApiKeys) -> list[Middleware]:
         Middleware(HostCheck, settings.host, settings.allowed_hosts),
         Middleware(OriginCheck, origins),
         *([Middleware(CORSMiddleware, allow_origins=list(origins), **cors)] if origins else []),
-        Middleware(KeyCheck, keys, failures, _OPEN),
+        Middleware(KeyCheck, keys, failures, open_paths),
         Middleware(BodyLimit, settings.max_body_bytes, settings.receive_seconds),
     ]
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference.engine.request import OutputOptions
@@ -25,6 +25,7 @@ class DecodingOptions:
         record: details of the tokens; None for none.
         echo: whether each text begins with its prompt.
         drafts: whether the origin of each token is requested.
+        drafting: whether to draft.
         logit_bias: number to add to the logit of each token.
         frequency_penalty: number to subtract from a logit for each new token that is equal.
         presence_penalty: number to subtract from a logit if any new token is equal.
@@ -39,6 +40,7 @@ class DecodingOptions:
     record: OutputOptions | None = None
     echo: bool = False
     drafts: bool = False
+    drafting: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -62,6 +64,8 @@ class DecodingOptions:
             echo: whether each text begins with its prompt.
         """
         own = body.jakiro
+        if body.has_details:
+            record = replace(record or OutputOptions(), trees=True)
         others = {
             "top_p": body.top_p,
             "top_k": own and own.top_k,
@@ -77,6 +81,7 @@ class DecodingOptions:
             record=record,
             echo=echo,
             drafts=own is not None and own.drafts,
+            drafting=own is None or own.drafting,
             logit_bias=body.biases,
             frequency_penalty=body.frequency_penalty or 0.0,
             presence_penalty=body.presence_penalty or 0.0,

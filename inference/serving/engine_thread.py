@@ -129,6 +129,7 @@ class EngineThread:
         seed: int | None = None,
         stops: Sequence[str] = (),
         record: OutputOptions | None = None,
+        drafts: bool = True,
         notify: Callable[[], object] | None = None,
         **generation: Any,
     ) -> Job:
@@ -143,6 +144,7 @@ class EngineThread:
             stops: strings each of which ends a continuation with the token that completes it in the
                 text, as `IncrementalText` decodes the text.
             record: details to return for each token; None to return none.
+            drafts: whether to draft; False for autoregressive decoding.
             notify: function that is called after each event of the job, see `Job`.
             **generation: as for `SpeculativeDecoder.generate`.
 
@@ -164,7 +166,7 @@ class EngineThread:
             max_position=spec.max_position,
             tokenizer=decoder.tokenizer,
         )
-        requests = [replace(request, record=record) for request in requests]
+        requests = [replace(request, record=record, drafts=drafts) for request in requests]
         self.scheduler.lane_of(Job(requests))
         if stops:
             requests = [self._with_stops(request, stops) for request in requests]

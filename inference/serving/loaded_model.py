@@ -14,6 +14,7 @@ from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import Drafter
 from inference.serving.api_error import ApiError
 from inference.serving.decoding_options import DecodingOptions
+from inference.serving.details import DetailWriter
 from inference.serving.engine_thread import EngineThread
 from inference.serving.job import Job
 from jakiro import __version__
@@ -43,6 +44,8 @@ class LoadedModel:
         self.tokenizer = needed(decoder.tokenizer)
         self.name = name or path.rpartition("/")[2] or "target"
         self.created = int(time.time())
+        names = decoder.drafter.proposer_names if decoder.drafter else ()
+        self.details = DetailWriter(self.tokenizer, names)
         self.fingerprint = f"fp_{fingerprint(*_identity(engine))[:12]}"
         self._samples = bool(model.generation_config.do_sample)
         self._longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
@@ -130,6 +133,7 @@ class LoadedModel:
             seed=options.seed % 2**63,
             stops=options.stops,
             record=options.record,
+            drafts=options.drafting,
             notify=notify,
             max_new_tokens=self._num_new(len(token_ids), options.max_new_tokens),
             **others,

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
+from inference.serving.details import ChoiceDetails, DetailLog
 from inference.serving.echo import Echo
 from inference.serving.incremental_text import IncrementalText
 from inference.serving.job import Job
@@ -40,6 +41,7 @@ class TextDelta:
     text: str
     tokens: list[TokenDetail] = field(default_factory=list)  # if details were requested
     finish_reason: FinishReason | None = None
+    details: ChoiceDetails | None = None  # if these were requested
 
 
 class Wake:
@@ -97,6 +99,9 @@ class Reply:
             _Choice(number, IncrementalText(tokenizer, stops), state.request.stop.eos_ids, drafts)
             for number, (_, state) in enumerate(owners)
         ]
+        for choice, (_, state) in zip(self._sequences, owners, strict=True):
+            record = state.request.record
+            choice.log = DetailLog(self.started) if record is not None and record.trees else None
         if echoes:
             of_job = {id(job): echo for job, echo in zip(self.jobs, echoes, strict=True)}
             for choice, (job, _) in zip(self._sequences, owners, strict=True):
@@ -152,7 +157,7 @@ class Reply:
                 if self.first_token_seconds is None:
                     self.first_token_seconds = time.monotonic() - self.started
                 delta = self._sequences[first + step.index].extend(step)
-                if delta.text or delta.tokens or delta.finish_reason:
+                if delta.text or delta.tokens or delta.finish_reason or delta.details:
                     found.append(delta)
             first += len(job.sequences)
         return found if has_arrived else None
@@ -178,6 +183,7 @@ class _Choice:
         self._waiting: list[TokenDetail] = []
         self._echo: tuple[Echo, Job] | None = None
         self._num_echoed = 0  # number of characters before the text
+        self.log: DetailLog | None = None  # of the details to return
 
     def begin_with(self, echo: Echo, job: Job) -> None:
         """Let the text begin with the prompt.
@@ -191,17 +197,24 @@ class _Choice:
 
     def extend(self, step: DecodeStep) -> TextDelta:
         """Return the text that a step makes final."""
-        delta = self._first_delta(step.details is not None)
+        has_log_probs = step.details is not None and bool(step.details.raw_log_probs)
+        delta = self._first_delta(has_log_probs)
+        num_echoed, offsets = len(delta.text), []
         for number, token_id in enumerate(step.token_ids):
             self.num_tokens += 1
             delta.text += self._text.push(token_id)
-            if step.details is not None or self._drafts:
+            offsets.append(self._text.offset)
+            if has_log_probs or self._drafts:
                 self._waiting.append(_detail(step, number, self._num_echoed + self._text.offset))
             if not self._text.is_holding and not self._text.is_stopped:
                 delta.tokens += self._waiting
                 self._waiting = []
         if step.finished:
             self._end(delta, step.token_ids[-1])
+        if self.log is not None:
+            self.log.add(step, offsets)
+            is_final = self.is_ended or not self._text.is_holding
+            delta.details = self.log.take(delta.text[num_echoed:], is_final)
         return delta
 
     def _first_delta(self, has_details: bool) -> TextDelta:
@@ -242,7 +255,7 @@ def _detail(step: DecodeStep, number: int, offset: int) -> TokenDetail:
     """
     details = step.details
     log_prob, likeliest = None, []
-    if details is not None:
+    if details is not None and details.raw_log_probs:
         log_prob = details.raw_log_probs[number]
         # Excluded tokens have the log-probability -inf, which JSON does not have.
         own = details.likeliest[number] if details.likeliest else []

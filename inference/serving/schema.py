@@ -69,6 +69,8 @@ class Extensions(Closed):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     drafts: bool = False
     logprobs_of: Literal["target", "processed"] = "target"
+    drafting: bool = True
+    details: bool = False
 
 
 class GenerationBody(Closed):
@@ -99,6 +101,12 @@ class GenerationBody(Closed):
             raise ValueError("stream_options requires stream=true")
         return self
 
+    @model_validator(mode="after")
+    def _details_need_a_stream(self) -> "GenerationBody":
+        if self.has_details and not self.stream:
+            raise ValueError("jakiro.details requires stream=true")
+        return self
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
@@ -113,6 +121,11 @@ class GenerationBody(Closed):
     def biases(self) -> dict[int, float]:
         """The number to add to the logit of each token."""
         return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+
+    @property
+    def has_details(self) -> bool:
+        """Whether the chunks of a stream have the origin of each token, and the draft trees."""
+        return self.jakiro is not None and self.jakiro.details
 
     @property
     def has_usage_chunk(self) -> bool:

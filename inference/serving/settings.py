@@ -57,6 +57,8 @@ class ServeSettings(Settings):
     """Seconds after which a client that takes no data is disconnected."""
     request_seconds: float = Field(600.0, gt=0)
     """Largest number of seconds from the acceptance of a request to its last token."""
+    playground: bool = True
+    """Whether to serve the playground, a web page at `/`."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
 

@@ -1,16 +1,17 @@
 """The command `jakiro export`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import CheckpointError, ConfigError, TargetMismatch
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
     from jakiro.drafter import JakiroDrafter
     from jakiro.exchange.eagle3_export import Exported, ServedTarget
+    from jakiro.target.record import TargetRecord
 
 
 @quiet_libraries()
@@ -52,8 +53,9 @@ def export_drafter(
     The layouts eagle3 and speculators require the architecture of EAGLE-3.
     """
     from jakiro.drafter import JakiroDrafter
-    from jakiro.exchange.eagle3_export import export_eagle3, serve_command, without_ids
-    from jakiro.exchange.writing import write_export
+    from jakiro.exchange.eagle3_export import export_eagle3, without_ids
+    from jakiro.exchange.serve_commands import serve_commands
+    from jakiro.exchange.writing import checksums_in, write_export
     from jakiro.utils.files import ensure_new_file
     from jakiro.utils.pretrained import local_model
 
@@ -68,15 +70,18 @@ def export_drafter(
     if to == "vllm":
         exported = _for_plugin(loaded, name)
     else:
-        exported = export_eagle3(loaded, to, _facts_of(name))
+        exported = export_eagle3(loaded, to, _facts_of(name, loaded.config.target_record))
     if without_layer_ids:
         exported = without_ids(exported, loaded.config.target_record)
     write_export(exported.weights, exported.config, out)
     for part in exported.dropped:
         typer.echo(f"dropped: {part}")
+    for file, digest in checksums_in(out).items():
+        typer.echo(f"sha256 of {file}: {digest}")
     depth = loaded.config.settings.schedule.autoregressive_levels
     typer.echo(f"wrote {out}; to serve it:")
-    typer.echo(f"  {serve_command(to, str(out), local_model(name), depth)}")
+    for engine, command in serve_commands(to, str(out), local_model(name), depth).items():
+        typer.echo(f"  {command}    # {engine}")
 
 
 def _for_plugin(drafter: "JakiroDrafter", name: str) -> "Exported":
@@ -92,14 +97,15 @@ def _for_plugin(drafter: "JakiroDrafter", name: str) -> "Exported":
     return export_vllm(drafter, target)
 
 
-def _facts_of(target: str) -> "ServedTarget":
-    """Return facts about a target from its config."""
+def _facts_of(target: str, record: "TargetRecord") -> "ServedTarget":
+    """Return facts about a target from its config, after a comparison with the drafter's record."""
     from jakiro.exchange.eagle3_export import ServedTarget
-    from jakiro.utils.pretrained import load_config
+    from jakiro.exchange.plan import check_config_scales
+    from jakiro.utils.pretrained import load_config, local_model
 
     remedy = "pass the target's current folder or id as --target"
     config = load_config(target, remedy=remedy)
-    text = config.get_text_config()
+    text: Any = config.get_text_config()
     architectures = list(config.architectures or ())
     position = getattr(text, "max_position_embeddings", None)
     if not architectures or not isinstance(position, int):
@@ -109,4 +115,12 @@ def _facts_of(target: str) -> "ServedTarget":
             got=f"{architectures} and {position}",
             remedy=remedy,
         )
-    return ServedTarget(target, architectures[0], position)
+    if (got := getattr(text, "hidden_size", None)) != record.hidden_size:
+        raise TargetMismatch(
+            f"the drafter was made for another target than {target} (hidden size differs)",
+            expected=f"{record.hidden_size}, as in {record.name_or_path}",
+            got=got,
+            remedy=remedy,
+        )
+    check_config_scales(text, architectures[0], "decode with `jakiro generate`, which applies them")
+    return ServedTarget(local_model(target), architectures[0], position)

@@ -69,7 +69,7 @@ def import_drafter(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Convert a published drafter (EAGLE-1, EAGLE-2, EAGLE-3, HASS, Jakiro), and measure it.
+    """Convert a published drafter (EAGLE-1 to EAGLE-3, HASS, MoA, Jakiro), and measure it.
 
     The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
     Before anything is written, the drafter's agreement with the target and tau are measured.
@@ -86,7 +86,7 @@ def import_drafter(
         return
     load = {"dtype": dtype, "device": device}
     limits = (prompts, num_prompts, max_new_tokens)
-    drafter, measured, others = _measured(plan, target, load, limits)
+    drafter, measured, facts = _measured(plan, target, load, limits)
     typer.echo(str(measured))
     if not (measured.is_above_floor or force):
         raise CheckpointError(
@@ -100,7 +100,7 @@ def import_drafter(
         measured.model_dump()
         | {"is_above_floor": measured.is_above_floor}
         | {"prompts": "built-in" if prompts is None else str(prompts)}
-        | ({"other_layers": others} if others else {}),
+        | facts,
     )
     write_import(drafter, out)
     typer.echo(f"wrote {out}; to train it further, start a settings file with")
@@ -127,11 +127,11 @@ def _check_options(
 
 def _measured(
     plan: "ImportPlan", target: str, load: dict[str, Any], limits: tuple[Path | None, int, int]
-) -> tuple["JakiroDrafter", "Agreement", dict[str, float]]:
-    """Return the drafter that agrees best, its agreement, and that of other possible layers."""
-    from inference.benchmark.agreement import measure_agreement
+) -> tuple["JakiroDrafter", "Agreement", dict[str, Any]]:
+    """Return the drafter that agrees best, its agreement, and facts about the alternatives."""
+    from inference.benchmark.agreement import choose_best
     from inference.generation.prompt_file import BUILT_IN, read_prompts
-    from jakiro.exchange.plan import build_drafter, check_fits
+    from jakiro.exchange.plan import build_drafter, check_fits, distinctions
     from jakiro.target.adapter import TargetAdapter
     from jakiro.target.record import record_target
     from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
@@ -143,21 +143,52 @@ def _measured(
     tokenizer = load_tokenizer(target, "the tokenizer of the target")
     adapter = TargetAdapter(model)
     check_fits(plan, adapter)
-    record = record_target(adapter.spec, target, tokenizer)
-    weights = plan.table.converted()
-    results = []
     candidates = plan.candidates((adapter.spec.num_hidden_states or 0) - 1)
-    for settings in candidates:
+    weights = plan.table.converted()
+    record = record_target(adapter.spec, target, tokenizer)
+    names = distinctions([each.model_dump() for each in candidates])
+    decoded = (tokenizer, texts[:num_prompts], max_new_tokens)
+    measured = {}
+    for name, settings in zip(names, candidates, strict=True):
         drafter = build_drafter(settings, record, dict(weights))
-        measured = measure_agreement(model, drafter, tokenizer, texts[:num_prompts], max_new_tokens)
-        results.append((drafter, measured))
-        if len(candidates) > 1:
-            typer.echo(f"hidden states {list(settings.trunk.fusion_layers or ())}: {measured}")
-    drafter, best = max(results, key=lambda result: result[1].agreement)
-    others = {
-        str(list(each.config.settings.trunk.fusion_layers or ())): found.agreement
-        for each, found in results
-        if each is not drafter
-    }
+        found = _agreement_of(drafter, model, decoded, name)
+        if found is not None:
+            measured[name] = found
+    kept, level = choose_best(list(measured.values()))
+    best = list(measured)[kept]
+    if len(measured) > 1:
+        typer.echo(f"kept: {best}")
+    others = {name: each.agreement for name, each in measured.items() if name != best}
+    undecided = [list(measured)[index] for index in level]
+    facts = {"alternatives": others, "undecided": undecided} if others else {}
+    if undecided:
+        say(
+            f"warning: these prompts do not show whether {' or '.join(undecided)} would be better; "
+            "to decide, measure on more --prompts"
+        )
     # Measuring has moved the drafter to the device and the dtype of the target.
-    return build_drafter(drafter.config.settings, record, weights), best, others
+    drafter = build_drafter(candidates[names.index(best)], record, weights)
+    return drafter, measured[best], facts
+
+
+def _agreement_of(
+    drafter: "JakiroDrafter", model: Any, decoded: tuple[Any, Any, int], name: str
+) -> "Agreement | None":
+    """Return the agreement of a drafter; None for an alternative that the target does not support.
+
+    An alternative has a name, which is printed.
+    """
+    from inference.benchmark.agreement import measure_agreement
+    from jakiro.errors import TargetNotSupported
+
+    tokenizer, texts, max_new_tokens = decoded
+    try:
+        found = measure_agreement(model, drafter, tokenizer, texts, max_new_tokens)
+    except TargetNotSupported as error:
+        if not drafter.config.settings.tail_layers:
+            raise
+        typer.echo(f"{name}: cannot be measured, because {error}")
+        return None
+    if name:
+        typer.echo(f"{name}: {found}")
+    return found

@@ -113,6 +113,9 @@ def serve(
     request_seconds: Annotated[
         float, typer.Option(help="Seconds after which a request that is not complete is ended.")
     ] = 600.0,
+    playground: Annotated[
+        bool, typer.Option(help="Serve the playground, a web page at the path /.")
+    ] = True,
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
@@ -144,7 +147,13 @@ def serve(
     from inference.serving.settings import ServeSettings
 
     settings = settings_from(context, ServeSettings, api_keys=_api_keys())
-    code = serve_decoder(lambda: load_decoder(context), settings, lambda url: say(f"ready: {url}"))
+
+    def on_ready(url: str) -> None:
+        say(f"ready: {url}")
+        if settings.playground:
+            say(f"playground: {url.removesuffix('v1')}")
+
+    code = serve_decoder(lambda: load_decoder(context), settings, on_ready)
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from huggingface_hub import metadata_load, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
@@ -25,22 +26,41 @@ _BIN = "pytorch_model.bin"
 _PREFIX = "model."  # of some files, whose tensors are otherwise named alike
 _HUB_FILES = ["config.json", "README.md", "*.safetensors", _INDEX, _BIN]
 _CHUNK = 1 << 20  # bytes
+_LARGEST_JSON = 1 << 26  # bytes; configs and indices of published models have a few kilobytes
 _REMEDY = "check the path or id, or download the files again"
+# Types of numbers under the names of safetensors.
+FLOATS = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+INTEGERS = {
+    "BOOL": torch.bool,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
+_NAMES = {dtype: name for name, dtype in (FLOATS | INTEGERS).items()}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: the file, the tensor's name in it, and the shape.
+    """A tensor in a file: the file, the tensor's name in it, the shape and the type of its numbers.
 
     Attributes:
         file: file that contains the tensor.
         name: name in this file, with any prefix.
         shape: shape of the tensor.
+        dtype: type of the numbers, a key of `FLOATS` or `INTEGERS`, or any other name.
     """
 
     file: Path
     name: str
     shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +108,7 @@ class DraftCheckpoint:
 
     def checksums(self) -> dict[str, str]:
         """Return the SHA-256 of each file, in hexadecimal."""
-        return {file.name: _checksum(file) for file in self.files}
+        return {file.name: checksum(file) for file in self.files}
 
     @property
     def revision(self) -> str | None:
@@ -99,8 +119,8 @@ class DraftCheckpoint:
     def licence(self) -> str | None:
         """The licence that the drafter's model card names; None if there is none."""
         card = self.folder / "README.md"
-        with suppress(OSError, ValueError):
-            licence = (metadata_load(card) or {}).get("license") if card.exists() else None
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            licence = (metadata_load(card) or {}).get("license") if card.is_file() else None
             return licence if isinstance(licence, str) else None
         return None
 
@@ -120,6 +140,8 @@ def read_checkpoint(name_or_path: str | Path, revision: str | None = None) -> Dr
             but tensors, or lies outside the folder.
     """
     folder = _folder_of(str(name_or_path), revision)
+    for file in (folder / "config.json", *folder.glob("*.index.json")):
+        _check_json_file(file)
     config = _config_in(folder)
     refuse_files_elsewhere(folder, "the drafter")
     found = [stored for file in _weight_files(folder) for stored in _stored_in(file)]
@@ -152,6 +174,14 @@ def _folder_of(name: str, revision: str | None) -> Path:
         ) from error
 
 
+def _check_json_file(file: Path) -> None:
+    """Raise an error if a file is a pipe or a device, or too large to be read into memory."""
+    if file.exists() and not file.is_file():
+        raise _unusable(file, "a file", "a folder, a pipe or a device")
+    if file.exists() and (size := file.stat().st_size) > _LARGEST_JSON:
+        raise _unusable(file, f"at most {_LARGEST_JSON:,} bytes of JSON", f"{size:,} bytes")
+
+
 def _config_in(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
@@ -170,23 +200,33 @@ def _weight_files(folder: Path) -> list[Path]:
             names = set(parse_json((folder / _INDEX).read_bytes())["weight_map"].values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unusable(folder / _INDEX, "an index of weights", summary_of(error)) from error
-        return [folder / name for name in sorted(names)]
-    for name in (_SAFETENSORS, _BIN):
-        if (folder / name).exists():
-            return [folder / name]
-    raise _unusable(folder, f"{_SAFETENSORS} or {_BIN}", "neither")
+        files = [folder / name for name in sorted(names)]
+    else:
+        files = [folder / name for name in (_SAFETENSORS, _BIN) if (folder / name).exists()][:1]
+    if not files:
+        raise _unusable(folder, f"{_SAFETENSORS} or {_BIN}", "neither")
+    for file in files:
+        if not file.is_file():
+            raise _unusable(file, "a file", "a folder or a device" if file.exists() else "none")
+    return files
 
 
 def _stored_in(file: Path) -> list[Stored]:
     if file.suffix == ".bin":
-        return [Stored(file, name, tuple(part.shape)) for name, part in _unpickled(file).items()]
+        parts = _unpickled(file)
+        return [
+            Stored(file, name, tuple(part.shape), _NAMES.get(part.dtype, str(part.dtype)))
+            for name, part in parts.items()
+        ]
     try:
         with safe_open(file, framework="pt") as opened:
-            names = list(opened.keys())
-            shapes = [tuple(opened.get_slice(name).get_shape()) for name in names]
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return [
+                Stored(file, name, tuple(part.get_shape()), str(part.get_dtype()))
+                for name, part in slices.items()
+            ]
     except (SafetensorError, OSError) as error:
         raise _unusable(file, "a complete safetensors file", summary_of(error)) from error
-    return [Stored(file, name, shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
@@ -201,10 +241,24 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     )
     if not is_usable:
         raise _unusable(file, expected, type(content).__name__)
+    for name, part in content.items():
+        if part.layout != torch.strided or part.device.type != "cpu" or part.is_quantized:
+            raise _unusable(file, "ordinary tensors of numbers", f"{name}, which is another kind")
+        # A tensor can claim to be larger than its storage, which would fill the memory when copied.
+        if part.numel() > part.untyped_storage().nbytes() // part.element_size():
+            raise _unusable(file, "tensors that are stored in full", f"{name} in part")
     return dict(content)
 
 
-def _checksum(file: Path) -> str:
+def checksum(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal.
+
+    Args:
+        file: file to read.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     digest = hashlib.sha256()
     with file.open("rb") as opened:
         while chunk := opened.read(_CHUNK):

@@ -33,7 +33,7 @@ def read_eagle(checkpoint: DraftCheckpoint) -> ImportPlan:
     """
     config = layer_config(checkpoint.config, checkpoint.source)
     table = TensorTable(checkpoint)
-    inner = table.shape(f"{_LAYER}mlp.gate_proj.weight")[0]
+    inner = table.matrix(f"{_LAYER}mlp.gate_proj.weight")[0]
     take_experts(table, [f"{_LAYER}mlp."], config.hidden_size, inner)
     table.zeros("experts.router.weight", (1, config.hidden_size))
     experts = {"num_experts": 1, "intermediate_size": inner, "combine": "sum"}
@@ -53,7 +53,7 @@ def read_published_jakiro(checkpoint: DraftCheckpoint) -> ImportPlan:
     table, hidden = TensorTable(checkpoint), config.hidden_size
     experts, router = f"{_LAYER}mlp_moe.experts.", f"{_LAYER}mlp_moe.gate.weight"
     number = len([name for name in checkpoint.tensors if name.endswith("gate_proj.weight")])
-    if table.shape(router)[0] != 2 * number or table.has(f"{experts}0.fc.weight"):
+    if table.matrix(router)[0] != 2 * number or table.has(f"{experts}0.fc.weight"):
         raise table.unusable(
             "Jakiro as published, with two rows of the router per expert",
             "Jakiro*, whose experts have neither gates nor weights",

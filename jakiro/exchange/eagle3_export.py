@@ -6,10 +6,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from jakiro import __version__
 from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.exchange.eagle3 import IDS
+from jakiro.exchange.eagle3_config import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers
 from jakiro.target.record import TargetRecord
 
@@ -59,12 +60,13 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
     """
     settings = drafter.config.settings
     num_states = drafter.config.target_record.num_hidden_states or 0
-    for problem in _problems(settings, num_states - 1):
+    if problems := list(_problems(settings, num_states - 1)):
         raise ConfigError(
             "this drafter cannot be exported as EAGLE-3",
-            expected=problem.expected,
-            got=problem.got,
-            remedy="train a drafter with the settings in configs/drafters/eagle3-exact.yaml",
+            expected=", ".join(problem.expected for problem in problems),
+            got=", ".join(str(problem.got) for problem in problems),
+            remedy="use `--to vllm`, which exports drafters of any architecture for vLLM with a "
+            "plug-in, or train one with the settings in configs/drafters/eagle3-exact.yaml",
         )
     weights = _weights(drafter, "midlayer." if layout == "eagle3" else "layers.0.")
     layer = _layer(drafter, facts)
@@ -73,6 +75,7 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
         ids = {IDS: own[IDS]}
         config = layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
         config["eagle_config"] = {"use_aux_hidden_state": True} | ids
+        config[EXPORTED_BY] = f"jakiro {__version__}"
     else:
         config = own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
         config |= _speculators_keys(settings, facts)
@@ -105,21 +108,6 @@ def without_ids(exported: Exported, record: TargetRecord) -> Exported:
     return exported._replace(config=config)
 
 
-def serve_command(layout: Layout | Literal["vllm"], folder: str, target: str, depth: int) -> str:
-    """Return the command with which vLLM serves a target with an exported drafter.
-
-    Args:
-        layout: layout of the exported drafter.
-        folder: folder of the exported drafter.
-        target: folder or hub id of the target.
-        depth: number of tokens to draft.
-    """
-    if layout == "speculators":
-        return f"vllm serve {folder}"
-    options = f'{{"method": "eagle3", "model": "{folder}", "num_speculative_tokens": {depth}}}'
-    return f"vllm serve {target} --speculative-config '{options}'"
-
-
 class _Problem(NamedTuple):
     expected: str
     got: object
@@ -135,6 +123,7 @@ def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[_Problem]:
         ("drafter.trunk.input_bias", False, trunk.input_bias),
         ("drafter.trunk.attention_bias", "none", trunk.attention_bias),
         ("drafter.trunk.qk_norm", False, trunk.qk_norm),
+        ("drafter.trunk.mlp_width", None, trunk.mlp_width),
         ("drafter.trunk.first_position", False, trunk.first_position),
         ("drafter.experts.num_experts", 1, experts.num_experts),
         ("drafter.experts.head", "own", experts.head),
@@ -143,7 +132,7 @@ def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[_Problem]:
     )
     for name, expected, got in fixed:
         if got != expected:
-            yield _Problem(f"{name} of {expected}", got)
+            yield _Problem(f"{name} of {'null' if expected is None else expected}", got)
     if experts.output_norm == "none":
         yield _Problem("drafter.experts.output_norm of head or feedback", experts.output_norm)
     layers = trunk.fusion_layers or ()

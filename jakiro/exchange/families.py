@@ -3,15 +3,18 @@
 import re
 from collections.abc import Callable, Iterable
 
+from jakiro.config import JakiroConfig
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.eagle import read_eagle, read_published_jakiro
 from jakiro.exchange.eagle3 import read_eagle3
+from jakiro.exchange.mixture_of_attentions import read_mixture_of_attentions
 from jakiro.exchange.plan import ImportPlan
+from jakiro.exchange.plugin_export import is_plugin_export, read_plugin_export
 from jakiro.exchange.table import cannot_import
 
 Reader = Callable[[DraftCheckpoint], ImportPlan]
 
-_KNOWN = "a drafter of EAGLE-1, EAGLE-2, HASS, EAGLE-3 or Jakiro"
+_KNOWN = "a drafter of EAGLE-1, EAGLE-2, HASS, EAGLE-3, Mixture of Attentions or Jakiro"
 _MTP = re.compile(r"mtp\.|mtp_layers\.|.*\.eh_proj\.")
 _MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.linear\.|blocks\.\d+\.layers\.")
 
@@ -31,21 +34,30 @@ def plan_import(checkpoint: DraftCheckpoint) -> ImportPlan:
 
 def _reader_for(checkpoint: DraftCheckpoint) -> Reader:
     names = checkpoint.tensors
+    if checkpoint.config.get("model_type") == JakiroConfig.model_type:
+        raise cannot_import(
+            checkpoint.source,
+            "a drafter of another project",
+            "a drafter of this project",
+            "use it as it is: `jakiro generate`, `jakiro bench` and `jakiro train` read it",
+        )
+    if is_plugin_export(checkpoint.config):
+        return read_plugin_export
     if _any("layers.0.mlp_moe.", names):
         return read_published_jakiro
     if not names.keys().isdisjoint(("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")):
         return read_eagle3
+    if "Ekv2E.weight" in names or _any("cross_attention.", names):
+        return read_mixture_of_attentions
     fused = names.get("fc.weight")
-    if fused is not None and fused.shape[1:] == (2 * fused.shape[0],):
+    if fused is not None and len(fused.shape) == 2 and fused.shape[1] == 2 * fused.shape[0]:
         return read_eagle
     raise _unknown(checkpoint)
 
 
 def _unknown(checkpoint: DraftCheckpoint) -> Exception:
     names = checkpoint.tensors
-    if "Ekv2E.weight" in names:
-        got = "a drafter of Mixture of Attentions, whose layers differ from those of this project"
-    elif any(_MTP.match(name) for name in names):
+    if any(_MTP.match(name) for name in names):
         got = "an MTP head, which is part of its target"
     elif any(_MEDUSA.match(name) for name in names) or _any("medusa_", checkpoint.config):
         got = "Medusa heads, which draft without reading the drafted tokens"

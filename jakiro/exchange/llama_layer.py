@@ -35,7 +35,7 @@ class LayerConfig(BaseModel):
         logit_scale: factor of the logits.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     hidden_size: int = Field(ge=1)
     vocab_size: int = Field(ge=1)
@@ -182,6 +182,32 @@ def take_attention(
         return "qkv"
     table.take(f"{ours}.output.bias", {f"{prefix}o_proj.bias": (hidden,)})
     return "all"
+
+
+def take_cross_attention(
+    table: TensorTable, prefix: str, heads: AttentionShape, hidden: int
+) -> None:
+    """Add cross-attention, without biases.
+
+    Args:
+        table: table of the import.
+        prefix: prefix of the tensors' names, with a dot at the end.
+        heads: geometry of the heads.
+        hidden: width of inputs and outputs.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape.
+    """
+    ours, rows = "trunk.cross_attention", heads.num_heads * heads.head_dim
+    kv_rows = heads.num_kv_heads * heads.head_dim
+    table.take(f"{ours}.query.weight", {f"{prefix}q_proj.weight": (rows, hidden)})
+    table.take(
+        f"{ours}.key_value.weight",
+        {f"{prefix}{name}_proj.weight": (kv_rows, hidden) for name in "kv"},
+        "rows joined",
+        rows_joined,
+    )
+    table.take(f"{ours}.output.weight", {f"{prefix}o_proj.weight": (hidden, rows)})
 
 
 def take_experts(table: TensorTable, prefixes: list[str], hidden: int, inner: int) -> None:

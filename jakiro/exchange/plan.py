@@ -1,7 +1,9 @@
 """The plan of an import: family, settings and tensor table, and the drafter that results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,7 +15,9 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.exchange.table import TensorTable
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.record import TargetRecord
+from jakiro.target.cache import HeadShape
+from jakiro.target.record import TargetRecord, check_target
+from jakiro.utils.settings import merge, validate_settings
 
 # Settings of a target by which it changes its embeddings or logits. Published drafters may or may
 # not apply them, which nobody has measured.
@@ -24,6 +28,8 @@ _SCALES = (
     "embedding_multiplier",
 )
 _RELATIVE_ERROR = 2.0**-7  # of a number in bfloat16, the coarsest dtype of published weights
+# The norm of the output has a name of its own for each of its uses.
+_OUTPUT_NORMS = {"head": "head_norm.weight", "feedback": "experts.output_norm.weight"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,11 @@ class ImportPlan:
             reads the last one only, or those of `reads_default`.
         reads_default: whether the drafter reads the default hidden states of EAGLE-3, which depend
             on the target's number of layers.
+        open_settings: for each question that the config leaves open, the possible changes of
+            `settings`.
+        head_shape: geometry that keys and values of each of the target's layers must have; None if
+            the drafter does not depend on it.
+        target: record of the target, if the published drafter contains one.
     """
 
     family: str
@@ -49,6 +60,9 @@ class ImportPlan:
     vocab_size: int
     fusion_layers: tuple[tuple[int, ...], ...] = ()
     reads_default: bool = False
+    open_settings: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    head_shape: HeadShape | None = None
+    target: TargetRecord | None = None
 
     def candidates(self, num_layers: int) -> list[DrafterSettings]:
         """Return the possible settings, one of which the measured agreement selects.
@@ -60,22 +74,30 @@ class ImportPlan:
             CheckpointError: the drafter reads hidden states that the target does not have, or the
                 last one before the target's final norm.
         """
+        layers: list[Mapping[str, Any]] = [
+            {"trunk": {"fusion_layers": ids}} for ids in self._layers_in(num_layers)
+        ]
+        values, source = self.settings.model_dump(), self.table.checkpoint.source
+        candidates = [
+            validate_settings(DrafterSettings, reduce(merge, changes, values), source=source)
+            for changes in product(layers or [{}], *self.open_settings)
+        ]
+        return [each for each in candidates if each.tail_layers < max(num_layers, 1)]
+
+    def _layers_in(self, num_layers: int) -> list[tuple[int, ...]]:
+        """Return the possible indices of hidden states that a target has."""
         possible = self.fusion_layers
         if self.reads_default:
             possible = (default_layers(num_layers),)
-        if not possible:
-            return [self.settings]
         # Engines mean the state before the final norm by the last index; ours is after the norm.
         usable = [ids for ids in possible if ids[0] >= 0 and ids[-1] < num_layers]
-        if not usable or any(len(set(ids)) < len(ids) for ids in usable):
+        if any(len(set(ids)) < len(ids) for ids in usable) or (possible and not usable):
             raise self.table.unusable(
                 f"hidden states below the last one of the target's {num_layers} layers",
                 " or ".join(str(list(ids)) for ids in possible),
                 "pass the target that the drafter was published for as --target",
             )
-        trunk = self.settings.trunk
-        trunks = [trunk.model_copy(update={"fusion_layers": ids}) for ids in usable]
-        return [self.settings.model_copy(update={"trunk": each}) for each in trunks]
+        return usable
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a report: family, settings, and one line per tensor."""
@@ -94,6 +116,36 @@ class ImportPlan:
         elif len(self.fusion_layers) > 1:
             shown = " or ".join(str(list(ids)) for ids in self.fusion_layers)
             yield f"hidden states: {shown}; the better agreement with the target decides"
+        for changes in self.open_settings:
+            shown = " or ".join(distinctions(changes))
+            yield f"open: {shown}; the better agreement with the target decides"
+
+
+def distinctions(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a description of each of several nested settings, by those in which they differ.
+
+    Args:
+        values: nested settings.
+    """
+    flat = [dict(_flattened(each)) for each in values]
+    names = sorted({name for each in flat for name in each})
+    differing = [name for name in names if len({repr(each.get(name)) for each in flat}) > 1]
+    return [
+        ", ".join(f"{name} {_shown(each[name])}" for name in differing if name in each)
+        for each in flat
+    ]
+
+
+def _flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -121,7 +173,8 @@ def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
         target: target that the drafter is meant for.
 
     Raises:
-        TargetMismatch: the hidden size, the vocabulary, or a copied tensor differs.
+        TargetMismatch: the hidden size, the vocabulary, the shape of keys and values, or a copied
+            tensor differs.
         TargetNotSupported: the target scales its embeddings or logits.
     """
     spec = target.spec
@@ -136,6 +189,16 @@ def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
                 got=got,
                 remedy="pass the target that the drafter was published for as --target",
             )
+    if plan.target is not None:
+        check_target(plan.target, spec)
+    if plan.head_shape is not None and set(spec.head_shapes) != {plan.head_shape}:
+        raise TargetMismatch(
+            f"{plan.table.checkpoint.source} was made for another target (keys and values differ)",
+            expected=f"layers with {plan.head_shape.num_kv_heads} heads of "
+            f"{plan.head_shape.key_dim} for keys and values",
+            got=f"{spec.head_shapes[0].num_kv_heads} heads of {spec.head_shapes[0].key_dim}",
+            remedy="pass the target that the drafter was published for as --target",
+        )
     check_scales(target, remedy="train a drafter for this target with `jakiro train`")
     for name, part in plan.table.copies.items():
         _check_copy(plan.table, name, _matrix_of(target, part))
@@ -156,9 +219,18 @@ def build_drafter(
     """
     with torch.device("meta"):  # the random weights would be thrown away
         drafter = JakiroDrafter(config_for(settings, record))
-    drafter.load_state_dict(weights, assign=True)
+    drafter.load_state_dict(_renamed(weights, settings), assign=True)
     drafter.config.dtype = drafter.dtype
     return drafter.eval()
+
+
+def _renamed(weights: dict[str, Tensor], settings: DrafterSettings) -> dict[str, Tensor]:
+    """Return weights in which the norm of the output has the name of its use in the settings."""
+    wanted = _OUTPUT_NORMS.get(settings.experts.output_norm)
+    return {
+        wanted if wanted and name in _OUTPUT_NORMS.values() else name: part
+        for name, part in weights.items()
+    }
 
 
 def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
@@ -177,17 +249,38 @@ def check_scales(target: TargetAdapter, remedy: str) -> None:
     Raises:
         TargetNotSupported: the target has such scales.
     """
-    found = [name for name in _SCALES if getattr(target.config, name, None) not in (None, 1, 1.0)]
+    name = type(target.model).__name__
+    check_config_scales(target.config, name, remedy)
     ids = torch.arange(3, device=target.device)
-    if not found and not torch.equal(target.embed(ids), _matrix_of(target, "embeddings")[ids]):
-        found = ["embeddings"]
+    if not torch.equal(target.embed(ids), _matrix_of(target, "embeddings")[ids]):
+        raise _scaled("embeddings", name, remedy)
+
+
+def check_config_scales(config: Any, name: str, remedy: str) -> None:
+    """Raise an error if a target's config says that it scales its embeddings or logits.
+
+    Args:
+        config: config of the target's text model.
+        name: description of the target.
+        remedy: advice at the end of the error message.
+
+    Raises:
+        TargetNotSupported: the target has such scales.
+    """
+    found = [each for each in _SCALES if getattr(config, each, None) not in (None, 1, 1.0)]
+    if str(getattr(config, "model_type", "")).startswith("gemma"):
+        found.append("embeddings, as all models of the Gemma family do")
     if found:
-        raise TargetNotSupported(
-            f"the target scales its embeddings or logits ({found[0]})",
-            expected="a target without such scales",
-            got=type(target.model).__name__,
-            remedy=remedy,
-        )
+        raise _scaled(found[0], name, remedy)
+
+
+def _scaled(what: str, name: str, remedy: str) -> TargetNotSupported:
+    return TargetNotSupported(
+        f"the target scales its embeddings or logits ({what})",
+        expected="a target without such scales",
+        got=name,
+        remedy=remedy,
+    )
 
 
 def _check_copy(table: TensorTable, name: str, own: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The table of an import: each parameter of ours with the tensors that it is made from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import Literal, NamedTuple
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jakiro.errors import CheckpointError
-from jakiro.exchange.checkpoint import DraftCheckpoint
+from jakiro.exchange.checkpoint import FLOATS, INTEGERS, DraftCheckpoint
 
 Shape = tuple[int, ...]
 Convert = Callable[[list[Tensor]], Tensor]
@@ -62,6 +62,17 @@ class TensorTable:
             raise self.unusable(f"a tensor {name}", "none")
         return self.checkpoint.tensors[name].shape
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Return the numbers of rows and columns of a matrix.
+
+        Raises:
+            CheckpointError: the drafter has no such tensor, or it is no matrix with any numbers.
+        """
+        shape = self.shape(name)
+        if len(shape) != 2 or 0 in shape:
+            raise self.unusable(f"{name} with two dimensions", f"shape {list(shape)}")
+        return shape[0], shape[1]
+
     def take(
         self,
         ours: str,
@@ -78,13 +89,29 @@ class TensorTable:
             convert: function from these tensors to the parameter.
 
         Raises:
-            CheckpointError: a tensor is missing, or has another shape.
+            CheckpointError: a tensor is missing, has another shape, or numbers in 8 bits or fewer.
         """
         for name, expected in theirs.items():
-            if (got := self.shape(name)) != expected:
-                raise self.unusable(f"{name} of shape {list(expected)}", f"shape {list(got)}")
+            self._check(name, expected, FLOATS, "numbers of 16, 32 or 64 bits")
             self._left.discard(name)
         self.rows.append(Conversion(ours, tuple(theirs), how, convert))
+
+    def take_ids(self, ours: str, name: str, shape: Shape, how: str, convert: Convert) -> None:
+        """Add ids of tokens that are made from a tensor of integers.
+
+        Args:
+            ours: name of the buffer.
+            name: name of the tensor.
+            shape: shape that it must have.
+            how: description of the conversion.
+            convert: function from this tensor to the buffer.
+
+        Raises:
+            CheckpointError: the tensor is missing, has another shape, or no integers.
+        """
+        self._check(name, shape, INTEGERS, "integers")
+        self._left.discard(name)
+        self.rows.append(Conversion(ours, (name,), how, convert))
 
     def read(self, name: str, shape: Shape) -> Tensor:
         """Return a small tensor of integers, which determines the conversion of others.
@@ -96,12 +123,15 @@ class TensorTable:
         Raises:
             CheckpointError: the tensor is missing, has another shape, or no integers.
         """
+        self._check(name, shape, INTEGERS, "integers")
+        return self.checkpoint.tensor(name).long()
+
+    def _check(self, name: str, shape: Shape, dtypes: Collection[str], numbers: str) -> None:
+        """Raise an error unless the drafter has a tensor of this shape and type."""
         if (got := self.shape(name)) != shape:
             raise self.unusable(f"{name} of shape {list(shape)}", f"shape {list(got)}")
-        tensor = self.checkpoint.tensor(name)
-        if tensor.is_floating_point():
-            raise self.unusable(f"integers in {name}", tensor.dtype)
-        return tensor.long()
+        if (dtype := self.checkpoint.tensors[name].dtype) not in dtypes:
+            raise self.unusable(f"{numbers} in {name}", dtype)
 
     def zeros(self, ours: str, shape: Shape) -> None:
         """Add a parameter of zeros that the published drafter does not have.

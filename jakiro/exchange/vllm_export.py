@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from jakiro.config import DrafterSettings, last_hidden_state
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetNotSupported
-from jakiro.exchange.eagle3 import IDS
+from jakiro.exchange.eagle3_config import IDS
 from jakiro.exchange.eagle3_export import Exported
 from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter

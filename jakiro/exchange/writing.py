@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
+from jakiro.exchange.checkpoint import checksum
 from jakiro.exchange.plan import ImportPlan, described
 from jakiro.utils.files import publish, write_atomically
 from jakiro.utils.settings import merge
@@ -82,6 +83,16 @@ def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Pat
         partial.mkdir()
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         write_atomically(partial / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def checksums_in(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in an exported folder, in hexadecimal.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return {file.name: checksum(file) for file in files}
 
 
 @contextmanager

@@ -69,11 +69,12 @@ def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
     Raises:
         ConfigError: something exists at the path, or its folder does not exist.
     """
-    if path.exists() or not path.absolute().parent.is_dir():
+    is_taken = path.exists() or path.is_symlink()  # a link may lead to nothing
+    if is_taken or not path.absolute().parent.is_dir():
         raise ConfigError(
             f"cannot write {content} to {path}",
             expected="a new file in an existing folder",
-            got="a path that already exists" if path.exists() else "no such folder",
+            got="a path that already exists" if is_taken else "no such folder",
             remedy=f"choose another name for {option}",
         )
 

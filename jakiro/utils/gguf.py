@@ -56,7 +56,7 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
     if len(files) > 1:
         raise ConfigError(
             f"the folder {path} contains several models",
-            expected="a folder with a single GGUF file, or the path of one",
+            expected="a folder with a single GGUF file, or the path of a GGUF file",
             got=", ".join(file.name for file in files),
             remedy="pass the path of the file to load",
         )
@@ -172,12 +172,14 @@ def _unreadable(file: Path, error: Exception) -> CheckpointError:
     lines = str(error).strip().splitlines()
     match error:
         case OSError():
+            expected = "a readable file, and room for the converted model in the cache folder"
             remedy = "free disk space, or set XDG_CACHE_HOME to a folder on another disk"
         case _:
-            remedy = "use a model in safetensors files"
+            expected = "a complete GGUF file of a model that transformers can read"
+            remedy = "use the safetensors files of the model"
     return CheckpointError(
         f"cannot convert the GGUF file {file}",
-        expected="a complete GGUF file of a model that transformers can read",
+        expected=expected,
         got=lines[0] if lines else type(error).__name__,
         remedy=remedy,
     )

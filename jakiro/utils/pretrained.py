@@ -32,7 +32,10 @@ from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
+from jakiro.utils.logs import get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
+
+_logger = get_logger(__name__)
 
 Device = Literal["auto", "cpu", "cuda"]
 Kind = Literal["cpu", "cuda"]
@@ -115,7 +118,18 @@ def load_causal_lm(
     if folder != str(name_or_path):
         # Records contain the name that the user gave, not the path of a folder in the cache.
         model.config.name_or_path = model.name_or_path = str(name_or_path)
+    _warn_of_half_precision(model, what)
     return cast(PreTrainedModel, model.eval())
+
+
+def _warn_of_half_precision(model: PreTrainedModel, what: str) -> None:
+    """Warn of float16 on a CPU, which has no fast products of float16 matrices."""
+    if model.dtype is torch.float16 and model.device.type == "cpu":
+        _logger.warning(
+            "%s has float16 weights: a CPU reads prompts and drafts with them about ten times more "
+            "slowly than with float32 or bfloat16; remedy: load it with another dtype (--dtype)",
+            what,
+        )
 
 
 def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bool = False) -> str:

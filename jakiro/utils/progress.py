@@ -150,7 +150,7 @@ def writing_progress(description: str, total: int) -> Iterator[Callable[[int, in
     """Show the progress of generated records on standard error, with tokens per second.
 
     Args:
-        description: the work in progress, such as "Reading".
+        description: the work in progress, such as "Writing".
         total: number of records at the end.
 
     Yields:

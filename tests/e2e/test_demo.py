@@ -1,4 +1,4 @@
-"""The demo as a user runs it: one command, figures, one line of JSON, and a cache."""
+"""The demo as a user runs it: it trains, decodes and writes results, and then uses its cache."""
 
 import json
 import subprocess
@@ -95,6 +95,6 @@ def assert_demo_trains_and_then_uses_its_cache(
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_prompts_and_continuations_fit_into_the_embedded_target(preset: object) -> None:
+def test_prompts_and_continuations_fit_into_the_context_of_the_toy_target(preset: object) -> None:
     recipe = preset.target  # type: ignore[attr-defined]
     assert 96 + preset.max_new_tokens <= recipe.max_position  # type: ignore[attr-defined]

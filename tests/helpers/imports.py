@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from helpers.drafting import chain_frontier, prefilled
 from helpers.published import PublishedDrafter
+from helpers.published_moa import PublishedMoa
 from transformers import PreTrainedModel
 
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -37,7 +38,7 @@ def converted(folder: Path, model: PreTrainedModel) -> JakiroDrafter:
 
 @torch.no_grad()
 def assert_drafts_equal(
-    drafter: JakiroDrafter, published: PublishedDrafter, length: int, passes: int = 8
+    drafter: JakiroDrafter, published: PublishedDrafter | PublishedMoa, length: int, passes: int = 8
 ) -> None:
     """Check the distributions of a chain and the scores of a tree.
 
@@ -71,7 +72,10 @@ def assert_drafts_equal(
 
 
 def _assert_tree_equal(
-    drafter: JakiroDrafter, published: PublishedDrafter, target: TargetAdapter, tokens: torch.Tensor
+    drafter: JakiroDrafter,
+    published: PublishedDrafter | PublishedMoa,
+    target: TargetAdapter,
+    tokens: torch.Tensor,
 ) -> None:
     length = tokens.shape[1] - 1
     shape = TreeShape(

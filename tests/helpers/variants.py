@@ -71,6 +71,10 @@ VARIANTS = {
         trunk=HYBRID
         | {"rope": {"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}
     ),
+    "moa-feed-forward": tiny_settings(trunk={"mlp_width": 20}, rope_theta=50.0),
+    "hybrid-feed-forward-tail-1": tiny_settings(
+        combine="sum", parallel_levels=0, tail_layers=1, trunk=HYBRID | {"mlp_width": 20}
+    ),
     "moa-output-norm": tiny_settings(output_norm="head", trunk={"qk_norm": True}),
     "fused-norm-all": tiny_settings(trunk=FUSED | {"fusion_norm": "all"}, output_norm="feedback"),
     "hybrid-unnormed-biased": tiny_settings(

@@ -1,9 +1,10 @@
 """Layer self-attention equals its equations, computed layer by layer in float64."""
 
+import pytest
 import torch
 from torch import Tensor
 
-from moa.memory import LayerSelfAttention, MemoryEncoder
+from moa.memory import MemoryEncoder
 
 WIDTH, NUM_HEADS, HEAD_DIM, MLP = 10, 2, 4, 7
 
@@ -12,16 +13,16 @@ def _rms(x: Tensor, gain: Tensor) -> Tensor:
     return x / (x.square().mean() + 1e-6).sqrt() * gain
 
 
-def _rotated(head: Tensor, layer: int) -> Tensor:
+def _rotated(head: Tensor, layer: int, base: float) -> Tensor:
     """Return a head's vector, rotated as complex numbers by angles that follow from the layer."""
     half = HEAD_DIM // 2
     numbers = torch.complex(head[:half], head[half:])
-    angles = layer * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = layer * base ** (-torch.arange(half, dtype=torch.float64) / half)
     turned = numbers * torch.polar(torch.ones(half, dtype=torch.float64), angles)
     return torch.cat((turned.real, turned.imag))
 
 
-def _by_hand(state: Tensor, weight: dict[str, Tensor]) -> Tensor:
+def _by_hand(state: Tensor, weight: dict[str, Tensor], base: float) -> Tensor:
     """Return the output for all layers of one token."""
     size = NUM_HEADS * HEAD_DIM
     packed = [
@@ -32,8 +33,10 @@ def _by_hand(state: Tensor, weight: dict[str, Tensor]) -> Tensor:
         heads = []
         for head in range(NUM_HEADS):
             own = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-            query = _rotated(packed[layer][:size][own], layer)
-            keys = [_rotated(part[size : 2 * size][own], at) for at, part in enumerate(packed)]
+            query = _rotated(packed[layer][:size][own], layer, base)
+            keys = [
+                _rotated(part[size : 2 * size][own], at, base) for at, part in enumerate(packed)
+            ]
             scores = torch.stack([query @ key for key in keys]) / HEAD_DIM**0.5
             values = torch.stack([part[2 * size :][own] for part in packed])
             heads.append(scores.softmax(0) @ values)
@@ -45,14 +48,17 @@ def _by_hand(state: Tensor, weight: dict[str, Tensor]) -> Tensor:
     return torch.stack(results)
 
 
+@pytest.mark.parametrize("base", [10_000.0, 50.0])
 @torch.no_grad()
-def test_every_layer_attends_to_every_other_layer_by_distance() -> None:
+def test_every_layer_attends_to_every_other_layer_by_distance(base: float) -> None:
     torch.manual_seed(0)
-    module = LayerSelfAttention(WIDTH, NUM_HEADS, HEAD_DIM, MLP).double()
+    encoder = MemoryEncoder(5, WIDTH, 6, NUM_HEADS, HEAD_DIM, MLP, rope_theta=base).double()
+    module = encoder.layer_attention
+    assert module is not None
     for norm in (module.attention_norm, module.mlp_norm):
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
     state = torch.randn(3, 5, WIDTH, dtype=torch.float64)
-    expected = torch.stack([_by_hand(token, module.state_dict()) for token in state])
+    expected = torch.stack([_by_hand(token, module.state_dict(), base) for token in state])
     torch.testing.assert_close(module(state), expected, atol=1e-6, rtol=1e-6)
 
 

@@ -45,8 +45,9 @@ def write_shards(
     if not kept:
         raise DataError(
             f"{source} contains nothing to write",
-            expected="at least one record to be kept",
-            got=f"{len(records)} records read, none kept",
+            expected="at least one record that is kept",
+            got=f"{len(records)} records, of which none is kept",
+            remedy="add records that name no person",
         )
     ensure_writable_folder(folder)
     partial = Path(mkdtemp(dir=folder))
@@ -71,9 +72,15 @@ def _write_table(records: Sequence[dict[str, Any]], path: Path, source: Path) ->
     try:
         table = Table.from_pydict(columns)
         write_table(table, path, compression="zstd", compression_level=19)
-    except (ArrowException, OSError) as error:
+    except OSError as error:
         raise DataError(
-            f"cannot write the records of {source}",
+            f"cannot write the records of {source} to {path.parent.parent}",
+            got=error,
+            remedy="free disk space, or choose another folder",
+        ) from error
+    except ArrowException as error:
+        raise DataError(
+            f"cannot write the records of {source} as a table",
             expected="records in which each key always has values of the same type",
             got=error,
             remedy="keep these records in JSONL",

@@ -10,21 +10,21 @@ from jakiro.config import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 
-_NEAR = 0.8  # fraction of the largest possible tau that trained drafters rarely exceed
+_NEAR = 0.8  # trained drafters rarely exceed this fraction of the largest possible tau
 
 
 class BreakEven(NamedTuple):
     """The costs of decoding steps with drafts, relative to steps without drafts.
 
     A step without drafts emits one token, and a step with drafts emits tau tokens on average. So
-    each cost is also the tau above which a tree of this size makes decoding faster.
+    each cost is also the tau above which trees of the same size make decoding faster.
 
     Attributes:
         smallest: number of candidates in the smallest tree, which has one at each depth.
         largest: number of candidates in the largest tree.
         lowest: cost of a step with the smallest tree.
         highest: cost of a step with the largest tree.
-        largest_tau: tau of a drafter of which every draft is accepted: the depth of its trees + 1.
+        largest_tau: tau if every draft is accepted, which is the depth of the trees + 1.
         cheaper: changes to the settings that make drafting cheaper.
     """
 
@@ -37,10 +37,10 @@ class BreakEven(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"on this machine, a decoding step with a tree of {self.smallest} to {self.largest} "
-            f"candidates costs as much as {self.lowest:.1f} to {self.highest:.1f} steps without "
-            "drafts: the drafter makes decoding faster if its tau exceeds this number; its tau is "
-            f"at most {self.largest_tau}"
+            f"on this machine, a decoding step with a tree of {self.smallest} candidates costs as "
+            f"much as {self.lowest:.1f} steps without drafts, and one with {self.largest} "
+            f"candidates as much as {self.highest:.1f}: a tree makes decoding faster if "
+            f"tau exceeds its cost; tau is at most {self.largest_tau}"
         )
 
     @property
@@ -49,17 +49,18 @@ class BreakEven(NamedTuple):
         limit = _NEAR * self.largest_tau
         if self.highest <= limit:
             return None
-        trees = "a tree of any size" if self.lowest > limit else "a large tree"
-        proposals = self.cheaper if self.lowest > limit else ()
+        is_any = self.lowest > limit
+        trees = "a tree of any size" if is_any else "a large tree"
+        proposals = " or ".join(self.cheaper if is_any else ("decode with fewer candidates",))
         return (
-            f"the cost of {trees} is close to or above the largest possible tau; consider "
-            f"{' or '.join((*proposals, 'decoding with fewer candidates'))}, and measure again "
-            "while nothing else runs"
+            f"decoding steps with {trees} take so long that tau can hardly make up for it; remedy: "
+            f"{f'{proposals}, or ' if proposals else ''}measure again while nothing else runs, "
+            "because other programs distort the measurement"
         )
 
 
 def break_even(target: TargetAdapter, drafter: JakiroDrafter) -> BreakEven:
-    """Return the tau that the trees of a drafter must exceed; it does not depend on the weights.
+    """Return the values of tau above which trees save time; they do not depend on the weights.
 
     The times are measured in a few seconds, and kept in the user's cache folder.
 
@@ -80,9 +81,9 @@ def _cheaper(drafter: JakiroDrafter) -> Iterator[str]:
     """Yield changes to the settings that make drafting cheaper."""
     config, smallest = drafter.config, AUTO_DRAFT_VOCAB_SIZES[0]
     if (config.draft_vocab_size or config.target_record.vocab_size) > smallest:
-        yield f"a smaller drafter.draft_vocab_size, such as {smallest}"
+        yield f"set drafter.draft_vocab_size={smallest}"
     if config.settings.experts.num_experts > 1:
-        yield "drafter.experts.num_experts=1"
+        yield "set drafter.experts.num_experts=1"
 
 
 def _tree(drafter: JakiroDrafter, num_nodes: int) -> TreeShape:

@@ -138,8 +138,8 @@ def scale_to_features(
     """Copy a layer's weights to a drafter, adapted to a residual stream in the scale of features.
 
     Each channel of this stream is `fit.scale` times as large as in the target. Therefore, gains of
-    norms are divided by `fit.scale`, and outputs are multiplied by it. Because the layer has no
-    cross-attention, the output of the drafter's cross-attention is 0 at first.
+    norms are divided by `fit.scale`, and outputs are multiplied by it. The layer has neither
+    cross-attention nor a feed-forward network before it, so their outputs are 0 at first.
 
     Args:
         drafter: a drafter whose trunk reads features.
@@ -169,6 +169,8 @@ def scale_to_features(
     if trunk.cross_attention is not None:
         trunk.cross_attention.norm.weight.copy_(gain)
         trunk.cross_attention.output.weight.zero_()
+    if trunk.feed_forward is not None:
+        trunk.feed_forward.down.weight.zero_()
     if feed_forward is None:
         return 0
     return _start_experts(drafter.experts, feed_forward, fit, seed)

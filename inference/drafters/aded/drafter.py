@@ -61,6 +61,7 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
     ) -> None:
         self.settings = settings or AdedSettings()
         super().__init__("aded", self.settings.num_nodes, self.settings.depth)
+        self.proposer_names = ("trigrams",)
         # Surplus successors are removed once here, instead of for the table of every request.
         self.index = None if index is None else index.narrowed(self.settings.successors)
         self.table = self._new_table()

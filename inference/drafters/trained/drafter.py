@@ -80,6 +80,9 @@ class TrainedDrafter(Drafter):
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.bytes_per_token = self._bytes_per_token()
+        num_experts = drafter.config.settings.experts.num_experts
+        if num_experts > 1:
+            self.proposer_names = tuple(f"expert {index}" for index in range(num_experts))
 
     @classmethod
     def for_target(

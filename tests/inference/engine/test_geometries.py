@@ -1,4 +1,4 @@
-"""Targets of any geometry: a drafter with heads of its own trains, drafts and decodes exactly."""
+"""Drafters can be trained for targets of any geometry, and decoding with them is lossless."""
 
 import itertools
 from collections.abc import Iterator
@@ -50,15 +50,15 @@ COMMON = {"memory": {"common_width": 24}}
 HIDDEN = {"memory": {"source": "hidden"}}
 GEOMETRIES = {
     "28 query and 4 key/value heads": Geometry(_heads(28, 4, hidden=56), {}),
-    "28 query and 4 key/value heads, states": Geometry(_heads(28, 4, hidden=56), HIDDEN),
+    "28 query and 4 key/value heads, hidden states": Geometry(_heads(28, 4, hidden=56), HIDDEN),
     "24 query and 8 key/value heads": Geometry(_heads(24, 8, hidden=48), {}),
-    "24 heads, one for each query head": Geometry(_heads(24, 24, hidden=48), {}),
+    "24 key/value heads, one for each query head": Geometry(_heads(24, 24, hidden=48), {}),
     "wide heads": Geometry(_heads(4, 2, head_dim=12), {}),
     "narrow heads": Geometry(_heads(4, 2, head_dim=4), {}),
-    "one head for each query head": Geometry(_heads(4, 4), {}),
-    "one head for each query head, common width": Geometry(_heads(4, 4), COMMON),
-    "one head for all": Geometry(_heads(4, 1), {}),
-    "one head for all, common width": Geometry(_heads(4, 1), COMMON),
+    "one key/value head for each query head": Geometry(_heads(4, 4), {}),
+    "one key/value head for each query head, common width": Geometry(_heads(4, 4), COMMON),
+    "one key/value head for all": Geometry(_heads(4, 1), {}),
+    "one key/value head for all, common width": Geometry(_heads(4, 1), COMMON),
     "tied embeddings": Geometry(_heads(4, 2, tie_word_embeddings=True), {}),
     "five layers": Geometry(_heads(4, 2, num_hidden_layers=5), {}),
     "one layer": Geometry(_heads(4, 2, num_hidden_layers=1), {}),
@@ -112,10 +112,19 @@ def _greedy(model: Any, **arguments: Any) -> list[int]:
     )[0].tolist()
 
 
-# `make test` runs one geometry for each mechanism; the others combine mechanisms.
+# Together, these geometries cover every setting; the others are slow tests.
 QUICK_GEOMETRIES = {
-    *("28 query and 4 key/value heads, states", "24 heads, one for each query head", "wide heads"),
-    *("one head for all, common width", "tied embeddings", "one layer", "a padded vocabulary"),
+    *(
+        "28 query and 4 key/value heads, hidden states",
+        "24 key/value heads, one for each query head",
+        "wide heads",
+    ),
+    *(
+        "one key/value head for all, common width",
+        "tied embeddings",
+        "one layer",
+        "a padded vocabulary",
+    ),
 }
 
 
@@ -126,7 +135,7 @@ QUICK_GEOMETRIES = {
         for name in GEOMETRIES
     ],
 )
-def test_a_drafter_with_heads_of_its_own_trains_drafts_and_decodes(name: str) -> None:
+def test_a_drafter_with_other_heads_than_its_target_trains_and_decodes(name: str) -> None:
     geometry = GEOMETRIES[name]
     model = _llama(**geometry.fields)
     target = TargetAdapter(model)
@@ -171,7 +180,7 @@ def test_drafters_of_every_kind_fit_targets_of_many_heads(heads: str, kind: str)
     assert output.sequences[0].tolist() == _greedy(model)
 
 
-PADDING = [61, 62, 63]  # ids that no tokenizer knows
+PADDING = [61, 62, 63]  # ids beyond the vocabulary of the tokenizer
 
 
 def _padded_phi(bias: float) -> Any:
@@ -238,7 +247,7 @@ def test_a_vocabulary_padded_by_resizing_decodes_to_text() -> None:
     assert max(output.new_token_ids) >= len(tokenizer)
 
 
-def test_embeddings_of_another_size_than_the_head_are_the_targets_own_affair() -> None:
+def test_decoding_is_lossless_if_the_target_has_more_embeddings_than_logits() -> None:
     model: Any = _llama()
     model.model.embed_tokens = nn.Embedding(64, 32).requires_grad_(False)
     decoder = SpeculativeDecoder(model, _trained(TargetAdapter(model)), tree=TREE)

@@ -38,7 +38,7 @@ def test_sequences_whose_options_differ_only_in_temperature_are_of_one_kind() ->
         [_sampling(0.7, 0.5), _sampling(1.3), _sampling(0.3, 0.5)],
     ],
 )
-def test_every_draft_distribution_is_processed_as_that_of_its_sequence_alone(
+def test_draft_distributions_in_a_batch_are_processed_as_those_of_single_sequences(
     each: list[Sampling],
 ) -> None:
     torch.manual_seed(0)
@@ -51,7 +51,9 @@ def test_every_draft_distribution_is_processed_as_that_of_its_sequence_alone(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_every_distribution_is_processed_as_that_of_its_sequence_alone(dtype: torch.dtype) -> None:
+def test_distributions_in_a_batch_are_processed_as_those_of_single_sequences(
+    dtype: torch.dtype,
+) -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 9, dtype=dtype)
     each = [_sampling(0.7), _sampling(1.3, 0.6), _sampling(1 / 3), _sampling(0.7, 0.6)]
@@ -60,7 +62,7 @@ def test_every_distribution_is_processed_as_that_of_its_sequence_alone(dtype: to
         assert torch.equal(own.processed_probs(before[None])[0], after)
 
 
-def test_the_temperature_of_the_first_sequence_for_all_is_caught(
+def test_a_batch_that_applies_its_first_temperature_to_all_sequences_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = options.constants_on

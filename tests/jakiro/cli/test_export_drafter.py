@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.families import tiny_family
 from helpers.models import tiny_llama, tiny_settings
 from helpers.published import (
     PublishedEagle3,
@@ -22,7 +23,7 @@ from helpers.training import TEXTS, write_jsonl
 from jakiro.cli import main
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.checkpoint import checksum, read_checkpoint
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils.pretrained import load_causal_lm
@@ -73,8 +74,9 @@ def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_record
     drafter = _import(folder, tmp_path / "drafter", **config)
     assert drafter.config.settings.trunk.fusion_layers == LAYERS
     measured = drafter.config.record["import"]["measured"]
-    (other,) = measured["other_layers"].values()
+    (other,) = measured["alternatives"].values()
     assert measured["agreement"] > other
+    assert measured["undecided"] == []
 
 
 def test_an_imported_head_is_trained_further_and_exported(
@@ -99,7 +101,10 @@ def test_an_imported_head_is_trained_further_and_exported(
     for layout in ("eagle3", "speculators"):
         out = tmp_path / layout
         assert _run("export", trained, "--to", layout, "--out", out) == 0
-        assert "vllm serve" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "vllm serve" in printed
+        assert ("sglang.launch_server" in printed) is (layout == "eagle3")
+        assert f"sha256 of model.safetensors: {checksum(out / 'model.safetensors')}" in printed
         checkpoint = read_checkpoint(out)
         assert torch.equal(checkpoint.tensor("lm_head.weight"), after.own_head.weight)
         config = json.loads((out / "config.json").read_text())
@@ -108,6 +113,12 @@ def test_an_imported_head_is_trained_further_and_exported(
     assert "already exists" in capsys.readouterr().err
     assert _run("export", trained, "--to", "eagle3", "--out", out / "x", "--target", "./no") == 2
     assert "nothing exists" in capsys.readouterr().err
+    tiny_llama(hidden_size=64).save_pretrained(tmp_path / "wide")
+    tiny_family("gemma3").save_pretrained(tmp_path / "gemma")
+    for target, message in (("wide", "hidden size differs"), ("gemma", "of the Gemma family")):
+        words = ("--to", "eagle3", "--out", out / "x", "--target", tmp_path / target)
+        assert _run("export", trained, *words) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_drafter_of_another_architecture_is_exported_for_the_plugin(

@@ -16,6 +16,8 @@ from helpers.published import (
     greedy_texts,
     save_published,
 )
+from helpers.published_moa import PublishedMoa, moa_config, moa_weights
+from helpers.published_moa import fitted as fitted_moa
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, write_jsonl
 
@@ -29,11 +31,12 @@ from training.config import TrainSettings
 from training.train import train
 
 Import = Callable[..., int]
+TAIL = 1  # layers of the target that run after the drafter of Mixture of Attentions
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target, a fitted head, a random head, prompts and training data."""
+    """A folder with a target, fitted heads, a random head, prompts and training data."""
     folder = tmp_path_factory.mktemp("published")
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer), eos_token_id=0)
@@ -45,6 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     published = PublishedDrafter(eagle_weights(), model)
     weights = fitted(published, greedy_texts(model, prompts))
     save_published(folder / "head", weights, config, "bin")
+    moa = fitted_moa(PublishedMoa(moa_weights(), model, TAIL), greedy_texts(model, prompts))
+    save_published(folder / "moa", moa, moa_config(vocab=len(tokenizer)))
     write_jsonl(folder / "prompts.jsonl", ({"prompt": ids} for ids in prompts.tolist()))
     write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
     return folder
@@ -86,10 +91,24 @@ def test_an_imported_drafter_is_recorded_and_decodes_exactly(
     assert output.sequences[0].tolist() == expected
 
 
-def test_other_commands_take_an_imported_drafter(
-    convert: Import, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
+    convert: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convert("head") == 0
+    assert convert("moa") == 0
+    assert "family: Mixture of Attentions" in capsys.readouterr().out
+    drafter = JakiroDrafter.from_pretrained(tmp_path / "drafter")
+    assert drafter.config.settings.tail_layers == TAIL
+    measured = drafter.config.record["import"]["measured"]
+    assert measured["tau"] > 1.5
+    assert measured["alternatives"].keys() == {"tail_layers 0", "tail_layers 2"}
+    assert all(other < measured["agreement"] for other in measured["alternatives"].values())
+
+
+@pytest.mark.parametrize("head", ["head", "moa"])
+def test_other_commands_take_an_imported_drafter(
+    head: str, convert: Import, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(head) == 0
     out, prompts = str(tmp_path / "drafter"), ["--prompts", str(folder / "prompts.jsonl")]
     sizes = ["--max-new-tokens", "4", "--num-prompts", "2", "--device", "cpu"]
     checks = ["--samples", "50", "--top-k", "8", "--tree", "fixed"]
@@ -124,6 +143,7 @@ def test_a_drafter_that_does_not_fit_is_written_only_if_forced(
     assert convert("random", "--force") == 0
     record = JakiroDrafter.from_pretrained(tmp_path / "drafter").config.record
     assert record["import"]["measured"]["is_above_floor"] is False
+    assert "alternatives" not in record["import"]["measured"]
     assert convert("head") == 2
     assert "already exists" in capsys.readouterr().err
 
@@ -148,10 +168,11 @@ def test_mistakes_are_one_line(
     assert message in errors[0]
 
 
+@pytest.mark.parametrize("head", ["head", "moa"])
 def test_an_imported_drafter_is_trained_further(
-    convert: Import, folder: Path, tmp_path: Path
+    head: str, convert: Import, folder: Path, tmp_path: Path
 ) -> None:
-    assert convert("head") == 0
+    assert convert(head) == 0
     changes = [
         f"data.paths=[{folder / 'texts.jsonl'}]",
         f"data.cache_folder={tmp_path / 'cache'}",

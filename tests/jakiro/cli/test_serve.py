@@ -39,6 +39,7 @@ def test_a_server_is_ready_and_drains(target: Path) -> None:
     try:
         ready = next(line for line in process.stderr if "ready: " in line)
         url = ready.partition("ready: ")[2].strip()
+        assert next(process.stderr).strip() == f"playground: {url.removesuffix('v1')}"
         with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             assert [model.id for model in client.models.list()] == ["tiny-target"]
             found = client.completions.create(model="tiny-target", prompt="main", max_tokens=3)

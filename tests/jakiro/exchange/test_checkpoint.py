@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,60 @@ def test_origin_and_checksums_are_known(tmp_path: Path) -> None:
     assert checkpoint.checksums().keys() == {"config.json", "model.safetensors"}
     other = read_checkpoint(save_published(tmp_path / "head", eagle_weights(), eagle_config()))
     assert (other.revision, other.licence) == (None, None)
+
+
+@pytest.mark.parametrize("card", ["---\nlicense: [mit\n---\n", "---\nlicense: {a: b}\n---\n"])
+def test_a_model_card_that_is_damaged_has_no_licence(card: str, tmp_path: Path) -> None:
+    folder = save_published(tmp_path, eagle_weights(), eagle_config())
+    (folder / "README.md").write_text(card)
+    assert read_checkpoint(folder).licence is None
+
+
+def test_links_are_followed_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    blobs = save_published(tmp_path / "blobs", eagle_weights(), eagle_config())
+    linked = tmp_path / "head"
+    linked.mkdir()
+    for file in blobs.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert read_checkpoint(linked).checksums() == read_checkpoint(blobs).checksums()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "part-0.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link"])
+def test_anything_but_files_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
+    layout = "sharded" if name.startswith("part") else "safetensors"
+    folder = save_published(tmp_path, eagle_weights(), eagle_config(), layout)
+    file = folder / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(tmp_path / "missing")
+    with pytest.raises(CheckpointError, match="cannot read a published drafter"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_huge_config_is_not_read_into_memory(name: str, tmp_path: Path) -> None:
+    folder = save_published(tmp_path, eagle_weights(), eagle_config(), "sharded")
+    with (folder / name).open("r+b") as file:
+        file.truncate(1 << 40)  # without occupying the disk
+    with pytest.raises(CheckpointError, match=r"at most 67,108,864 bytes of JSON"):
+        read_checkpoint(folder)
+
+
+def test_a_tensor_that_claims_to_be_larger_than_its_file_is_refused(tmp_path: Path) -> None:
+    folder = save_published(tmp_path, eagle_weights(), eagle_config(), "bin")
+    huge = eagle_weights() | {"fc.weight": torch.zeros(1).expand(10**6, 2 * 10**6)}
+    torch.save(huge, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"stored in full; got: fc\.weight in part"):
+        read_checkpoint(folder)
+
+
+def test_tensors_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    folder = save_published(tmp_path, eagle_weights(), eagle_config(), "bin")
+    torch.save({"fc.weight": torch.eye(3).to_sparse()}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"fc\.weight, which is another kind"):
+        read_checkpoint(folder)

@@ -23,7 +23,6 @@ from jakiro.exchange.eagle3_export import (
     Layout,
     ServedTarget,
     export_eagle3,
-    serve_command,
     without_ids,
 )
 from jakiro.exchange.families import plan_import
@@ -64,6 +63,7 @@ def test_importing_an_export_gives_the_same_tensors_and_settings(
     assert again.state_dict().keys() == first.state_dict().keys()
     for key, part in first.state_dict().items():
         assert torch.equal(again.state_dict()[key], part), key
+    assert len(plan_import(read_checkpoint(folder)).candidates(6)) == 1
     if layout == "eagle3":  # the tensors of the published drafter, bit for bit
         checkpoint = read_checkpoint(folder)
         assert checkpoint.tensors.keys() == weights.keys()
@@ -103,7 +103,7 @@ BASE = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trunk": FEEDBACK}, r"trunk\.input of wide; got: join"),
+        ({"trunk": FEEDBACK}, r"trunk\.input of wide, .*first_position of False, .*; got: join, "),
         ({"trunk": {"fusion_layers": (1, 3, 5)}}, r"fusion_layers from 2 to 5; got: \[1, 3, 5\]"),
         ({"trunk": {"fusion_layers": (2, 3, 6)}}, r"fusion_layers from 2 to 5; got: \[2, 3, 6\]"),
         ({"trunk": {"fusion_layers": (2, 3)}}, r"fusion_layers from 2 to 5; got: \[2, 3\]"),
@@ -112,6 +112,7 @@ BASE = {
         ({"trunk": {"input_bias": True}}, r"input_bias of False; got: True"),
         ({"trunk": {"attention_bias": "qkv"}}, r"attention_bias of none; got: qkv"),
         ({"trunk": {"qk_norm": True}}, r"qk_norm of False; got: True"),
+        ({"trunk": {"mlp_width": 20}}, r"mlp_width of null; got: 20; remedy: use `--to vllm`"),
         ({"num_experts": 2}, r"num_experts of 1; got: 2"),
         ({"parallel_levels": 1}, r"parallel_levels of 0; got: 1"),
         ({"head": "target"}, r"experts\.head of own; got: target"),
@@ -161,9 +162,3 @@ def test_layer_indices_are_left_out_only_if_they_are_the_default_ones(tmp_path: 
         write_export(left.weights, left.config, tmp_path / "exported")
         plan = plan_import(read_checkpoint(tmp_path / "exported"))
         assert plan.candidates(8)[0].trunk.fusion_layers == layers
-
-
-def test_the_command_to_serve_names_the_folder() -> None:
-    assert serve_command("speculators", "out", "target", 4) == "vllm serve out"
-    options = json.loads(serve_command("eagle3", "out", "target", 4).split("'")[1])
-    assert options == {"method": "eagle3", "model": "out", "num_speculative_tokens": 4}

@@ -31,6 +31,8 @@ def test_both_names_of_the_rotary_base_are_read() -> None:
     [
         ({"num_attention_heads": "four"}, "a usable num_attention_heads"),
         ({"hidden_size": None}, "a usable hidden_size"),
+        ({"rms_norm_eps": float("inf")}, "a usable rms_norm_eps"),
+        ({"rope_theta": float("inf")}, "a usable rope_theta"),
         ({"num_hidden_layers": 2}, "num_hidden_layers 1; got: 2"),
         ({"hidden_act": "gelu"}, "hidden_act silu; got: gelu"),
         ({"logit_scale": 0.5}, "logit_scale 1.0; got: 0.5"),

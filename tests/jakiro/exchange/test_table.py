@@ -40,3 +40,22 @@ def test_a_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
 def test_a_tensor_that_nothing_uses_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"1 others: {name}"):
         _plan(tmp_path, eagle_weights() | {name: torch.zeros(3)})
+
+
+@pytest.mark.parametrize("name", ["fc.weight", GATE, QUERY])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 32), (64,)])
+def test_a_matrix_without_two_dimensions_is_named(
+    name: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        _plan(tmp_path, eagle_weights() | {name: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("layout", ["safetensors", "bin"])
+def test_quantized_weights_are_refused(dtype: torch.dtype, layout: str, tmp_path: Path) -> None:
+    weights = eagle_weights()
+    weights[GATE] = weights[GATE].to(dtype)
+    folder = save_published(tmp_path, weights, eagle_config(), layout)
+    with pytest.raises(CheckpointError, match=rf"numbers of 16, 32 or 64 bits in {GATE}; got: "):
+        plan_import(read_checkpoint(folder))

@@ -1,4 +1,4 @@
-"""Sequences that join and leave a batch keep their storage."""
+"""A batch keeps its storage while sequences join and leave."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_sequences_that_join_take_the_rows_of_those_that_left() -> None:
     assert rows.live.data_ptr() == storage
 
 
-def test_storage_without_room_at_least_doubles() -> None:
+def test_full_storage_at_least_doubles() -> None:
     rows = _rows(1, 2, 3)
     rows.append(_rows(4))
     assert _first(rows) == [1, 2, 3, 4]
@@ -44,7 +44,7 @@ def test_all_sequences_may_leave_before_others_join() -> None:
     assert _first(rows) == [3]
 
 
-def test_more_slots_keep_the_contents_and_are_finite() -> None:
+def test_added_slots_change_no_contents_and_are_finite() -> None:
     rows = _rows(1, 2)
     rows.reserve(5)
     assert rows.live.shape == (2, 2, 5, 3)
@@ -56,7 +56,7 @@ def test_more_slots_keep_the_contents_and_are_finite() -> None:
 
 
 class _CopyCounter(TorchDispatchMode):
-    """Counts the numbers that are copied."""
+    """Counts the elements that are copied."""
 
     num_copied = 0
 

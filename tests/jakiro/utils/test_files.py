@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jakiro.errors import ConfigError
-from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.files import (
+    ensure_new_file,
+    ensure_writable_folder,
+    fingerprint,
+    write_atomically,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -114,3 +119,14 @@ def _sorted(data: object) -> object:
     if isinstance(data, dict):
         return {key: _sorted(data[key]) for key in sorted(data)}
     return [_sorted(item) for item in data] if isinstance(data, list) else data
+
+
+def test_a_new_file_replaces_nothing_not_even_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "folder"):
+        with pytest.raises(ConfigError, match="a path that already exists"):
+            ensure_new_file(tmp_path / name, "a drafter")
+    with pytest.raises(ConfigError, match="no such folder"):
+        ensure_new_file(tmp_path / "missing" / "drafter", "a drafter")
+    ensure_new_file(tmp_path / "new", "a drafter")

@@ -194,3 +194,11 @@ def test_nothing_is_asked_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.Mo
             load("owner/other")
     assert asked
     assert all(options["local_files_only"] for options in asked)
+
+
+@pytest.mark.parametrize(("dtype", "is_slow"), [("fp16", True), ("bf16", False), ("fp32", False)])
+def test_float16_on_a_cpu_is_warned_of(
+    saved: Path, dtype: str, is_slow: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_causal_lm(saved, dtype=dtype, device="cpu")
+    assert ("another dtype" in caplog.text) is is_slow

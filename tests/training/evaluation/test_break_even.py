@@ -29,17 +29,18 @@ def test_the_costs_of_trees_are_relative_to_steps_without_drafts(
         found = break_even(inputs.target, inputs.build_drafter())
     assert (found.smallest, found.largest) == (4, 24)
     assert (found.lowest, found.highest) == pytest.approx((1.4 + 0.2, 2.0 + 0.2))
-    assert "tree of 4 to 24 candidates costs as much as 1.6 to 2.2 steps without" in str(found)
-    assert str(found).endswith("its tau is at most 5")
+    assert "tree of 4 candidates costs as much as 1.6 steps without drafts" in str(found)
+    assert "with 24 candidates as much as 2.2" in str(found)
+    assert str(found).endswith("tau is at most 5")
     assert found.warning is None
 
 
 @pytest.mark.parametrize(
     ("factor", "experts", "expected"),
     [
-        (2.0, 2, "the cost of a large tree .*; consider decoding with fewer candidates"),
-        (3.0, 2, "the cost of a tree of any .*; consider .*num_experts=1 or decoding with fewer"),
-        (3.0, 1, "the cost of a tree of any size .*; consider decoding with fewer candidates"),
+        (2.0, 2, ".* with a large tree take .*: decode with fewer candidates, or measure again"),
+        (3.0, 2, ".* a tree of any size take .*: set drafter.experts.num_experts=1, or measure"),
+        (3.0, 1, ".* with a tree of any size take .*; remedy: measure again while nothing"),
     ],
 )
 def test_costs_near_the_largest_possible_tau_are_a_warning_with_proposals(
@@ -64,7 +65,7 @@ def test_a_smaller_draft_vocabulary_is_proposed_only_where_it_is_large(workshop:
         drafter = inputs.build_drafter()
     assert not any("draft_vocab_size" in change for change in module._cheaper(drafter))
     drafter.config.target = {**(drafter.config.target or {}), "vocab_size": 128_256}
-    assert "a smaller drafter.draft_vocab_size, such as 8192" in module._cheaper(drafter)
+    assert "set drafter.draft_vocab_size=8192" in module._cheaper(drafter)
 
 
 def test_a_run_logs_the_tau_before_its_first_step(
@@ -73,5 +74,5 @@ def test_a_run_logs_the_tau_before_its_first_step(
     with caplog.at_level(logging.INFO):
         train(tiny_run(workshop))
     lines = [record.getMessage() for record in caplog.records]
-    (logged,) = (number for number, line in enumerate(lines) if "if its tau exceeds" in line)
+    (logged,) = (number for number, line in enumerate(lines) if "faster if tau exceeds" in line)
     assert any("drafter, after" in line for line in lines[logged:])

@@ -37,7 +37,7 @@ def _code(*words: str) -> object:
     return exit_.value.code or 0
 
 
-def test_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
+def test_curves_have_the_values_of_the_metrics(tmp_path: Path) -> None:
     curves = read_curves(_run(tmp_path / "run"))
     assert curves.loss[0] == (1, 5.0)
     assert curves.agreement[-1] == (4, pytest.approx(0.4))
@@ -68,7 +68,7 @@ def test_runs_without_an_evaluation_are_plotted_too(tmp_path: Path) -> None:
     assert imread(tmp_path / "curves.png").size
 
 
-def test_a_full_disk_is_reported_in_a_line(
+def test_a_full_disk_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_full_disk_is_reported_in_a_line(
         ("run", "none/curves.png", "expected: a file in an existing folder"),
     ],
 )
-def test_a_plot_that_is_impossible_is_refused_in_a_line(
+def test_a_plot_that_is_impossible_is_refused_in_one_line(
     tmp_path: Path, run: str, out: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -101,7 +101,7 @@ def test_a_plot_that_is_impossible_is_refused_in_a_line(
     assert not (tmp_path / out).exists()
 
 
-def test_scales_begin_where_the_figures_begin(tmp_path: Path) -> None:
+def test_axes_begin_at_the_smallest_possible_value(tmp_path: Path) -> None:
     run = read_curves(_run(tmp_path / "run"))
     figure = _draw([run], [Look("run", "black")])
     bottoms = {

@@ -1,4 +1,4 @@
-"""Anchors follow their documented distribution, and stay inside their document."""
+"""Anchors follow the specified distribution, and stay inside their document."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_an_anchor_lies_in_its_document_and_before_its_position(
 
 
 @pytest.mark.parametrize("num_levels", [1, 2, 5])
-def test_distances_are_uniform_up_to_the_schedule_and_log_uniform_beyond(num_levels: int) -> None:
+def test_most_distances_are_uniform_over_the_levels_others_log_uniform(num_levels: int) -> None:
     count = 200_000
     anchors = sample_anchors(np.zeros(count, np.int64), num_levels, (1,))
     distance = (np.arange(count) - anchors)[LONGEST:]
@@ -61,7 +61,7 @@ def test_a_key_decides_the_anchors() -> None:
     ).any()
 
 
-def test_without_drafting_distances_all_tokens_but_the_last_are_verified() -> None:
+def test_previous_anchors_are_one_position_back() -> None:
     starts = np.array([0, 0, 0, 3, 3])
     assert previous_anchors(starts).tolist() == [0, 0, 1, 3, 3]
 
@@ -124,7 +124,7 @@ def test_documents_of_a_sequence_have_different_phases() -> None:
 
 
 @given(lengths=LENGTHS, distance=st.integers(1, 8))
-def test_a_later_pass_lies_a_fixed_distance_back_or_at_the_position_itself(
+def test_anchors_of_a_rollout_lie_a_fixed_distance_back_or_at_the_position_itself(
     lengths: list[int], distance: int
 ) -> None:
     starts = _starts(lengths)
@@ -133,7 +133,7 @@ def test_a_later_pass_lies_a_fixed_distance_back_or_at_the_position_itself(
 
 
 @pytest.mark.parametrize("kind", ["drafting", "blocks", "previous", "ttt"])
-def test_a_rule_returns_the_number_of_samples_each_with_its_own_key(kind: str) -> None:
+def test_a_rule_returns_as_many_rows_of_anchors_as_samples(kind: str) -> None:
     starts = _starts([30, 20, 50])
     anchors = AnchorRule(kind, num_levels=3, num_samples=3).anchors(starts, (7, 1, 2))
     assert anchors.shape == (3, 100)

@@ -113,15 +113,21 @@ def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "width", "tail_layers"), [("feedback", 48, 0), ("hybrid", 64, 0), ("hybrid", 64, 1)]
+    ("kind", "width", "tail_layers", "trunk"),
+    [
+        ("feedback", 48, 0, {}),
+        ("hybrid", 64, 0, {}),
+        ("hybrid", 64, 1, {}),
+        ("hybrid", 64, 0, {"mlp_width": 20}),
+    ],
 )
 @torch.no_grad()
 def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
-    kind: str, width: int, tail_layers: int
+    kind: str, width: int, tail_layers: int, trunk: dict[str, int]
 ) -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
-    drafter = tiny_drafter(target, layer_settings(kind, 1, width, tail_layers))
+    drafter = tiny_drafter(target, layer_settings(kind, 1, width, tail_layers, **trunk))
     layer = -1 - tail_layers
     attention = read_attention(target, layer, target.spec.attention)
     feed_forward = read_feed_forward(target, layer)
@@ -136,6 +142,8 @@ def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
     outputs = outputs_of_layers(model, ids)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
     stream = drafter.trunk.self_attention(0.4 * states[layer - 1], positions, mask)
+    if drafter.trunk.feed_forward is not None:
+        stream = drafter.trunk.feed_forward(stream)
     features = drafter.experts(stream).mean_feature
     torch.testing.assert_close(features, 0.4 * outputs[layer], atol=1e-4, rtol=1e-4)
 

@@ -53,7 +53,7 @@ def _device(device: torch.device) -> dict[str, Value]:
 
 
 def _backends(bench: Workbench) -> Row:
-    """Return the order of attention backends, and those that can verify a tree."""
+    """Return torch's order of attention backends, and those that can verify a tree."""
     geometry, device = bench.scale.geometry, bench.device
     keys = bench.scale.capacity(bench.scale.main_context, bench.scale.queries[-2])
     width = geometry.hidden_size // geometry.num_heads
@@ -97,7 +97,7 @@ def _order() -> list[int]:
 
 
 def _copy(bench: Workbench) -> dict[str, Value]:
-    """Return the bandwidth of copies within the device; each byte is read and written."""
+    """Return the bandwidth of copies within the device; a byte counts twice: read and written."""
     size = COPIED_BYTES if bench.device.type == "cuda" else COPIED_BYTES_ON_CPU
     source = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     copy = torch.empty_like(source)

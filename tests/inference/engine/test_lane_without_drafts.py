@@ -1,0 +1,97 @@
+"""Requests without drafts, beside others that are drafted for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.lanes import Work, finish, lane_of, request_of, start
+from helpers.models import tiny_drafter, tiny_llama
+from transformers import LlamaForCausalLM
+
+from inference import SpeculativeDecoder
+from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.engine.request import SequenceState
+from inference.protocol import Drafter
+from jakiro.target.adapter import TargetAdapter
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.9},
+    {"temperature": 0.9, "repetition_penalty": 1.2},
+]
+NAMES = ["trained", "lookup", "trigrams", "pair"]
+
+
+def _drafter(name: str, model: LlamaForCausalLM) -> Drafter:
+    target = TargetAdapter(model)
+    trained = TrainedDrafter.for_target(tiny_drafter(target), target)
+    if name == "trained":
+        return trained
+    if name == "pair":
+        return CombinedDrafter(trained, LookupDrafter())
+    return LookupDrafter() if name == "lookup" else AdedDrafter()
+
+
+def _played(name: str, options: dict[str, Any], without: set[int]) -> list[SequenceState]:
+    """Decode three prompts together, the second of which joins later."""
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, _drafter(name, model), tree="fixed")
+    states = []
+    for index in range(3):
+        work = Work([2, 1, 2, 1 + index, 2], 7 + index, {**options, "max_new_tokens": 20})
+        request = replace(request_of(decoder, work), drafts=index not in without)
+        states.append(SequenceState.of(index, request))
+    lane = lane_of(decoder, states[0].request)
+    for state in states[::2]:
+        start(lane, state)
+    for _ in range(2):
+        lane.step()
+    start(lane, states[1])
+    finish(lane)
+    return states
+
+
+def _autoregressive(options: dict[str, Any], index: int) -> list[int]:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=11), None, tree="fixed")
+    work = Work([2, 1, 2, 1 + index, 2], 7 + index, {**options, "max_new_tokens": 20})
+    return work.alone(decoder).new_token_ids
+
+
+@pytest.mark.parametrize("options", KINDS, ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize("name", NAMES)
+def test_they_get_the_tokens_of_autoregressive_decoding(name: str, options: dict[str, Any]) -> None:
+    states = _played(name, options, {0, 1})
+    for state in states[:2]:
+        assert state.new_token_ids == _autoregressive(options, state.index)
+        assert state.stats.target_forwards == state.stats.decoded
+        assert state.stats.proposed_by_proposer.total() == 0
+
+
+@pytest.mark.parametrize("options", KINDS, ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize("name", ["trained", "lookup"])
+def test_the_others_get_the_same_tokens_as_ever(name: str, options: dict[str, Any]) -> None:
+    found = _played(name, options, {1})
+    expected = _played(name, options, set())
+    for index in (0, 2):
+        assert found[index].new_token_ids == expected[index].new_token_ids
+        assert found[index].stats.target_forwards == expected[index].stats.target_forwards
+
+
+def test_if_nothing_is_drafted_the_drafter_catches_up_later() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, _drafter("trained", model), tree="fixed")
+    works = [Work([2, 1, 2], seed, {"temperature": 0, "max_new_tokens": 30}) for seed in range(2)]
+    first, second = (request_of(decoder, work) for work in works)
+    states = [SequenceState.of(0, replace(first, drafts=False)), SequenceState.of(1, second)]
+    lane = lane_of(decoder, second)
+    start(lane, states[0])
+    for _ in range(5):
+        lane.step()
+    start(lane, states[1])
+    finish(lane)
+    expected = works[1].alone(decoder).new_token_ids
+    assert [state.new_token_ids for state in states] == [expected, expected]
+    assert states[1].stats.tau > 1
