@@ -108,7 +108,7 @@ def measure_agreement(
 
 
 def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
-    """Return the index of the drafter with the best agreement, and those that are not clearly worse.
+    """Return the index of the drafter that agrees best, and of those that are not clearly worse.
 
     Args:
         measured: measurements on the same prompts.
