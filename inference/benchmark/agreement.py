@@ -108,13 +108,11 @@ def measure_agreement(
 
 
 def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
-    """Return the index of the best of several drafters, and those that may be as good.
-
-    If the difference between the best drafters is not clear, the first of them is returned.
+    """Return the index of the drafter that agrees best, and of those that are not clearly worse.
 
     Args:
         measured: measurements on the same prompts.
     """
-    best = max(measured, key=lambda each: each.agreement)
-    level = [index for index, each in enumerate(measured) if not best.is_clearly_above(each)]
-    return level[0], level[1:]
+    best = max(range(len(measured)), key=lambda index: measured[index].agreement)
+    others = (index for index in range(len(measured)) if index != best)
+    return best, [each for each in others if not measured[best].is_clearly_above(measured[each])]

@@ -163,7 +163,7 @@ def _measured(
     facts = {"alternatives": others, "undecided": undecided} if others else {}
     if undecided:
         say(
-            f"warning: these prompts do not show whether {' or '.join(undecided)} would be better; "
+            f"warning: these prompts do not show whether {' or '.join(undecided)} is better; "
             "to decide, measure on more --prompts"
         )
     # Measuring has moved the drafter to the device and the dtype of the target.

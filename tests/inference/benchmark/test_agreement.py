@@ -36,9 +36,9 @@ def _measured(agreement: float, num_steps: int) -> Agreement:
     return Agreement(agreement=agreement, num_steps=num_steps, **shared)
 
 
-def test_the_first_of_several_drafters_is_kept_unless_another_is_clearly_better() -> None:
+def test_drafters_that_are_not_clearly_worse_than_the_best_one_are_named() -> None:
     few = [_measured(4 / 55, 55), _measured(5 / 54, 54)]
-    assert choose_best(few) == (0, [1])
+    assert choose_best(few) == (1, [0])
     many = [_measured(0.4, 300), _measured(0.6, 250), _measured(0.58, 250), _measured(0.1, 400)]
     assert choose_best(many) == (1, [2])
     assert choose_best(many[:2]) == (1, [])

@@ -76,7 +76,7 @@ def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_record
     measured = drafter.config.record["import"]["measured"]
     (other,) = measured["alternatives"].values()
     assert measured["agreement"] > other
-    assert measured["undecided"] == []
+    assert set(measured["undecided"]) <= measured["alternatives"].keys()
 
 
 def test_an_imported_head_is_trained_further_and_exported(
