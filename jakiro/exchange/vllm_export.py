@@ -129,7 +129,8 @@ def _handed_widths(drafter: JakiroDrafter, kv: _Parts) -> tuple[int, int]:
     """
     hidden, trunk = drafter.config.target_record.hidden_size, drafter.config.settings.trunk
     features = hidden if trunk.reads_features else 0
-    memory = hidden if kv.kv is None else 2 * kv.kv["width"] * kv.kv["num_layers"]
+    is_raw = kv.kv is not None and drafter.config.settings.memory.rotated
+    memory = 2 * kv.kv["width"] * kv.kv["num_layers"] if kv.kv and is_raw else hidden
     assert trunk.num_heads is not None, "`config_for` completes the settings"
     if not trunk.attends_memory:
         ages = -features % trunk.num_heads

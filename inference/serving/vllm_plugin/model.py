@@ -35,6 +35,7 @@ from jakiro.architecture import encoder_arguments, experts_arguments, trunk_argu
 from jakiro.config import JakiroConfig, last_hidden_state, state_sources
 from jakiro.errors import CheckpointError
 from jakiro.experts import MixtureOfExperts, joint_log_probs
+from moa.attention import KV
 from moa.memory import MemoryEncoder
 from moa.rotary import Rotary
 from moa.target_kv import TargetKV
@@ -60,6 +61,7 @@ class DraftNetwork(nn.Module):
         self.num_ages = facts["num_ages"]
         self.last_state = last_hidden_state(record)
         self.memory_source, self.feature_source = state_sources(settings, record)
+        self.is_rotated = settings.memory.rotated
         memory, features = encoder_arguments(config)
         self.memory_encoder = None if memory is None else MemoryEncoder(**memory)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
@@ -81,7 +83,7 @@ class DraftNetwork(nn.Module):
         """Return [feature | memory | ages] of verified tokens.
 
         Memory from keys and values is returned before the keys are rotated and encoded, because
-        positions are not known here.
+        positions are not known here. Memory from keys that are not rotated needs no positions.
 
         Args:
             states: hidden states [tokens, hidden] by index.
@@ -96,7 +98,10 @@ class DraftNetwork(nn.Module):
                 parts.append(self.memory_encoder(self._read(states, layers)[None])[0])
             else:
                 inputs = torch.stack([states[layer] for layer in layers], dim=1)
-                parts.append(self.target_kv(inputs).flatten(1))
+                raw = self.target_kv(inputs)
+                parts.append(
+                    raw.flatten(1) if self.is_rotated else self.memory_encoder(raw[None])[0]
+                )
         parts.append(parts[0].new_zeros(len(parts[0]), self.num_ages))
         return torch.cat(parts, dim=-1)
 
@@ -134,7 +139,7 @@ class DraftNetwork(nn.Module):
         assert self.trunk.cross_attention is not None
         start = self.hidden if self.feature_encoder is not None else 0
         memory = given[:, start : -self.num_ages]
-        if self.target_kv is not None:
+        if self.target_kv is not None and self.is_rotated:
             per_layer = memory.unflatten(-1, (len(self.target_kv.norm), -1))
             memory = self.memory_encoder(self.target_kv.rotated(per_layer, rows)[None])[0]
         return self.trunk.cross_attention.kv(memory[None], rows[None])
