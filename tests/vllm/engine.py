@@ -7,7 +7,9 @@ drafted tokens, or "-" for none. The request has these keys:
 - `speculative`: vLLM's `speculative_config`, or null.
 - `options`: further arguments of `vllm.LLM`.
 - `patched`: whether to mend vLLM's sampling on the CPU (see `helpers/vllm_patches.py`).
-- `batches`: list of `{prompts, max_tokens, temperature, top_p}`, which are generated in turn.
+- `batches`: list of `{prompts, max_tokens, temperature, top_p, chunk}`, which are generated in
+  turn. A prompt is read in chunks of `chunk` tokens, unless this is 0 or absent. If it differs from
+  that of the batch before, cached prefixes are forgotten.
 
 The answer has a list with `texts` and `counters` for each batch.
 """
@@ -81,8 +83,13 @@ def main(request: dict[str, Any], out: Path, record: Path | None) -> None:
         **options | request.get("options", {}),
     )
     calls.clear()  # of the engine's own trial runs
-    answer, earlier = [], _counters(engine)
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    answer, earlier, chunk = [], _counters(engine), 0
     for batch in request["batches"]:
+        if batch.get("chunk", 0) != chunk:
+            chunk = batch["chunk"]
+            scheduler.scheduler_config.long_prefill_token_threshold = chunk
+            engine.reset_prefix_cache()
         sampling = SamplingParams(
             temperature=batch.get("temperature", 0),
             top_p=batch.get("top_p", 1),
