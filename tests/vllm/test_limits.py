@@ -60,8 +60,8 @@ def test_preempted_requests_and_requests_up_to_the_last_position_keep_their_text
         options={
             "max_num_seqs": 8,
             "max_model_len": longest,
-            "block_size": 16,
-            "num_gpu_blocks_override": 22,
+            "block_size": 32,
+            "num_gpu_blocks_override": 11,
         },
         batches=[
             {"prompts": prompts, "max_tokens": LENGTH},

@@ -33,13 +33,22 @@ TRUNK = {
     raises=AssertionError,
 )
 def test_vllm_expands_temperatures_of_drafted_rows() -> None:
-    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+    from vllm.platforms import current_platform
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 
+    current_platform.import_kernels()
     values = torch.tensor([0.7, 0.0, 1.3])
     ends = torch.tensor([2, 3, 6], dtype=torch.int32)
     wanted = torch.tensor([0.7, 0.7, 1.0, 1.3, 1.3, 1.3])
-    assert torch.equal(expanded(values, ends, 6, 0, 1), wanted)
-    assert torch.equal(expand_batch_to_tokens(values, ends, 6, 0, 1), wanted)
+    found = torch.zeros(6)
+    _expand_kernel_impl(found, values, ends, 0, 1)
+    assert torch.equal(found, wanted)
+
+
+def test_the_mend_expands_temperatures_of_drafted_rows() -> None:
+    ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+    found = expanded(torch.tensor([0.7, 0.0, 1.3]), ends, 6, 0, 1)
+    assert torch.equal(found, torch.tensor([0.7, 0.7, 1.0, 1.3, 1.3, 1.3]))
 
 
 @pytest.mark.parametrize("drafts", ["greedy", "probabilistic"])

