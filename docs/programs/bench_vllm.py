@@ -42,6 +42,7 @@ from jakiro.utils.pretrained import local_model
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 UNAIDED = "vLLM"
+PAUSE = 0.25  # seconds until threads of the engine before no longer wait by spinning
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
@@ -115,7 +116,7 @@ class VllmEngine:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            env=os.environ | _environment(python),
         )
         self.facts = self._ask(arguments)
 
@@ -148,6 +149,13 @@ class VllmEngine:
             raise SystemExit("\n".join([*lines[-20:], f"error: {self.name} has ended"]))
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _environment(python: Path) -> dict[str, str]:
+    """Return the variables of vLLM's processes; vLLM is slower without the OpenMP of Intel."""
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    preloaded = {"LD_PRELOAD": str(openmp.absolute())} if openmp.exists() else {}
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"} | preloaded
 
 
 class OwnEngine:
@@ -201,6 +209,7 @@ def measured(
     source.shuffle(groups)
     for number, (size, start) in enumerate(groups):
         for engine in source.sample(engines, len(engines)):
+            time.sleep(PAUSE)
             answer = engine.generate(prompts[start : start + size])
             yield Run(engine.name, start, size, **answer)
         sys.stderr.write(f"\r{number + 1} of {len(groups)} groups")
@@ -393,7 +402,7 @@ def main() -> None:
     environment = environment_of(target, str(options.target)).model_dump(mode="json")
     document = {
         "environment": environment,
-        "vllm": facts,
+        "vllm": facts | {"preloaded": _environment(options.python).get("LD_PRELOAD") is not None},
         "load_average": os.getloadavg()[0],
         "settings": {name: str(value) for name, value in vars(options).items()},
         "prompt_tokens": [len(ids) for ids in prompts],

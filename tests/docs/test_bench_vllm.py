@@ -48,7 +48,10 @@ class Fixed:
         }
 
 
-def test_engines_alternate_and_are_compared_group_by_group(program: ModuleType) -> None:
+def test_engines_alternate_and_are_compared_group_by_group(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "PAUSE", 0.0)
     calls: list[str] = []
     engines = [Fixed("vLLM", 0.5, 1, calls), Fixed("drafts", 0.25, 2, calls)]
     runs = list(program.measured(engines, [[1]] * 4, sizes=[1, 4], repeats=2))
