@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from inference.benchmark.machine import environment_of
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
-from inference.benchmark.stats import interval
+from inference.benchmark.stats import median_interval
 from inference.benchmark.subject import Subject, load_target
 from inference.drafters.lookup import LookupDrafter
 from inference.generation.prompt_file import distinct, read_prompts
@@ -248,24 +248,16 @@ def figures(runs: Sequence[Run], sizes: Sequence[int]) -> list[dict[str, Any]]:
 def _speed(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """Return an engine's tokens per second, and its speed-up over vLLM without drafts.
 
-    A pair has the runs of both engines on the same group, which follow each other closely; pairs
-    are resampled for the interval.
+    Both are medians over groups. The two runs of a speed-up have the same group and follow each
+    other closely; groups are resampled for its interval.
     """
     own = [run for run in runs if run.engine == name]
     unaided = [run for run in runs if run.engine == UNAIDED]
-    pairs = list(zip(own, unaided, strict=True))
-
-    def rate(chosen: Sequence[Run]) -> float:
-        return sum(run.num_tokens for run in chosen) / sum(run.seconds for run in chosen)
-
-    speed_up = interval(
-        pairs, lambda found: rate([a for a, _ in found]) / rate([b for _, b in found])
-    )
-    return {
-        "tokens_per_second": rate(own),
-        "median": median(run.num_tokens / run.seconds for run in own),
-        "speed_up": list(speed_up),
-    }
+    rates = [run.num_tokens / run.seconds for run in own]
+    ratios = [
+        rate * other.seconds / other.num_tokens for rate, other in zip(rates, unaided, strict=True)
+    ]
+    return {"tokens_per_second": median(rates), "speed_up": list(median_interval(ratios))}
 
 
 def table(rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> str:
