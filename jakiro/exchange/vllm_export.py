@@ -60,14 +60,14 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
     weights["experts.router.weight"] = state["experts.router.weight"][:num_experts]
     weights |= head | norm.weights | kv.weights
     read = {layer for source in (memory, features) if source for layer in source.layers}
-    width, flags = _handed_widths(drafter, kv)
+    width, ages = _handed_widths(drafter, kv)
     config = _config(drafter, target) | {
         "hidden_size": width,
         IDS: sorted(read),
         "jakiro": {
             "drafter": _exported_settings(settings).model_dump(mode="json"),
             "target": drafter.config.target_record.model_dump(mode="json"),
-            "facts": {"norm_eps": norm.norm_eps, "kv": kv.kv, "num_flags": flags},
+            "facts": {"norm_eps": norm.norm_eps, "kv": kv.kv, "num_ages": ages},
         },
     }
     copies = {
@@ -122,20 +122,21 @@ def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
 
 
 def _handed_widths(drafter: JakiroDrafter, kv: _Parts) -> tuple[int, int]:
-    """Return the width of what vLLM hands from one drafted token to the next, and the flags' part.
+    """Return the width of what vLLM hands from one drafted token to the next, and the ages' part.
 
-    The flags, of which one would do, tell verified tokens from drafted ones. vLLM wants a whole
-    multiple of the number of heads.
+    The ages, of which one would do, count drafted tokens since the last verified one. vLLM wants a
+    whole multiple of the number of heads.
     """
     hidden, trunk = drafter.config.target_record.hidden_size, drafter.config.settings.trunk
     features = hidden if trunk.reads_features else 0
-    memory = hidden if kv.kv is None else 2 * kv.kv["width"] * kv.kv["num_layers"]
+    is_raw = kv.kv is not None and drafter.config.settings.memory.rotated
+    memory = 2 * kv.kv["width"] * kv.kv["num_layers"] if kv.kv and is_raw else hidden
     assert trunk.num_heads is not None, "`config_for` completes the settings"
     if not trunk.attends_memory:
-        flags = -features % trunk.num_heads
-        return features + flags, flags
-    flags = trunk.num_heads - (features + memory) % trunk.num_heads
-    return features + memory + flags, flags
+        ages = -features % trunk.num_heads
+        return features + ages, ages
+    ages = trunk.num_heads - (features + memory) % trunk.num_heads
+    return features + memory + ages, ages
 
 
 def _head_rows(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Tensor]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,7 @@ from jakiro.target.checks import (
     storing_layers,
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
+from jakiro.target.key_rotation import KeyRotation, measured_rotation
 from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
 from jakiro.target.step import (
     StepInput,
@@ -58,6 +60,7 @@ class TargetSpec:
         attention: geometry of the last layer's attention.
         gguf_sha256: checksum of the GGUF file that the target was converted from; None if the
             target was not converted.
+        key_rotation: rotation of cached keys; None unless it is the same in all layers.
     """
 
     hidden_size: int
@@ -71,6 +74,7 @@ class TargetSpec:
     num_hidden_states: int | None
     attention: AttentionShape
     gguf_sha256: str | None = None
+    key_rotation: KeyRotation | None = None
 
     @property
     def num_layers(self) -> int:
@@ -262,6 +266,7 @@ class TargetAdapter:
             num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
             attention=attention_shape_of(self.config, shapes[-1], self._table.shape[1]),
             gguf_sha256=gguf_checksum(self.model.config),
+            key_rotation=measured_rotation(self.decoder, shapes, partial(self._keys, token_ids)),
         )
         self.spec = spec
         self._masks = self.masks_of(kinds)
@@ -270,6 +275,15 @@ class TargetAdapter:
         check_reproduces(got, expected, type(self.model).__name__)
         self._probe_tree(cache)
         return spec
+
+    def _keys(self, token_ids: Tensor, start: int) -> list[Tensor]:
+        """Return the keys of each layer for a text that begins at a position."""
+        cache = DynamicCache(config=self.config)
+        positions = start + torch.arange(token_ids.shape[1], device=self.device)[None]
+        own = {self._cache_argument: cache}
+        self.decoder(input_ids=token_ids, position_ids=positions, use_cache=True, **own)
+        layers: list[Any] = storing_layers(cache, self.config)
+        return [layer.keys for layer in layers]
 
     def _probe_tree(self, cache: SlotCache) -> None:
         """Check that siblings do not attend to each other.

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetSpec
 from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.key_rotation import KeyRotation
 from jakiro.utils.files import fingerprint
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
@@ -34,6 +35,7 @@ class TargetRecord(Settings):
         template_fingerprint: hash of the chat template; None if there is no chat template.
         gguf_sha256: checksum of the GGUF file that the target was converted from; None if the
             target was not converted.
+        key_rotation: rotation of cached keys; None unless it is the same in all layers.
     """
 
     name_or_path: str
@@ -46,6 +48,7 @@ class TargetRecord(Settings):
     tokenizer_fingerprint: str | None = None
     template_fingerprint: str | None = None
     gguf_sha256: str | None = None
+    key_rotation: KeyRotation | None = None
 
 
 def record_target(
@@ -69,6 +72,7 @@ def record_target(
         tokenizer_fingerprint=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
         template_fingerprint=None if tokenizer is None else template_fingerprint(tokenizer),
         gguf_sha256=spec.gguf_sha256,
+        key_rotation=spec.key_rotation,
     )
 
 

@@ -52,9 +52,10 @@ def prefilled(
 ) -> tuple[TrainedSession, StepOutput]:
     """Return a session with `length` verified tokens, and the target's output for these tokens."""
     target = drafter.target
-    cache = target.new_cache(1, 64, drafter.hidden_states)
+    capacity = max(64, length + 32)
+    cache = target.new_cache(1, capacity, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
-    session = drafter.new_session(GREEDY, capacity=64)
+    session = drafter.new_session(GREEDY, capacity=capacity)
     memory = drafter.encode_memory(output, torch.arange(length)[None])
     session.advance(committed(tokens, 0, length, memory))
     return session, output

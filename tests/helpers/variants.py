@@ -32,6 +32,7 @@ VARIANTS = {
     "last-feature": tiny_settings(source="hidden", layer_attention=False),
     "hidden-unordered": tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
     "hidden-projected": tiny_settings(source="hidden", layers=(0, 2), common_width=12),
+    "kv-not-rotated": tiny_settings(rotated=False, trunk=HYBRID),
     "kv-side-by-side": tiny_settings(layers=(2, 0), layer_attention=False),
     "tail-1": tiny_settings(combine="sum", parallel_levels=0, tail_layers=1),
     "tail-2-E1": tiny_settings(1, "sum", parallel_levels=0, tail_layers=2),

@@ -174,6 +174,12 @@ def test_memory_layers_outside_the_target_are_refused(target: TargetAdapter) -> 
         config_for(tiny_settings(layers=(0, 3)), record_target(target.spec, "tiny"))
 
 
+def test_keys_whose_rotation_is_not_known_cannot_be_read_without_it(target: TargetAdapter) -> None:
+    record = record_target(target.spec, "tiny").model_copy(update={"key_rotation": None})
+    with pytest.raises(ConfigError, match=r"rotates whole keys.*drafter\.memory\.rotated=true"):
+        config_for(tiny_settings(rotated=False), record)
+
+
 def test_hidden_states_outside_the_target_are_refused(target: TargetAdapter) -> None:
     record = record_target(target.spec, "tiny")
     with pytest.raises(ConfigError, match="from 0 to 3"):

@@ -6,7 +6,7 @@ from helpers.models import tiny_llama
 from torch import nn
 
 from moa.rotary import Rotary
-from moa.target_kv import TargetKV
+from moa.target_kv import TargetKV, with_rotated_keys
 
 LAYERS = (2, 0)
 
@@ -33,3 +33,15 @@ def test_computed_keys_and_values_are_the_cached_ones(seed: int) -> None:
         cached = output.past_key_values.layers[index]
         expected = [part[0].transpose(0, 1).flatten(1) for part in (cached.keys, cached.values)]
         torch.testing.assert_close(got[:, row], torch.cat(expected, -1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_rotation_is_undone_at_negated_positions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(2, 5, 3, 32, generator=generator)  # two heads of width 8
+    positions = torch.tensor([[0, 1, 2, 3, 4], [7, 9, 40, 41, 300]])
+    frequencies = (1.0, 0.5, 0.1, 0.01)
+    turned = with_rotated_keys(state, positions, Rotary(8, 1.0, frequencies, 2.0))
+    assert torch.equal(turned[..., 16:], state[..., 16:])
+    assert not torch.allclose(turned[..., :16], state[..., :16])
+    back = with_rotated_keys(turned, -positions, Rotary(8, 1.0, frequencies, 0.5))
+    torch.testing.assert_close(back, state, atol=1e-5, rtol=1e-5)

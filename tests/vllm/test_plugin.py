@@ -3,46 +3,33 @@
 vLLM runs in processes of its own (`engine.py`); `make test-vllm` makes the environment.
 """
 
-import json
-import random
-import subprocess
-import sys
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from helpers.models import tiny_llama, tiny_settings
 from helpers.vllm_drafters import (
     NUM_LAYERS,
-    PROMPT,
     VOCAB,
-    drafted_chain,
+    SimulatedStep,
+    accepted_per_position,
     fitted_drafter,
-    greedy,
-    target_model,
+    simulated,
 )
-from torch import Tensor
+from helpers.vllm_engine import DRAFTS, MARKS, answers, eagle3, exported, recorded, start_engine
+from helpers.vllm_world import LENGTH, World
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.exchange.vllm_export import export_vllm
-from jakiro.exchange.writing import write_export
 from jakiro.target.adapter import TargetAdapter
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(find_spec("vllm.config") is None, reason="run `make test-vllm`"),
-]
+pytestmark = MARKS
 
-ENGINE = Path(__file__).with_name("engine.py")
-DRAFTS, LENGTH, NUM_TEXTS = 4, 32, 8
 CLOSE = 2e-3  # largest difference of log-probabilities, in single precision
 
 TRUNK = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "first_position": False}
-MEMORY = {"source": "hidden", "layers": tuple(range(NUM_LAYERS + 1))}
+HIDDEN = {"source": "hidden", "layers": tuple(range(NUM_LAYERS + 1))}
 WIDE = {"fusion_layers": (2, 3, 4), "input": "wide", "attention_norm": False}
 KINDS: dict[str, dict[str, Any]] = {
     "feedback": {
@@ -57,37 +44,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "output_norm": "head",
         "num_experts": 1,
     },
-    "hybrid, hidden": {"trunk": {"kind": "hybrid"}, "combine": "sum", **MEMORY},
-    "moa, hidden": {"trunk": {"kind": "moa"}, "num_experts": 4, "parallel_levels": 2, **MEMORY},
+    "hybrid, hidden": {"trunk": {"kind": "hybrid"}, "combine": "sum", **HIDDEN},
     "hybrid, keys and values": {"trunk": {"kind": "hybrid"}},
+    "hybrid, keys before rotation": {"trunk": {"kind": "hybrid"}, "rotated": False},
+    "moa, hidden": {"trunk": {"kind": "moa"}, "num_experts": 4, "parallel_levels": 2, **HIDDEN},
+    "moa, keys and values": {
+        "trunk": {"kind": "moa"},
+        "combine": "sum",
+        "layers": (4, 0, 2),
+        "draft_vocab_size": 128,
+    },
 }
-
-
-class World(NamedTuple):
-    """A target, its folder, and its greedy texts.
-
-    Attributes:
-        model: target.
-        folder: folder of the target.
-        prompts: prompts; the first one is compared in detail.
-        texts: prompts of the same length, continued greedily.
-    """
-
-    model: Any
-    folder: Path
-    prompts: list[list[int]]
-    texts: Tensor
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("target")
-    model = target_model()
-    model.save_pretrained(folder)
-    source = random.Random(0)
-    prompts = [PROMPT] + [[source.randrange(VOCAB) for _ in PROMPT] for _ in range(NUM_TEXTS - 1)]
-    texts = torch.tensor([ids + greedy(model, ids, LENGTH + DRAFTS) for ids in prompts])
-    return World(model, folder, prompts, texts)
+MIXED = {"max_num_seqs": 8, "block_size": 32, "enable_prefix_caching": True}
+CHUNK = 48  # tokens of a prompt that are read at once; long prompts have more than twice as many
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
@@ -96,107 +65,95 @@ def drafter(request: pytest.FixtureRequest, world: World) -> JakiroDrafter:
     arguments = dict(KINDS[request.param])
     arguments["trunk"] = TRUNK | arguments["trunk"]
     settings = tiny_settings(**arguments)
-    return fitted_drafter(TargetAdapter(world.model), settings, world.texts, steps=60)
+    return fitted_drafter(TargetAdapter(world.model), settings, world.groups, steps=60)
 
 
-def _exported(drafter: JakiroDrafter, world: World, folder: Path) -> Path:
-    exported = export_vllm(drafter, TargetAdapter(world.model))
-    write_export(exported.weights, exported.config, folder)
-    return folder
+@pytest.fixture(scope="module")
+def undrafted(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What vLLM generates without a drafter."""
+    (answer,) = answers(
+        tmp_path_factory.mktemp("undrafted"),
+        target=str(world.folder),
+        speculative=None,
+        options=MIXED,
+        batches=[{"prompts": [prompt for prompt, _ in world.texts], "max_tokens": LENGTH}],
+    )
+    texts: list[list[int]] = answer["texts"]
+    return texts
 
 
-def _engine(folder: Path, record: bool = False, **request: Any) -> subprocess.CompletedProcess[str]:
-    (folder / "request.json").write_text(json.dumps(request | {"drafts": DRAFTS}))
-    files = ["request.json", "answer.json", "logits.pt" if record else "-"]
-    command = [sys.executable, ENGINE, *files]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def _steps(drafter: JakiroDrafter, world: World, number: int) -> list[SimulatedStep]:
+    """Return the steps in which drafting with our own forward writes a text."""
+    prompt, text = world.texts[number]
+    return list(simulated(drafter, TargetAdapter(world.model), text, len(prompt), DRAFTS))
 
 
-def _answer(folder: Path, **request: Any) -> dict[str, Any]:
-    run = _engine(folder, **request)
-    assert run.returncode == 0, run.stderr[-4000:]
-    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
-    return answer
+def _assert_counted(answer: dict[str, Any], steps: Sequence[SimulatedStep]) -> None:
+    counters = answer["counters"]
+    assert counters["spec_decode_num_drafts"] == len(steps)
+    found = counters["spec_decode_num_accepted_tokens_per_pos"]
+    assert found == accepted_per_position(steps, DRAFTS)
 
 
 def test_text_accepted_counts_and_logits_are_those_of_our_forward(
     drafter: JakiroDrafter,
     world: World,
+    undrafted: list[list[int]],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    answer = _answer(
+    prompts = [prompt for prompt, _ in world.texts]
+    several = {"prompts": prompts, "max_tokens": LENGTH}
+    chunked = several | {"chunk": CHUNK}
+    alone, mixed, cached, *parts = answers(
         tmp_path,
         record=True,
         target=str(world.folder),
-        drafter=str(_exported(drafter, world, tmp_path / "drafter")),
-        prompts=[PROMPT],
-        max_tokens=LENGTH,
+        speculative=eagle3(exported(drafter, world.model, tmp_path / "drafter")),
+        options=MIXED,
+        batches=[several | {"prompts": prompts[:1]}, several, several, chunked, chunked],
     )
-    text = world.texts[0].tolist()
-    assert answer["texts"][0][0] == text[len(PROMPT) : len(PROMPT) + LENGTH]
-    recorded = torch.load(tmp_path / "logits.pt")
-    target, known, accepted, calls = TargetAdapter(world.model), len(PROMPT), [0] * DRAFTS, 0
-    steps = 0
-    while known + 1 < len(PROMPT) + LENGTH:  # vLLM has the root `text[known]`, and drafts after it
-        chain, log_probs = drafted_chain(drafter, target, text[: known + 1], DRAFTS)
-        got = torch.cat(recorded[calls : calls + DRAFTS]).log_softmax(-1)
-        finite = log_probs.isfinite()
+    generated = [text[len(prompt) : len(prompt) + LENGTH] for prompt, text in world.texts]
+    assert undrafted == generated
+    assert alone["texts"] == generated[:1]
+    assert [batch["texts"] for batch in (mixed, cached, *parts)] == [generated] * 4
+
+    steps = _steps(drafter, world, 0)
+    calls = recorded(tmp_path)[: alone["calls"]]
+    assert len(calls) >= DRAFTS * len(steps)  # vLLM may draft once more after the last step
+    for number, step in enumerate(steps):
+        got = torch.cat(calls[DRAFTS * number : DRAFTS * (number + 1)]).log_softmax(-1)
+        finite = step.log_probs.isfinite()
         assert torch.equal(got.isfinite(), finite)
-        assert float((got - log_probs)[finite].abs().max()) < CLOSE
-        assert got.argmax(-1).tolist() == chain
-        follow = text[known + 1 : known + 1 + DRAFTS]
-        agree = [drafted == token for drafted, token in zip(chain, follow, strict=True)]
-        count = [*agree, False].index(False)
-        accepted = [total + (index < count) for index, total in enumerate(accepted)]
-        known, calls, steps = known + count + 1, calls + DRAFTS, steps + 1
-    counters = answer["counters"]
-    assert counters["spec_decode_num_drafts"] == steps
-    assert counters["spec_decode_num_accepted_tokens_per_pos"] == accepted
-    tau = 1 + sum(accepted) / steps
+        assert float((got - step.log_probs)[finite].abs().max()) < CLOSE
+        assert got.argmax(-1).tolist() == step.chain
+    _assert_counted(alone, steps)
+    tau = 1 + sum(step.num_accepted for step in steps) / len(steps)
     record_property("tau", round(tau, 2))
     assert tau > 1.5  # otherwise the drafter would test little
 
-
-def test_many_requests_with_chunked_prefill_and_cached_prefixes_get_the_same_texts(
-    drafter: JakiroDrafter, world: World, tmp_path: Path
-) -> None:
-    source = random.Random(5)
-    shared = [source.randrange(VOCAB) for _ in range(100)]
-    prompts = [
-        shared[: source.choice((0, 96, 100))] + ids for ids in world.prompts for _ in range(2)
-    ]
-    answer = _answer(
-        tmp_path,
-        target=str(world.folder),
-        drafter=str(_exported(drafter, world, tmp_path / "drafter")),
-        prompts=prompts,
-        max_tokens=LENGTH,
-        runs=2,
-        options={
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
-            "block_size": 32,
-            "enable_prefix_caching": True,
-        },
-    )
-    expected = [greedy(world.model, ids, LENGTH) for ids in prompts]
-    assert answer["texts"] == [expected, expected]
-    assert answer["counters"]["prefix_cache_hits"] > 0
-    assert answer["counters"]["spec_decode_num_accepted_tokens"] > 0
+    every = [step for number in range(len(prompts)) for step in _steps(drafter, world, number)]
+    _assert_counted(mixed, every)
+    _assert_counted(cached, every)
+    assert cached["counters"]["prefix_cache_hits"] > mixed["counters"]["prefix_cache_hits"]
+    # At the end of a chunk, vLLM gives drafters the last token of the prompt instead of the next.
+    accepted = sum(step.num_accepted for step in every)
+    for batch in parts:
+        counted = batch["counters"]["spec_decode_num_accepted_tokens"]
+        assert counted == pytest.approx(accepted, rel=0.1)
+    assert parts[1]["counters"]["prefix_cache_hits"] > 0
 
 
 def test_another_target_is_refused_by_name(world: World, tmp_path: Path) -> None:
     settings = tiny_settings(trunk=TRUNK | {"kind": "feedback"})
-    drafter = fitted_drafter(TargetAdapter(world.model), settings, world.texts, steps=0)
+    drafter = fitted_drafter(TargetAdapter(world.model), settings, world.groups, steps=0)
     other = tiny_llama(VOCAB, hidden_size=128, head_dim=32, max_position_embeddings=512)
     other.save_pretrained(tmp_path / "other")
-    run = _engine(
+    run = start_engine(
         tmp_path,
         target=str(tmp_path / "other"),
-        drafter=str(_exported(drafter, world, tmp_path / "drafter")),
-        prompts=[PROMPT],
-        max_tokens=1,
+        speculative=eagle3(exported(drafter, world.model, tmp_path / "drafter")),
+        batches=[],
     )
     assert run.returncode != 0
     assert "exported for another target (hidden size differs); expected: 64" in run.stderr

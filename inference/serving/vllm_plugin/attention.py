@@ -40,11 +40,15 @@ class CachedAttend(nn.Module):
 class VerifiedAttend(nn.Module):
     """Cross-attention to the memory of the verified tokens among those in the cache.
 
-    vLLM stores a row for each drafted token, too, although drafted tokens have no memory. The keys
-    and values of these rows are zero, so that a row adds to the sum of the weights, but not to the
+    vLLM stores a row for each drafted token, too, although drafted tokens have no memory. The
+    values of these rows are zero, so that a row adds to the sum of the weights, but not to the
     mixed values. A second attention with the same queries and keys, and values of one for verified
     tokens only, gives the share of the weights that verified tokens have; division by it leaves out
     the other rows exactly.
+
+    The caller passes the key of the last verified token for each drafted token after it. With n
+    drafted tokens, the share is therefore at least 1 / (n + 1), and the division loses no precision
+    in 16 bits.
 
     Args:
         mix: attention to the values of the memory.
@@ -60,13 +64,14 @@ class VerifiedAttend(nn.Module):
 
         Args:
             queries: rotated queries [1, heads, tokens, dim].
-            kv: keys and values of the memory of the same tokens [1, kv_heads, tokens, dim].
+            kv: keys and values of the memory of the same tokens [1, kv_heads, tokens, dim]; of a
+                drafted token, those of the last verified token.
             mask: True where the token is verified [1, 1, 1, tokens].
         """
         unknown = ~mask.transpose(-1, -2)
-        keys, values = (part.masked_fill(unknown, 0) for part in kv)
+        values = kv.values.masked_fill(unknown, 0)
         ones = torch.ones_like(values).masked_fill(unknown, 0)
-        share = self.share(queries, KV(keys, ones), mask)
+        share = self.share(queries, KV(kv.keys, ones), mask)
         # Only rows that stand for no token see no verified one.
         smallest = torch.finfo(share.dtype).tiny
-        return self.mix(queries, KV(keys, values), mask) / share.clamp(min=smallest)
+        return self.mix(queries, KV(kv.keys, values), mask) / share.clamp(min=smallest)

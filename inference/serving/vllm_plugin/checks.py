@@ -1,16 +1,18 @@
-"""Checks of vLLM's settings against those that a drafter was exported for."""
+"""Checks of vLLM's settings, and of what its target supplies, against what a drafter needs."""
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jakiro.config import JakiroConfig
-from jakiro.errors import TargetMismatch, TargetNotSupported
+from jakiro.errors import ConfigError, TargetMismatch, TargetNotSupported
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
 def check_config(config: JakiroConfig, vllm_config: "VllmConfig") -> None:
-    """Raise an error unless vLLM serves the target of a drafter, on a single device.
+    """Raise an error unless vLLM serves the target of a drafter, in a way that drafters support.
 
     Args:
         config: config of the drafter.
@@ -19,7 +21,9 @@ def check_config(config: JakiroConfig, vllm_config: "VllmConfig") -> None:
     Raises:
         TargetMismatch: a size of the target differs.
         TargetNotSupported: vLLM splits the target over several devices.
+        ConfigError: a setting of speculative decoding has another value than drafters need.
     """
+    _check_speculation(vllm_config)
     record = config.target_record
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     for name, expected, got in (
@@ -46,3 +50,59 @@ def check_config(config: JakiroConfig, vllm_config: "VllmConfig") -> None:
                 remedy="serve several replicas with --data-parallel-size, or serve without a "
                 "drafter",
             )
+
+
+def _check_speculation(vllm_config: "VllmConfig") -> None:
+    speculation = vllm_config.speculative_config
+    for name, expected in (("method", "eagle3"), ("use_local_argmax_reduction", False)):
+        got = getattr(speculation, name)
+        if got != expected:
+            raise ConfigError(
+                "drafters of Jakiro need other settings of speculative decoding",
+                expected=f'"{name}": {_json(expected)} in --speculative-config',
+                got=_json(got),
+                remedy="serve with the command that `jakiro export` prints",
+            )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, default=str)
+
+
+def check_states(layers: Sequence[int], width: int, hidden: int) -> None:
+    """Raise an error unless vLLM's target supplies all hidden states that a drafter reads.
+
+    Args:
+        layers: indices of the hidden states that the drafter reads.
+        width: width of the hidden states side by side, as vLLM supplies them.
+        hidden: width of one hidden state.
+
+    Raises:
+        TargetNotSupported: there are fewer hidden states.
+    """
+    if width != len(layers) * hidden:
+        raise TargetNotSupported(
+            "vLLM's implementation of the target does not supply all hidden states of the drafter",
+            expected=f"hidden states {list(layers)} of width {hidden}",
+            got=f"a total width of {width}",
+            remedy="train a drafter that reads other hidden states (drafter.trunk.fusion_layers, "
+            "drafter.memory.layers)",
+        )
+
+
+def check_head(head: object) -> None:
+    """Raise an error if vLLM's target has no head that a drafter could share.
+
+    Args:
+        head: the shared head; None if there is none.
+
+    Raises:
+        TargetNotSupported: there is none.
+    """
+    if head is None:
+        raise TargetNotSupported(
+            "vLLM's implementation of the target has no head that a drafter can share",
+            expected="a target with the attribute `lm_head`",
+            got="none",
+            remedy="train a drafter with a draft vocabulary, whose rows of the head are exported",
+        )

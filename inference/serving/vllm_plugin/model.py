@@ -5,13 +5,15 @@ position p + 1. In each step, vLLM calls `combine_hidden_states` for the verifie
 `forward` and `compute_logits` once per drafted token. The second result of `forward` takes the
 place of the combined hidden states of the drafted token:
 
-    [feature | memory | 1 ...]      of a verified token, with what the trunk reads
-    [feature | 0      | 0 ...]      of a drafted token
+    [feature | memory                            | 0 ...]   of a verified token
+    [feature | memory of the last verified token | n ...]   of the n-th drafted token after it
 
-There may be several flags, because vLLM wants a width that is a multiple of the number of heads.
+The number n, the token's *age*, may be repeated, because vLLM wants a width that is a multiple of
+the number of heads.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import torch
@@ -28,11 +30,12 @@ from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.utils import maybe_prefix, process_eagle_weight
 
 from inference.serving.vllm_plugin.attention import CachedAttend, VerifiedAttend
-from inference.serving.vllm_plugin.checks import check_config
+from inference.serving.vllm_plugin.checks import check_config, check_head, check_states
 from jakiro.architecture import encoder_arguments, experts_arguments, trunk_arguments
 from jakiro.config import JakiroConfig, last_hidden_state, state_sources
 from jakiro.errors import CheckpointError
 from jakiro.experts import MixtureOfExperts, joint_log_probs
+from moa.attention import KV
 from moa.memory import MemoryEncoder
 from moa.rotary import Rotary
 from moa.target_kv import TargetKV
@@ -55,9 +58,10 @@ class DraftNetwork(nn.Module):
         super().__init__()
         settings, record = config.settings, config.target_record
         self.hidden = record.hidden_size
-        self.num_flags = facts["num_flags"]
+        self.num_ages = facts["num_ages"]
         self.last_state = last_hidden_state(record)
         self.memory_source, self.feature_source = state_sources(settings, record)
+        self.is_rotated = settings.memory.rotated
         memory, features = encoder_arguments(config)
         self.memory_encoder = None if memory is None else MemoryEncoder(**memory)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
@@ -76,10 +80,10 @@ class DraftNetwork(nn.Module):
         self._use_cache(vllm_config, prefix)
 
     def encode(self, states: dict[int, Tensor]) -> Tensor:
-        """Return [feature | memory | flags] of verified tokens.
+        """Return [feature | memory | ages] of verified tokens.
 
         Memory from keys and values is returned before the keys are rotated and encoded, because
-        positions are not known here.
+        positions are not known here. Memory from keys that are not rotated needs no positions.
 
         Args:
             states: hidden states [tokens, hidden] by index.
@@ -94,8 +98,11 @@ class DraftNetwork(nn.Module):
                 parts.append(self.memory_encoder(self._read(states, layers)[None])[0])
             else:
                 inputs = torch.stack([states[layer] for layer in layers], dim=1)
-                parts.append(self.target_kv(inputs).flatten(1))
-        parts.append(parts[0].new_ones(len(parts[0]), self.num_flags))
+                raw = self.target_kv(inputs)
+                parts.append(
+                    raw.flatten(1) if self.is_rotated else self.memory_encoder(raw[None])[0]
+                )
+        parts.append(parts[0].new_zeros(len(parts[0]), self.num_ages))
         return torch.cat(parts, dim=-1)
 
     def forward(
@@ -108,30 +115,34 @@ class DraftNetwork(nn.Module):
             rows: positions of the tokens whose hidden states `given` has [tokens].
             given: output of `encode`, or of this method in the step before.
         """
-        known = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=given.device)
+        verified = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=given.device)
         previous = memory = None
         if self.feature_encoder is not None:
             previous = given[None, :, : self.hidden]
         if self.memory_encoder is not None and self.trunk.cross_attention is not None:
-            known = given[None, None, None, :, -1] > 0.5
-            encoded = self._memory(given, rows)[None]
-            memory = self.trunk.cross_attention.kv(encoded, rows[None])
+            ages = given[:, -1].long()
+            verified = (ages == 0)[None, None, None]
+            memory = self._memory(given, rows - ages)
         vectors = self.trunk(
-            embeddings[None], rows[None] + 1, known, TrunkInputs(previous, memory, known)
+            embeddings[None], rows[None] + 1, verified, TrunkInputs(previous, memory, verified)
         )
         output = self.experts(vectors)
-        following = torch.zeros_like(given)
+        following = given.clone()
+        following[:, given.shape[-1] - self.num_ages :] += 1
         if previous is not None:
             following[:, : self.hidden] = output.mean_feature[0]
         return output.features[0, :, 0], output.log_weights[0], following
 
-    def _memory(self, given: Tensor, rows: Tensor) -> Tensor:
+    def _memory(self, given: Tensor, rows: Tensor) -> KV:
+        """Return keys and values of the memory that `given` contains, at its own positions."""
+        assert self.memory_encoder is not None
+        assert self.trunk.cross_attention is not None
         start = self.hidden if self.feature_encoder is not None else 0
-        raw = given[:, start : -self.num_flags]
-        if self.target_kv is None or self.memory_encoder is None:
-            return raw
-        per_layer = raw.unflatten(-1, (len(self.target_kv.norm), -1))
-        return self.memory_encoder(self.target_kv.rotated(per_layer, rows)[None])[0]
+        memory = given[:, start : -self.num_ages]
+        if self.target_kv is not None and self.is_rotated:
+            per_layer = memory.unflatten(-1, (len(self.target_kv.norm), -1))
+            memory = self.memory_encoder(self.target_kv.rotated(per_layer, rows)[None])[0]
+        return self.trunk.cross_attention.kv(memory[None], rows[None])
 
     def _read(self, states: dict[int, Tensor], layers: tuple[int, ...]) -> Tensor:
         """Return hidden states side by side; the last one is that after the target's final norm."""
@@ -147,6 +158,9 @@ class DraftNetwork(nn.Module):
         """Let the trunk attend to vLLM's cache."""
         own, cross = self.trunk.self_attention, self.trunk.cross_attention
         first = vllm_config.model_config.get_total_num_hidden_layers()
+        # If all layers of the target have a window, this config has it, too; a drafter has none.
+        cache = copy(vllm_config.cache_config)
+        cache.sliding_window = None
 
         def cached(index: int) -> CachedAttend:
             attention = Attention(
@@ -154,7 +168,7 @@ class DraftNetwork(nn.Module):
                 own.head_dim,
                 own.head_dim**-0.5,
                 num_kv_heads=own.num_kv_heads,
-                cache_config=vllm_config.cache_config,
+                cache_config=cache,
                 prefix=maybe_prefix(prefix, f"layers.{first + index}.attn"),
             )
             return CachedAttend(attention, own.head_dim)
@@ -179,6 +193,7 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
     Raises:
         TargetMismatch: the drafter was made for another target.
         TargetNotSupported: vLLM runs the target in parallel on several devices.
+        ConfigError: a setting of speculative decoding does not fit drafters of Jakiro.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -191,12 +206,15 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
             config, exported["facts"], vllm_config, maybe_prefix(prefix, "model")
         )
         num_drafted = self.config.draft_vocab_size
-        self.lm_head = ParallelLMHead(
-            num_drafted, self.model.hidden, prefix=maybe_prefix(prefix, "lm_head")
-        )
+        is_restricted = config.draft_vocab_size is not None
+        # vLLM replaces None by the target's head.
+        self.lm_head: nn.Module | None = None
+        if is_restricted or config.settings.experts.head == "own":
+            self.lm_head = ParallelLMHead(
+                num_drafted, self.model.hidden, prefix=maybe_prefix(prefix, "lm_head")
+            )
         self.logits_processor = LogitsProcessor(num_drafted)
         ids = torch.zeros(num_drafted, dtype=torch.long)
-        is_restricted = config.draft_vocab_size is not None
         self.draft_ids = nn.Parameter(ids, requires_grad=False) if is_restricted else None
 
     def embed_input_ids(
@@ -216,8 +234,12 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
 
         Args:
             hidden_states: the hidden states in ascending order, side by side.
+
+        Raises:
+            TargetNotSupported: there are too few hidden states.
         """
         layers = self.config.eagle_aux_hidden_state_layer_ids
+        check_states(layers, hidden_states.shape[-1], self.model.hidden)
         states = hidden_states.chunk(len(layers), dim=-1)
         return self.model.encode(dict(zip(layers, states, strict=True)))
 
@@ -245,7 +267,11 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
 
         Args:
             hidden_states: features and log-weights of the components, from `forward`.
+
+        Raises:
+            TargetNotSupported: the drafter uses the target's head, but vLLM's target has none.
         """
+        check_head(self.lm_head)
         hidden = self.model.hidden
         count = hidden_states.shape[-1] // hidden
         features = hidden_states[:, : count * hidden].reshape(-1, hidden)
@@ -265,7 +291,7 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load exported weights and return the names of the parameters that were loaded.
 
-        Embeddings are the target's, and so is the head unless it is among the weights.
+        Embeddings are the target's, and so is the head unless the drafter has one.
 
         Args:
             weights: tensors by name.
@@ -277,7 +303,6 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
             full.removeprefix("model."): (full, parameter)
             for full, parameter in self.named_parameters()
         }
-        optional = {"embed_tokens.weight", "lm_head.weight"}
         loaded = set()
         for name, weight in weights:
             if name not in parameters:
@@ -286,7 +311,7 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
             full, parameter = parameters.pop(name)
             getattr(parameter, "weight_loader", default_weight_loader)(parameter, weight)
             loaded.add(full)
-        if missing := sorted(parameters.keys() - optional):
+        if missing := sorted(parameters.keys() - {"embed_tokens.weight"}):
             raise _wrong_weights("all weights of its architecture", f"none named {missing[0]}")
         return loaded
 

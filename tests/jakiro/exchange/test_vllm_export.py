@@ -33,6 +33,7 @@ FORMS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
     "hybrid, hidden": ({"source": "hidden", "layers": (3, 1)}, 64 + 4, [1, 3]),
     "moa, hidden": ({"trunk": {"kind": "moa"}, "source": "hidden", "layers": (2,)}, 32 + 4, [2]),
     "hybrid, keys and values": ({"trunk": HYBRID}, 32 + 3 * 32 + 4, [0, 1, 2, 3]),
+    "hybrid, keys before rotation": ({"trunk": HYBRID, "rotated": False}, 64 + 4, [0, 1, 2, 3]),
     "moa, two layers": ({"trunk": {"kind": "moa"}, "layers": (2, 0)}, 2 * 32 + 4, [0, 2]),
 }
 

@@ -43,7 +43,7 @@ def test_cached_attention_is_causal_attention() -> None:
     ("scale", "dtype", "tolerance"),
     [
         (1.0, torch.float64, 1e-12),
-        (20.0, torch.float64, 1e-10),  # the share of the verified rows is small for some queries
+        (20.0, torch.float64, 1e-10),
         (1.0, torch.float32, 1e-5),
         (1.0, torch.bfloat16, 3e-2),
     ],
@@ -52,10 +52,34 @@ def test_rows_of_drafted_tokens_are_left_out_exactly(
     scale: float, dtype: torch.dtype, tolerance: float
 ) -> None:
     queries, kv = _inputs(scale, dtype)
-    got = VerifiedAttend(_cached(), _cached())(queries, kv, VERIFIED[None, None, None])
+    got = _verified_alone(queries, kv)
+    assert float((got.double() - _expected(queries, kv)).abs().max()) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.bfloat16, 6e-2)])
+def test_drafted_rows_are_left_out_if_all_scores_of_verified_rows_are_low(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    queries, kv = _inputs(1.0, torch.float32)
+    # The common part of queries and keys lowers each score of a verified row by 40.
+    queries[..., 0], kv.keys[..., 0] = 10.0, -4.0 * DIM**0.5
+    queries, kv = queries.to(dtype), KV(*(part.to(dtype) for part in kv))
+    got = _verified_alone(queries, kv)
+    assert float((got.double() - _expected(queries, kv)).abs().max()) < tolerance
+
+
+def _verified_alone(queries: Tensor, kv: KV) -> Tensor:
+    """Return what the plug-in mixes; drafted rows have the key of the last verified one."""
+    last = int(VERIFIED.nonzero().max())
+    keys = torch.where(VERIFIED[:, None], kv.keys, kv.keys[:, :, last : last + 1])
+    return VerifiedAttend(_cached(), _cached())(
+        queries, KV(keys, kv.values), VERIFIED[None, None, None]
+    )
+
+
+def _expected(queries: Tensor, kv: KV) -> Tensor:
     exact = KV(*(part.double() for part in kv))
-    expected = attend_masked(queries.double(), exact, CAUSAL & VERIFIED)
-    assert float((got.double() - expected).abs().max()) < tolerance
+    return attend_masked(queries.double(), exact, CAUSAL & VERIFIED)
 
 
 def test_rows_that_see_no_verified_token_are_finite() -> None:

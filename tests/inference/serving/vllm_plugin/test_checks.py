@@ -1,4 +1,4 @@
-"""Targets other than that of the drafter, and targets on several devices, are refused."""
+"""What vLLM cannot do with a drafter is refused by name: targets, devices, settings, states."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,20 +6,26 @@ from typing import Any
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
 
-from inference.serving.vllm_plugin.checks import check_config
-from jakiro.errors import JakiroError, TargetMismatch, TargetNotSupported
+from inference.serving.vllm_plugin.checks import check_config, check_head, check_states
+from jakiro.errors import ConfigError, JakiroError, TargetMismatch, TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 
 
-def _vllm_config(hidden: int = 32, vocab: int = 61, layers: int = 3, **parallel: int) -> Any:
+def _vllm_config(hidden: int = 32, vocab: int = 61, layers: int = 3, **changes: Any) -> Any:
     """Return the part of vLLM's config that is checked; tests/vllm checks the real one."""
     model = SimpleNamespace(
         get_hidden_size=lambda: hidden,
         get_vocab_size=lambda: vocab,
         get_total_num_hidden_layers=lambda: layers,
     )
-    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} | parallel
-    return SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(**sizes))
+    values = {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "method": "eagle3",
+        "use_local_argmax_reduction": False,
+    } | changes
+    others = SimpleNamespace(**values)
+    return SimpleNamespace(model_config=model, parallel_config=others, speculative_config=others)
 
 
 def test_the_target_of_the_drafter_is_accepted() -> None:
@@ -34,10 +40,34 @@ def test_the_target_of_the_drafter_is_accepted() -> None:
         ({"layers": 4}, TargetMismatch, r"number of layers differs\); expected: 3"),
         ({"tensor_parallel_size": 2}, TargetNotSupported, r"--tensor-parallel-size 1; got: 2"),
         ({"pipeline_parallel_size": 2}, TargetNotSupported, r"--pipeline-parallel-size 1; got: 2"),
+        (
+            {"method": "eagle"},
+            ConfigError,
+            r'"method": "eagle3" in --speculative-config; got: "eag',
+        ),
+        (
+            {"use_local_argmax_reduction": True},
+            ConfigError,
+            r"argmax_reduction\": false.*got: true",
+        ),
     ],
 )
 def test_what_the_drafter_cannot_be_used_with_is_named(
-    changes: dict[str, int], error: type[JakiroError], message: str
+    changes: dict[str, Any], error: type[JakiroError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         check_config(tiny_drafter(TargetAdapter(tiny_llama())).config, _vllm_config(**changes))
+
+
+def test_a_target_that_supplies_too_few_hidden_states_is_refused() -> None:
+    check_states((0, 2, 3), 96, 32)
+    with pytest.raises(
+        TargetNotSupported, match=r"hidden states \[0, 2, 3\] of width 32; got: .*64"
+    ):
+        check_states((0, 2, 3), 64, 32)
+
+
+def test_a_target_without_a_head_is_refused() -> None:
+    check_head(object())
+    with pytest.raises(TargetNotSupported, match="attribute `lm_head`; got: none"):
+        check_head(None)
