@@ -3,14 +3,17 @@
 import asyncio
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from helpers.raw_http import wait_until
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 from openai import APIError, InternalServerError
 
@@ -153,3 +156,38 @@ def test_a_wrong_certificate_is_refused(tmp_path: Path, certificate: dict[str, P
             Server(tiny_decoder, ServeSettings(port=0, **paths))
     with pytest.raises(ConfigError, match="must be given together"):
         validate_settings(ServeSettings, {"tls_cert": other}, source="a test")
+
+
+_ENDLESS = """
+from threading import Event
+from inference.serving.server import serve
+from inference.serving.settings import ServeSettings
+
+raise SystemExit(serve(lambda: Event().wait(), ServeSettings(port={port}), print))
+"""
+
+
+def _state_at(url: str) -> str:
+    """Return the state of a server; empty if it does not listen yet."""
+    try:
+        return str(httpx2.get(url).json()["status"])
+    except httpx2.ConnectError:
+        return ""
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_ends_a_process_that_never_stops_loading() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    script = _ENDLESS.format(port=port)
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        wait_until(lambda: _state_at(f"http://127.0.0.1:{port}/health") == "loading")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
