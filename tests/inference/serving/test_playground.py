@@ -309,6 +309,7 @@ def test_a_key_is_asked_for_and_used(browser: "Browser") -> None:
         assert "5 tokens" in page.inner_text(".answer .footer")
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back(browser: "Browser") -> None:
     decoder = _decoder()
     assert isinstance(decoder.drafter, SlowDrafter)
@@ -495,6 +496,7 @@ LONGEST_FRAME = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_two_tabs_and_the_way_back(browser: "Browser", site: _Site) -> None:
     visit = Visit(browser, site.server.root + "/")
     first, second = visit.open(), visit.open()

@@ -175,7 +175,7 @@ def _state_at(url: str) -> str:
         return ""
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_signal_ends_a_process_that_never_stops_loading() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -18,6 +18,7 @@ from helpers.published import (
 )
 from helpers.published_moa import PublishedMoa, moa_config, moa_weights
 from helpers.published_moa import fitted as fitted_moa
+from helpers.quick import mostly_slow
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, write_jsonl
 
@@ -104,7 +105,7 @@ def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
     assert all(other < measured["agreement"] for other in measured["alternatives"].values())
 
 
-@pytest.mark.parametrize("head", ["head", "moa"])
+@pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
 def test_other_commands_take_an_imported_drafter(
     head: str, convert: Import, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,7 +169,7 @@ def test_mistakes_are_one_line(
     assert message in errors[0]
 
 
-@pytest.mark.parametrize("head", ["head", "moa"])
+@pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
 def test_an_imported_drafter_is_trained_further(
     head: str, convert: Import, folder: Path, tmp_path: Path
 ) -> None:
