@@ -21,17 +21,21 @@ class ConnectionLimits:
 
     Attributes:
         count: largest number of connections at the same time.
-        head_seconds: seconds in which the head of a request must arrive.
+        receive_seconds: seconds in which the head of a request must arrive, and after an early
+            answer the rest of the body.
         stall_seconds: seconds after which a client that takes no data is disconnected.
     """
 
     count: int
-    head_seconds: float
+    receive_seconds: float
     stall_seconds: float
 
 
 class Connection(H11Protocol):
-    """A connection that ends if its client sends a head, or takes a response, too slowly.
+    """A connection that ends if its client is too slow.
+
+    This is the case if it sends a head, or the rest of a body that is already answered, too slowly,
+    or takes a response too slowly.
 
     Args:
         limits: limits of this connection and of the number of connections.
@@ -46,6 +50,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self._on_closed = on_closed
         self._head_timer: TimerHandle | None = None
+        self._rest_timer: TimerHandle | None = None
         self._stall_timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -68,6 +73,7 @@ class Connection(H11Protocol):
             exc: cause; None if the connection was closed.
         """
         self._stop_head_timer()
+        self._stop_rest_timer()
         self._stop_stall_timer()
         super().connection_lost(exc)
 
@@ -79,11 +85,13 @@ class Connection(H11Protocol):
         """
         super().data_received(data)
         self._watch_head()
+        self._watch_rest()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, and for the client to take the rest of the response."""
         super().on_response_complete()
         self._watch_head()
+        self._watch_rest()
         if self._stall_timer is None and self.transport.get_write_buffer_size() > 0:
             self._stall_timer = self._later(self._limits.stall_seconds, self._end_if_unread)
 
@@ -120,13 +128,30 @@ class Connection(H11Protocol):
         if not is_waiting:
             self._stop_head_timer()
         elif self._head_timer is None:
-            self._head_timer = self._later(self._limits.head_seconds, self._end_without_head)
+            self._head_timer = self._later(self._limits.receive_seconds, self._end_without_head)
+
+    def _watch_rest(self) -> None:
+        """Limit the time in which the rest of a body must arrive that is answered already.
+
+        The connection is not closed at once, because a client that is still sending would be told
+        of a lost connection instead of the answer.
+        """
+        is_answered = self.conn.our_state is h11.DONE and not self.transport.is_closing()
+        if not (is_answered and self.conn.their_state is h11.SEND_BODY):
+            self._stop_rest_timer()
+        elif self._rest_timer is None:
+            self._rest_timer = self._later(self._limits.receive_seconds, self._end_without_rest)
+
+    def _end_without_rest(self) -> None:
+        self._on_closed("slow_body")
+        self.transport.close()
+        self._end_if_unread()
 
     def _end_without_head(self) -> None:
         has_begun = bool(self.conn.trailing_data[0])
         if has_begun:
             self._on_closed("slow_head")
-            self._refuse(_too_slow(self._limits.head_seconds))
+            self._refuse(_too_slow(self._limits.receive_seconds))
         else:
             self.transport.close()
         self._end_if_unread()
@@ -167,6 +192,11 @@ class Connection(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _stop_stall_timer(self) -> None:
         if self._stall_timer is not None:

@@ -15,7 +15,7 @@ from inference.decoder import SpeculativeDecoder
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
 from inference.engine.request import OutputOptions, Request
-from inference.generation.preparation import prepare_requests
+from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
@@ -130,6 +130,7 @@ class EngineThread:
         stops: Sequence[str] = (),
         record: OutputOptions | None = None,
         drafts: bool = True,
+        first_row: int = 0,
         notify: Callable[[], object] | None = None,
         **generation: Any,
     ) -> Job:
@@ -145,6 +146,8 @@ class EngineThread:
                 text, as `IncrementalText` decodes the text.
             record: details to return for each token; None to return none.
             drafts: whether to draft; False for autoregressive decoding.
+            first_row: row of a batch whose random numbers the first continuation gets; the others
+                get those of the next rows.
             notify: function that is called after each event of the job, see `Job`.
             **generation: as for `SpeculativeDecoder.generate`.
 
@@ -166,7 +169,10 @@ class EngineThread:
             max_position=spec.max_position,
             tokenizer=decoder.tokenizer,
         )
-        requests = [replace(request, record=record, drafts=drafts) for request in requests]
+        requests = [
+            replace(request, record=record, drafts=drafts)
+            for request in shifted(requests, first_row)
+        ]
         self.scheduler.lane_of(Job(requests))
         if stops:
             requests = [self._with_stops(request, stops) for request in requests]

@@ -105,6 +105,9 @@ class LoadedModel:
     ) -> list[Job]:
         """Return the jobs of a request, which were not started.
 
+        Each choice of a request has random numbers of its own: those of the row of a batch that
+        has the number of the choice.
+
         Args:
             prompts: prompts to continue.
             options: options of all of them.
@@ -115,14 +118,21 @@ class LoadedModel:
         """
         jobs: list[Job] = []
         try:
-            for prompt in prompts:
-                jobs.append(self._job(prompt, options, notify))
+            for number, prompt in enumerate(prompts):
+                first_row = number * options.choices
+                jobs.append(self._job(prompt, options, first_row, notify))
         except BaseException:
             discard(jobs)
             raise
         return jobs
 
-    def _job(self, prompt: Prompt, options: DecodingOptions, notify: Callable[[], object]) -> Job:
+    def _job(
+        self,
+        prompt: Prompt,
+        options: DecodingOptions,
+        first_row: int,
+        notify: Callable[[], object],
+    ) -> Job:
         decoder = self.engine.decoder
         token_ids = encode_prompt(prompt, decoder.tokenizer, decoder.target.spec.vocab_size)
         temperature, others = options.selection(self._samples)
@@ -134,6 +144,7 @@ class LoadedModel:
             stops=options.stops,
             record=options.record,
             drafts=options.drafting,
+            first_row=first_row,
             notify=notify,
             max_new_tokens=self._num_new(len(token_ids), options.max_new_tokens),
             **others,

@@ -11,6 +11,7 @@ from inference.engine.prefill import Prefill
 from inference.engine.threads import num_threads
 from inference.serving.job import Job
 from jakiro.errors import JakiroError, PromptError, ResourceError
+from jakiro.utils.memory import is_out_of_memory
 
 
 class _Reading(NamedTuple):
@@ -88,6 +89,7 @@ class Scheduler:
                 "there are more continuations than places",
                 expected=f"at most {lane.places}",
                 got=count,
+                remedy="request fewer continuations, or start the engine with more places",
             )
         return lane
 
@@ -184,8 +186,8 @@ class Scheduler:
         for job in self._waiting:
             lane = self.lane_of(job)
             if lane not in full and lane.num_free >= len(job.sequences):
-                self._waiting.remove(job)
                 self._open(job, lane)
+                self._waiting.remove(job)  # stays in the list if there was an exception
                 return
             full.append(lane)
 
@@ -193,7 +195,7 @@ class Scheduler:
         job.begun = time.monotonic()
         try:
             self._reading = _Reading(job, lane, lane.prefill_of(job.sequences))
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
             self._end(job, _no_memory(job, error))
 
     @torch.inference_mode()
@@ -202,20 +204,22 @@ class Scheduler:
         if self._reading is None:
             return
         job, lane, prefill = self._reading
-        with num_threads(lane.prefill_threads):
-            try:
+        try:
+            with num_threads(lane.prefill_threads):
                 prefill.read_chunk()
-            except (torch.OutOfMemoryError, MemoryError) as error:
-                self._stop_reading()
-                self._end(job, _no_memory(job, error))
-                return
-            if not prefill.is_complete:
-                return
-            self._reading = None
-            job.read, job.prompt_details = time.monotonic(), prefill.prompt_details
-            self._running.update({id(state): job for state in job.sequences})
-            for step in lane.start(prefill, job.sequences):
-                job.deliver(step)
+                if not prefill.is_complete:
+                    return
+                job.read, job.prompt_details = time.monotonic(), prefill.prompt_details
+                self._running.update({id(state): job for state in job.sequences})
+                steps = lane.start(prefill, job.sequences)
+        except (RuntimeError, MemoryError) as error:
+            no_memory = _no_memory(job, error)
+            self._stop_reading()
+            self._end(job, no_memory)
+            return
+        self._reading = None
+        for step in steps:
+            job.deliver(step)
         self._forget(job)
 
     def _step(self, lane: Lane) -> None:
@@ -246,9 +250,19 @@ class Scheduler:
         self._reading = None
 
 
-def _no_memory(job: Job, error: BaseException) -> ResourceError:
-    return ResourceError(
+def _no_memory(job: Job, error: Exception) -> ResourceError:
+    """Return the error of a job whose prompt needs more memory than there is.
+
+    Args:
+        job: the job.
+        error: what was raised while the prompt was read; raised again if it is not about memory.
+    """
+    if not is_out_of_memory(error):
+        raise error
+    found = ResourceError(
         "there is no memory to read the prompt",
-        got=f"a prompt of {len(job.request.token_ids)} tokens: {error}",
+        got=f"a prompt of {len(job.request.token_ids)} tokens",
         remedy="shorten the prompt, or start the engine with fewer places",
     )
+    found.__cause__ = error
+    return found

@@ -96,6 +96,16 @@ def test_several_prompts_are_answered_in_their_order(
     ] == [own.text for own in found.choices]
 
 
+def test_equal_prompts_of_a_request_get_the_texts_of_a_batch(
+    client: OpenAI, decoder: SpeculativeDecoder
+) -> None:
+    batch = decoder.generate_batch([PROMPT] * 4, temperature=0.9, seed=7, max_new_tokens=24)
+    expected = [output.text for output in batch]
+    found = client.completions.create(model=MODEL, prompt=[PROMPT] * 2, n=2, **SAMPLED)
+    assert [choice.text for choice in found.choices] == expected
+    assert len(set(expected)) == 4
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_text_ends_before_a_stop_string(
     client: OpenAI, decoder: SpeculativeDecoder, seed: int

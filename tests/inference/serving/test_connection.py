@@ -70,6 +70,48 @@ def test_the_head_of_a_second_request_must_arrive_in_time() -> None:
     assert 'jakiro_closed_connections_total{why="slow_head"} 1.0' in page
 
 
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/v1/completions", "POST", 401), ("/health", "POST", 405), ("/health/none", "POST", 401)],
+)
+def test_a_body_after_an_early_answer_must_arrive_in_time(
+    path: str, method: str, status: int
+) -> None:
+    with running(tiny_decoder(), receive_seconds=0.3, api_keys=("secret-key-1",)) as server:
+        with connected(server.address) as connection:
+            connection.sendall(head_of(path, method, content_length="100000"))
+            assert parsed(connection.recv(10_000)).status == status
+            connection.settimeout(0.02)
+            end, is_open = monotonic() + 15, True
+            while is_open and monotonic() < end:
+                try:
+                    connection.sendall(b" ")
+                    is_open = bool(connection.recv(1000))
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    is_open = False
+        assert not is_open
+        page = httpx2.get(
+            f"{server.root}/metrics", headers={"authorization": "Bearer secret-key-1"}
+        ).text
+    assert 'jakiro_closed_connections_total{why="slow_body"} 1.0' in page
+
+
+def test_a_connection_goes_on_after_the_body_of_an_early_answer() -> None:
+    keys = ("secret-key-1",)
+    with running(tiny_decoder(), api_keys=keys) as server, connected(server.address) as connection:
+        content = post_of("/v1/completions", b"{" + b" " * 500)
+        connection.sendall(content[:-100])
+        received = b""
+        while not received.endswith(b"}}"):
+            received += connection.recv(10_000)
+        assert parsed(received).status == 401
+        connection.sendall(content[-100:])
+        connection.sendall(head_of("/health", connection="close"))
+        assert answer_of(connection).status == 200
+
+
 def test_a_silent_connection_is_closed() -> None:
     with running(tiny_decoder(), receive_seconds=0.2) as server:
         with connected(server.address) as connection:

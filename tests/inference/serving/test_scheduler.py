@@ -11,10 +11,12 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.engine.context import Context
+from inference.engine.lane import Lane
+from inference.engine.prefill import Prefill
 from inference.serving.engine_thread import open_lanes
 from inference.serving.job import Job
 from inference.serving.scheduler import Scheduler
-from jakiro.errors import PromptError, ResourceError
+from jakiro.errors import EngineStopped, PromptError, ResourceError
 from jakiro.target.adapter import TargetAdapter
 
 KINDS: list[dict[str, Any]] = [
@@ -241,13 +243,29 @@ def test_requests_that_can_never_have_a_place_are_refused_at_once(
     scheduler = _scheduler(decoder)
     with pytest.raises(PromptError, match=r"at most 60 tokens; got: 3 prompt tokens and 58 new"):
         scheduler.submit(_job(decoder, _work(0, length=58)))
-    with pytest.raises(PromptError, match="more continuations than places"):
+    with pytest.raises(PromptError, match=r"more continuations than places.*remedy"):
         scheduler.submit(_job(decoder, _work(1), choices=3))
     assert not scheduler.turn()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Context, "read"), (Lane, "prefill_of"), (Lane, "append"), (Prefill, "select_first_of")],
+)
 def test_a_prompt_without_memory_is_refused_and_the_others_go_on(
-    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+    decoder: SpeculativeDecoder,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    error: Exception,
 ) -> None:
     scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
     jobs = [_job(decoder, work) for work in works]
@@ -255,16 +273,37 @@ def test_a_prompt_without_memory_is_refused_and_the_others_go_on(
     scheduler.turn()
 
     def planted(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("no memory")
+        raise error
 
     scheduler.submit(jobs[1])
     with monkeypatch.context() as patched:
-        patched.setattr(Context, "read", planted)
+        patched.setattr(owner, name, planted)
         scheduler.turn()
     with pytest.raises(ResourceError, match="no memory to read the prompt"):
         jobs[1].poll()
     _run(scheduler)
     assert _tokens(jobs[0]) == works[0].alone(decoder).new_token_ids
+    assert scheduler.num_running == len(scheduler._running) == 0
+    assert [lane.num_free for lane in scheduler.lanes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Context, "read"), (Lane, "prefill_of"), (Lane, "append")]
+)
+def test_a_job_whose_prompt_raises_another_error_can_still_be_ended(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    def planted(*_: Any) -> Any:
+        raise RuntimeError("the device is lost")
+
+    scheduler, job = _scheduler(decoder), _job(decoder, _work(0))
+    scheduler.submit(job)
+    monkeypatch.setattr(owner, name, planted)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        scheduler.turn()
+    scheduler.close(EngineStopped("the engine has stopped"))
+    with pytest.raises(EngineStopped):
+        job.poll()
 
 
 def test_a_reader_that_cannot_be_notified_loses_its_place(decoder: SpeculativeDecoder) -> None:
