@@ -113,7 +113,7 @@ class Service:
                 why = "timeout"
                 raise self._too_long() from error
             except JakiroError as error:
-                raise _told(error) from error
+                raise _api_error_of(error) from error
             finally:
                 user.rate.count_tokens(reply.num_tokens)
                 self._finish(reply, why)
@@ -146,7 +146,7 @@ class Service:
             for job in jobs:
                 self.model.engine.start(job)
         except JakiroError as error:
-            raise _told(error) from error
+            raise _api_error_of(error) from error
         admitted.jobs = jobs
         return Reply(
             jobs,
@@ -198,8 +198,8 @@ class Service:
         )
 
 
-def _told(error: JakiroError) -> ApiError:
-    """Return the error that a client is told, and log what the client is not told."""
+def _api_error_of(error: JakiroError) -> ApiError:
+    """Return the error for a client, and log the causes that only the log has."""
     if not isinstance(error, PromptError | EngineStopped):  # the engine logs why it has died
         _logger.error("a request has failed: %s", error, exc_info=error)
     return api_error_of(error)

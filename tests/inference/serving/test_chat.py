@@ -35,12 +35,12 @@ def test_an_answer_can_be_part_of_the_next_question(client: OpenAI, is_dumped: b
     first = client.chat.completions.create(model=MODEL, messages=MESSAGES, **OPTIONS)
     message: Any = first.choices[0].message
     question = {"role": "user", "content": "And then?", "name": "alice"}
-    plain = {"role": "assistant", "content": message.content}
+    retyped = {"role": "assistant", "content": message.content}
     found, expected = (
         client.chat.completions.create(
             model=MODEL, messages=[*MESSAGES, answer, question], **OPTIONS
         )
-        for answer in (message.model_dump() if is_dumped else message, plain)
+        for answer in (message.model_dump() if is_dumped else message, retyped)
     )
     assert found.choices[0].message.content == expected.choices[0].message.content
     assert found.usage == expected.usage
