@@ -2,6 +2,8 @@
 
 from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
 
+_FAILED = "decoding has failed; see the log of the server"
+
 
 class ApiError(Exception):
     """An error that is sent to the client.
@@ -33,9 +35,23 @@ class ApiError(Exception):
 
 
 def api_error_of(error: JakiroError) -> ApiError:
-    """Return the error that tells a client about one of ours."""
+    """Return the error that tells a client about one of ours.
+
+    Errors of the prompt, its options, and the memory for it say what the client can change. The
+    texts of others, which may contain those of any exception, are for the log.
+
+    Args:
+        error: the error. An `EngineStopped` with a cause comes from an engine that has died.
+    """
     if isinstance(error, PromptError):
         return ApiError(400, str(error))
-    if isinstance(error, EngineStopped | ResourceError):
-        return ApiError(503, str(error), kind="server_error", code="unavailable")
-    return ApiError(500, str(error), kind="server_error", code="decoding_failed")
+    if isinstance(error, ResourceError):
+        return _of_server(503, str(error), "unavailable")
+    if isinstance(error, EngineStopped):
+        is_dead = error.__cause__ is not None
+        return _of_server(503, _FAILED if is_dead else "the server is shutting down", "unavailable")
+    return _of_server(500, _FAILED, "decoding_failed")
+
+
+def _of_server(status: int, message: str, code: str) -> ApiError:
+    return ApiError(status, message, kind="server_error", code=code)

@@ -133,8 +133,8 @@ class Connection(H11Protocol):
     def _watch_rest(self) -> None:
         """Limit the time in which the rest of a body must arrive that is answered already.
 
-        The connection is not closed at once, because a client that is still sending would be told
-        of a lost connection instead of the answer.
+        The connection is not closed at once, because a client that is still sending would see a
+        lost connection instead of the answer.
         """
         is_answered = self.conn.our_state is h11.DONE and not self.transport.is_closing()
         if not (is_answered and self.conn.their_state is h11.SEND_BODY):

@@ -22,12 +22,14 @@ from inference.sampling.options import Sampling
 from inference.serving.incremental_text import IncrementalText, TextStopRule
 from inference.serving.job import Job
 from inference.serving.scheduler import Scheduler
-from jakiro.errors import EngineStopped, JakiroError, PromptError
+from jakiro.errors import EngineStopped, PromptError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
 
 Command = Callable[[], None]
+
+_EXACT_BYTES = 4  # size of numbers whose rounding hardly ever changes a text
 
 
 class EngineThread:
@@ -108,7 +110,20 @@ class EngineThread:
     @property
     def are_seeds_repeatable(self) -> bool:
         """Whether the same seed always gives the same text, whatever else is decoded."""
-        return request_counter_of(self.decoder.drafter) is None
+        return not self.seed_obstacle
+
+    @property
+    def seed_obstacle(self) -> str:
+        """Why a seed may give another text, and the remedy; empty if it always gives the same."""
+        target = self.decoder.target
+        if request_counter_of(self.decoder.drafter) is not None:
+            return "the drafter learns from requests, so a seed does not repeat a sampled text"
+        if target.dtype.itemsize < _EXACT_BYTES and not target.modules.is_batch_invariant:
+            return (
+                "in half precision, a text may depend on what is decoded beside it, so a seed may "
+                "not repeat it; remedy: --batch-invariant on a CPU, or --dtype float32"
+            )
+        return ""
 
     @property
     def is_alive(self) -> bool:
@@ -245,7 +260,7 @@ class EngineThread:
             self._is_stopped = True
             while not self._commands.empty():  # jobs that the loop has not seen
                 if (command := self._commands.get()) is not None:
-                    command()
+                    _tried(command)
         self.scheduler.close(_stopped(self.error))
 
     def _loop(self) -> None:
@@ -258,6 +273,14 @@ class EngineThread:
                 command()
                 is_busy = True
             is_busy = self.scheduler.turn()
+
+
+def _tried(command: Command) -> None:
+    """Run a command; an exception is only logged, because all jobs are about to be ended."""
+    try:
+        command()
+    except Exception:
+        _logger.exception("a command to the engine has failed")
 
 
 def open_lanes(
@@ -295,6 +318,9 @@ def _warn_about(decoder: SpeculativeDecoder) -> None:
         )
 
 
-def _stopped(error: BaseException | None) -> JakiroError:
+def _stopped(error: BaseException | None) -> EngineStopped:
+    """Return the error of jobs that are not complete; its cause is why the engine has died."""
     cause = "close() was called" if error is None else f"{type(error).__name__}: {error}"
-    return EngineStopped("the engine has stopped", got=cause, remedy="start another engine")
+    stopped = EngineStopped("the engine has stopped", got=cause, remedy="start another engine")
+    stopped.__cause__ = error
+    return stopped

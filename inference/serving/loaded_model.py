@@ -54,11 +54,7 @@ class LoadedModel:
         """Return what a user should know when the model is ready."""
         scheduler = self.engine.scheduler
         places = sum(lane.places for lane in scheduler.lanes)
-        seeds = (
-            "the same seed gives the same text"
-            if self.engine.are_seeds_repeatable
-            else "the drafter learns from requests, so a seed does not repeat a sampled text"
-        )
+        seeds = self.engine.seed_obstacle or "the same seed gives the same text"
         return (
             f"{self.name}: {places} places of {self.engine.capacity} tokens take "
             f"{scheduler.num_bytes / 1e6:.1f} MB; {seeds} ({self.fingerprint})"
@@ -96,7 +92,7 @@ class LoadedModel:
             "the prompt is longer than a sequence may be; "
             f"expected: at most {self.engine.capacity} tokens; got: {count} characters"
             f"{'' if new is None else f' and {new} new tokens'}; remedy: shorten the prompt",
-            param="prompt" if isinstance(prompts[0], str) else "messages",
+            param=_field_of(prompts[0]),
             code="context_length_exceeded",
         )
 
@@ -115,6 +111,7 @@ class LoadedModel:
 
         Raises:
             PromptError: a prompt or an option cannot be used.
+            ApiError: a prompt is too long.
         """
         jobs: list[Job] = []
         try:
@@ -146,24 +143,37 @@ class LoadedModel:
             drafts=options.drafting,
             first_row=first_row,
             notify=notify,
-            max_new_tokens=self._num_new(len(token_ids), options.max_new_tokens),
+            max_new_tokens=self._num_new(prompt, len(token_ids), options.max_new_tokens),
             **others,
             **self._processors(len(token_ids), options),
         )
 
-    def _num_new(self, num_prompt_tokens: int, wanted: int | None) -> int:
-        """Return the largest number of new tokens."""
+    def _num_new(self, prompt: Prompt, num_prompt_tokens: int, wanted: int | None) -> int:
+        """Return the largest number of new tokens.
+
+        Args:
+            prompt: the prompt.
+            num_prompt_tokens: number of its tokens.
+            wanted: number of new tokens that the request may have; None for no limit of its own.
+
+        Raises:
+            ApiError: there is no room for them.
+        """
         capacity = self.engine.capacity
         room = capacity - num_prompt_tokens
-        num_new = max(room, 1) if wanted is None else wanted
-        if num_new > room:
-            raise PromptError(
-                "the prompt and its new tokens are longer than a sequence may be",
-                expected=f"at most {capacity} tokens",
-                got=f"{num_prompt_tokens} prompt tokens and {num_new} new tokens",
-                remedy="shorten the prompt or lower max_tokens",
-            )
-        return num_new
+        if room >= (1 if wanted is None else wanted):
+            return room if wanted is None else wanted
+        new, remedy = " and the first new token", "shorten the prompt"
+        if wanted is not None:
+            new, remedy = f" and {wanted} new tokens", "shorten the prompt or lower max_tokens"
+        raise ApiError(
+            400,
+            "the prompt and its new tokens are longer than a sequence may be; "
+            f"expected: at most {capacity} tokens; got: {num_prompt_tokens} prompt tokens{new}; "
+            f"remedy: {remedy}",
+            param=_field_of(prompt),
+            code="context_length_exceeded",
+        )
 
     def _processors(self, num_prompt_tokens: int, options: DecodingOptions) -> dict[str, Any]:
         """Return the arguments of `generate()` for biases and penalties."""
@@ -193,6 +203,12 @@ def discard(jobs: Sequence[Job]) -> None:
     """
     for job in jobs:
         job.end()
+
+
+def _field_of(prompt: Prompt) -> str:
+    """Return the field of a request that a prompt comes from."""
+    is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    return "messages" if is_chat else "prompt"
 
 
 def _num_characters(prompt: Prompt) -> int:

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -14,6 +15,18 @@ from pydantic import (
 
 _MAX_BIASES = 300
 
+SMALLEST = 1e-6  # smallest divisor of logits, with which they stay finite
+
+
+def _zero_or_large_enough(value: float) -> float:
+    """Refuse temperatures that are not 0, but so small that logits would not stay finite."""
+    if 0 < value < SMALLEST:
+        raise ValueError(f"0, or at least {SMALLEST}")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_zero_or_large_enough)]
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)] | None
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -66,7 +79,7 @@ class Extensions(Closed):
 
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=SMALLEST, le=10)
     drafts: bool = False
     logprobs_of: Literal["target", "processed"] = "target"
     drafting: bool = True
@@ -77,7 +90,7 @@ class GenerationBody(Closed):
     """The fields that completions and chat completions share."""
 
     model: str
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Temperature | None = None
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=8)
     max_tokens: int | None = Field(None, ge=1)
@@ -163,10 +176,16 @@ class TextPart(Closed):
 
 
 class Message(Closed):
-    """A message of a chat."""
+    """A message of a chat; messages of OpenAI's client have fields that are null or ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+    name: str | None = None  # ignored
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing = None
+    annotations: Nothing = None
 
     @property
     def for_template(self) -> dict[str, str]:

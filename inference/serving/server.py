@@ -54,6 +54,13 @@ class Server(uvicorn.Server):
         self._loading: Loading[LoadedModel] | None = None
         self._drain_until: float | None = None
         self._socket = _listen(settings)
+        if settings.sends_keys_unencrypted:
+            _logger.warning(
+                "keys and texts travel unencrypted between %s and other machines; remedy: pass "
+                "--tls-cert and --tls-key, or pass --trusted-proxy with the address of a proxy "
+                "with TLS",
+                settings.host,
+            )
 
     @property
     def url(self) -> str:

@@ -16,7 +16,10 @@ from inference.serving.loaded_model import LoadedModel, discard
 from inference.serving.reply import Reply, Wake
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
-from jakiro.errors import JakiroError
+from jakiro.errors import EngineStopped, JakiroError, PromptError
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
 
 _RETRY_SECONDS = 5  # after which a client may ask again whether the server is ready
 
@@ -110,7 +113,7 @@ class Service:
                 why = "timeout"
                 raise self._too_long() from error
             except JakiroError as error:
-                raise api_error_of(error) from error
+                raise _api_error_of(error) from error
             finally:
                 user.rate.count_tokens(reply.num_tokens)
                 self._finish(reply, why)
@@ -143,7 +146,7 @@ class Service:
             for job in jobs:
                 self.model.engine.start(job)
         except JakiroError as error:
-            raise api_error_of(error) from error
+            raise _api_error_of(error) from error
         admitted.jobs = jobs
         return Reply(
             jobs,
@@ -193,6 +196,13 @@ class Service:
             kind="server_error",
             code="request_timeout",
         )
+
+
+def _api_error_of(error: JakiroError) -> ApiError:
+    """Return the error for a client, and log the causes that only the log has."""
+    if not isinstance(error, PromptError | EngineStopped):  # the engine logs why it has died
+        _logger.error("a request has failed: %s", error, exc_info=error)
+    return api_error_of(error)
 
 
 def _prepare(

@@ -62,6 +62,12 @@ class ServeSettings(Settings):
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
 
+    @property
+    def sends_keys_unencrypted(self) -> bool:
+        """Whether keys cross a network without TLS; a proxy that is named is taken to have TLS."""
+        is_safe = is_loopback(self.host) or self.tls_cert is not None
+        return not is_safe and "trusted_proxies" not in self.model_fields_set
+
     @model_validator(mode="after")
     def _a_certificate_has_a_key(self) -> "ServeSettings":
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -172,7 +172,15 @@ def _print_new_key(name: str | None) -> None:
 
 def _api_keys() -> tuple[str, ...]:
     """Return the keys in the environment; errors do not show them."""
-    keys = tuple(key for key in os.environ.get(_KEY, "").split(",") if key)
+    given = os.environ.get(_KEY)
+    keys = tuple(key.strip() for key in (given or "").split(",") if key.strip())
+    if given is not None and not keys:
+        raise ConfigError(
+            f"{_KEY} has no key",
+            expected="one or more keys, separated by commas",
+            got="a variable that is empty",
+            remedy=f"set {_KEY} to a long random text, or unset it",
+        )
     shortest = min(map(len, keys), default=_SHORTEST_KEY)
     if shortest < _SHORTEST_KEY:
         raise ConfigError(

@@ -30,6 +30,32 @@ def test_the_answer_is_that_of_the_decoder(client: OpenAI, server: Running) -> N
     assert found.object == "chat.completion"
 
 
+@pytest.mark.parametrize("is_dumped", [False, True])
+def test_an_answer_can_be_part_of_the_next_question(client: OpenAI, is_dumped: bool) -> None:
+    first = client.chat.completions.create(model=MODEL, messages=MESSAGES, **OPTIONS)
+    message: Any = first.choices[0].message
+    question = {"role": "user", "content": "And then?", "name": "alice"}
+    retyped = {"role": "assistant", "content": message.content}
+    found, expected = (
+        client.chat.completions.create(
+            model=MODEL, messages=[*MESSAGES, answer, question], **OPTIONS
+        )
+        for answer in (message.model_dump() if is_dumped else message, retyped)
+    )
+    assert found.choices[0].message.content == expected.choices[0].message.content
+    assert found.usage == expected.usage
+
+
+@pytest.mark.parametrize(
+    "field", [{"refusal": "no"}, {"tool_calls": [{"id": "1"}]}, {"audio": {"id": "1"}}], ids=str
+)
+def test_a_message_with_more_than_text_is_refused(client: OpenAI, field: dict[str, Any]) -> None:
+    messages: Any = [{"role": "assistant", "content": "a", **field}]
+    with pytest.raises(BadRequestError) as info:
+        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+    assert info.value.param == f"messages.0.{next(iter(field))}"
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2, **OPTIONS)
     chunks = list(
@@ -63,6 +89,16 @@ def test_without_a_limit_the_answer_fills_the_place(client: OpenAI, server: Runn
     assert found.usage is not None
     is_full = found.usage.total_tokens == server.server.engine.capacity
     assert is_full or found.choices[0].finish_reason == "stop"
+
+
+def test_a_chat_that_is_too_long_is_refused_without_a_number_that_nobody_asked_for(
+    client: OpenAI,
+) -> None:
+    messages: Any = [{"role": "user", "content": "7 " * 400}]
+    with pytest.raises(BadRequestError, match=r"prompt tokens and the first new token") as info:
+        client.chat.completions.create(model=MODEL, messages=messages)
+    assert info.value.param == "messages"
+    assert info.value.code == "context_length_exceeded"
 
 
 def test_log_probs_have_bytes(client: OpenAI) -> None:

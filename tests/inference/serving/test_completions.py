@@ -106,6 +106,20 @@ def test_equal_prompts_of_a_request_get_the_texts_of_a_batch(
     assert len(set(expected)) == 4
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "got"),
+    [(None, "256 prompt tokens and 16 new tokens"), (9, "256 prompt tokens and 9 new tokens")],
+)
+def test_an_error_of_length_names_the_field(
+    client: OpenAI, max_tokens: int | None, got: str
+) -> None:
+    options: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
+    with pytest.raises(BadRequestError, match=got) as info:
+        client.completions.create(model=MODEL, prompt=[5] * 256, **options)
+    assert info.value.param == "prompt"
+    assert info.value.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_text_ends_before_a_stop_string(
     client: OpenAI, decoder: SpeculativeDecoder, seed: int

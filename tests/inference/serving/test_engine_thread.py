@@ -137,6 +137,34 @@ def test_the_death_of_the_thread_is_known_to_all_requests(
     engine.close()
 
 
+def test_a_cancellation_that_fails_after_the_death_of_the_thread_holds_up_nobody(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_stepping, may_die = Event(), Event()
+
+    def dying(_: Lane) -> Any:
+        is_stepping.set()
+        may_die.wait(20)
+        raise RuntimeError("the device is lost")
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("the device is still lost")
+
+    monkeypatch.setattr(Lane, "step", dying)
+    monkeypatch.setattr(Lane, "remove", failing)
+    engine = EngineThread(decoder, places=1, capacity=120)
+    jobs = [engine.submit([1, 2], temperature=0, max_new_tokens=110) for _ in range(3)]
+    assert is_stepping.wait(20)
+    engine.cancel(jobs[0])
+    may_die.set()
+    engine._thread.join(20)
+    assert not engine._thread.is_alive()
+    for job in jobs[1:]:
+        with pytest.raises(EngineStopped):
+            job.poll()
+    assert jobs[0].is_ended
+
+
 def test_close_ends_jobs_that_are_not_complete(decoder: SpeculativeDecoder) -> None:
     engine = EngineThread(decoder, places=1, capacity=120)
     jobs = [engine.submit([1, 2], temperature=0, max_new_tokens=110) for _ in range(2)]

@@ -1,5 +1,6 @@
 """What the fingerprint of a model depends on."""
 
+import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.serving import tiny_decoder
@@ -70,6 +71,20 @@ def test_a_line_says_whether_seeds_repeat() -> None:
             line = str(LoadedModel(engine, "mine"))
         assert line.startswith("mine: 2 places of 32 tokens take ")
         assert words in line
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_a_line_says_what_half_precision_does_to_seeds(is_invariant: bool) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer)).to(torch.bfloat16)
+    decoder = SpeculativeDecoder(
+        model, LookupDrafter(), tokenizer, tree="fixed", batch_invariant=is_invariant
+    )
+    with EngineThread(decoder, places=2, capacity=32) as engine:
+        line = str(LoadedModel(engine, "mine"))
+        assert engine.are_seeds_repeatable is is_invariant
+    assert ("the same seed gives the same text" in line) is is_invariant
+    assert ("remedy: --batch-invariant" in line) is not is_invariant
 
 
 def test_the_fingerprint_depends_on_the_dtype_of_the_target() -> None:

@@ -55,6 +55,16 @@ def test_the_wrong_part_of_a_prompt_is_named(prompt: Any, param: str, reason: st
     assert reason in error["message"]
 
 
+@pytest.mark.parametrize("value", [1e-38, 5e-324, 9e-7])
+def test_divisors_of_logits_that_are_too_small_are_refused(value: float) -> None:
+    assert _error(CompletionBody, prompt="a", temperature=value)["param"] == "temperature"
+    error = _error(CompletionBody, prompt="a", jakiro={"repetition_penalty": value})
+    assert error["param"] == "jakiro.repetition_penalty"
+    for good in (0, 1e-6):
+        body = json.dumps({"model": "m", "prompt": "a", "temperature": good}).encode()
+        assert parse_body(CompletionBody, body).temperature == good
+
+
 def test_the_wrong_part_of_a_chat_is_named() -> None:
     good = {"role": "user", "content": "a"}
     for messages, param in (

@@ -51,7 +51,7 @@ def test_requests_that_take_too_long_end_with_an_error() -> None:
         stream = client.completions.create(stream=True, **{**LONG, "max_tokens": 250})
         next(stream)
         found.server.drain()
-        with pytest.raises(APIError, match="the engine has stopped"):
+        with pytest.raises(APIError, match="the server is shutting down"):
             list(stream)
     assert found.join() == 0
 
@@ -76,7 +76,7 @@ def test_the_death_of_the_engine_ends_the_server(monkeypatch: pytest.MonkeyPatch
 
     found = Running(tiny_decoder())
     monkeypatch.setattr(Lane, "step", planted)
-    with found.client() as client, pytest.raises(InternalServerError, match="device is lost"):
+    with found.client() as client, pytest.raises(InternalServerError, match="decoding has failed"):
         client.completions.create(**LONG)
     assert found.join() == 1
 
@@ -108,6 +108,31 @@ def test_other_machines_need_a_key(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_this_machine_needs_no_key(host: str) -> None:
     assert ServeSettings(host=host).api_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "trusted_proxies": ("127.0.0.1",)}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
+    ids=str,
+)
+def test_keys_without_tls_are_warned_about(
+    options: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ServeSettings(port=0, api_keys=("secret-key-1",), **options)
+    server = Server(tiny_decoder, settings)
+    server._socket.close()
+    server.service.close()
+    assert ("unencrypted" in caplog.text) is warns
+    assert ("--tls-cert" in caplog.text) is warns
+
+
+def test_a_certificate_leaves_nothing_to_warn_about(certificate: dict[str, Path]) -> None:
+    settings = ServeSettings(host="0.0.0.0", api_keys=("secret-key-1",), **certificate)
+    assert not settings.sends_keys_unencrypted
 
 
 @pytest.fixture(scope="module")

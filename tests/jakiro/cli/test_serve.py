@@ -13,6 +13,8 @@ from helpers.models import tiny_llama
 from helpers.templates import family_tokenizer
 from openai import OpenAI
 
+from jakiro.cli.serve import _api_keys
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -80,6 +82,20 @@ def test_other_machines_need_a_key(
     error = capsys.readouterr().err
     assert "requires a key" in error
     assert "JAKIRO_API_KEY" in error
+
+
+@pytest.mark.parametrize("value", ["", " , ,"])
+def test_a_variable_without_a_key_is_refused(
+    target: Path, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAKIRO_API_KEY", value)
+    assert exit_code("serve", "--target", str(target), "--drafter", "lookup") == 2
+    assert "JAKIRO_API_KEY has no key" in capsys.readouterr().err
+
+
+def test_spaces_around_keys_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAKIRO_API_KEY", "first-key-1, second-key-2 ,")
+    assert _api_keys() == ("first-key-1", "second-key-2")
 
 
 def test_a_short_key_is_refused_without_printing_it(
