@@ -145,7 +145,7 @@ def too_many(name: str, seconds: float) -> ApiError:
     wait = math.ceil(seconds)
     return ApiError(
         429,
-        f"too many {name} in a minute; expected: at most the limit of this key; got: more; "
+        f"too many {name} in a minute; expected: at most the limit; got: more; "
         f"remedy: try again after {wait} seconds",
         kind="rate_limit_error",
         code="rate_limit_exceeded",

@@ -126,7 +126,7 @@ def _warn_of_half_precision(model: PreTrainedModel, what: str) -> None:
     """Warn of float16 on a CPU, which has no fast products of float16 matrices."""
     if model.dtype is torch.float16 and model.device.type == "cpu":
         _logger.warning(
-            "%s has float16 weights: a CPU reads prompts and drafts with them about ten times more "
+            "%s has float16 weights: a CPU reads prompts and drafts with them several times more "
             "slowly than with float32 or bfloat16; remedy: load it with another dtype (--dtype)",
             what,
         )

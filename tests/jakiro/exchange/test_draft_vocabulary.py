@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.eagle3_imports import IDS, LAYERS, planned, six_layer_target
 from helpers.imports import assert_drafts_equal, imported
-from helpers.models import tiny_llama
 from helpers.published import (
     PublishedEagle3,
     Weights,
@@ -16,24 +16,10 @@ from helpers.published import (
 )
 
 from jakiro.errors import CheckpointError
-from jakiro.exchange.checkpoint import read_checkpoint
-from jakiro.exchange.families import plan_import
-from jakiro.exchange.plan import ImportPlan
-
-LAYERS = (1, 3, 5)
-IDS = {"eagle_aux_hidden_state_layer_ids": list(LAYERS)}
-
-
-def _model() -> Any:
-    return tiny_llama(num_hidden_layers=6).double()
-
-
-def _plan(folder: Path, weights: Weights, config: dict[str, Any]) -> ImportPlan:
-    return plan_import(read_checkpoint(save_published(folder, weights, config)))
 
 
 def test_a_draft_vocabulary_that_is_not_sorted_is_sorted_with_its_rows(tmp_path: Path) -> None:
-    weights, model = eagle3_weights(), _model()
+    weights, model = eagle3_weights(), six_layer_target()
     order = torch.randperm(23, generator=torch.Generator().manual_seed(1))
     ids = (torch.arange(23) + weights["d2t"])[order]
     mixed = weights | {
@@ -72,4 +58,4 @@ def test_what_cannot_be_imported_is_named(
     weights: Weights, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        _plan(tmp_path, weights, eagle3_config(**changes))
+        planned(tmp_path, weights, eagle3_config(**changes))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.eagle3_imports import IDS, LAYERS, planned, six_layer_target
 from helpers.imports import assert_drafts_equal, imported
-from helpers.models import tiny_llama
 from helpers.published import (
     WIDE_DIM,
     PublishedEagle3,
@@ -20,20 +20,6 @@ from helpers.published import (
 )
 
 from jakiro.errors import CheckpointError
-from jakiro.exchange.checkpoint import read_checkpoint
-from jakiro.exchange.families import plan_import
-from jakiro.exchange.plan import ImportPlan
-
-LAYERS = (1, 3, 5)
-IDS = {"eagle_aux_hidden_state_layer_ids": list(LAYERS)}
-
-
-def _model() -> Any:
-    return tiny_llama(num_hidden_layers=6).double()
-
-
-def _plan(folder: Path, weights: Weights, config: dict[str, Any]) -> ImportPlan:
-    return plan_import(read_checkpoint(save_published(folder, weights, config)))
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
@@ -41,7 +27,7 @@ def _plan(folder: Path, weights: Weights, config: dict[str, Any]) -> ImportPlan:
 def test_drafts_are_those_of_the_published_forward_pass(
     layout: str, length: int, tmp_path: Path
 ) -> None:
-    weights, config, model = eagle3_weights(), eagle3_config(**IDS), _model()
+    weights, config, model = eagle3_weights(), eagle3_config(**IDS), six_layer_target()
     saved = (weights, config)
     if layout == "speculators":
         saved = as_speculators(weights, config, norm_before_residual=False)
@@ -68,7 +54,7 @@ def test_other_forms_of_the_architecture_are_imported(name: str, tmp_path: Path)
     weights, config, model = (
         eagle3_weights(**weights_of),
         eagle3_config(**IDS, **config_of),
-        _model(),
+        six_layer_target(),
     )
     drafter = imported(save_published(tmp_path, weights, config), model)
     published = PublishedEagle3(weights, model, LAYERS, **published_as)
@@ -112,7 +98,7 @@ def test_rotary_embeddings_for_long_contexts_are_those_of_their_description(
 ) -> None:
     parameters, frequencies, scale = ROPES[kind]
     named = {"type" if key == "rope_scaling" else "rope_type": kind, **parameters}
-    weights, model = eagle3_weights(), _model()
+    weights, model = eagle3_weights(), six_layer_target()
     folder = save_published(tmp_path, weights, eagle3_config(**IDS, **{key: named}))
     published = PublishedEagle3(weights, model, LAYERS)
     published.frequencies, published.scale = frequencies, scale
@@ -130,4 +116,4 @@ def test_what_cannot_be_imported_is_named(
     weights: Weights, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        _plan(tmp_path, weights, eagle3_config(**changes))
+        planned(tmp_path, weights, eagle3_config(**changes))

@@ -4,46 +4,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.eagle3_imports import IDS, LAYERS, planned, six_layer_target
 from helpers.imports import assert_drafts_equal
-from helpers.models import tiny_llama
 from helpers.published import (
     PublishedEagle3,
     Weights,
     as_speculators,
     eagle3_config,
     eagle3_weights,
-    save_published,
 )
 
 from jakiro.errors import CheckpointError
-from jakiro.exchange.checkpoint import read_checkpoint
-from jakiro.exchange.families import plan_import
-from jakiro.exchange.plan import ImportPlan, build_drafter, distinctions
+from jakiro.exchange.plan import build_drafter, distinctions
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
-
-LAYERS = (1, 3, 5)
-IDS = {"eagle_aux_hidden_state_layer_ids": list(LAYERS)}
-
-
-def _model() -> Any:
-    return tiny_llama(num_hidden_layers=6).double()
-
-
-def _plan(folder: Path, weights: Weights, config: dict[str, Any]) -> ImportPlan:
-    return plan_import(read_checkpoint(save_published(folder, weights, config)))
 
 
 def test_the_residual_is_normed_by_default_in_the_layout_of_speculators(tmp_path: Path) -> None:
     weights, config = as_speculators(eagle3_weights(), eagle3_config(**IDS))
-    assert _plan(tmp_path / "a", weights, config).settings.trunk.residual == "normed"
-    plan = _plan(tmp_path / "b", eagle3_weights(), eagle3_config(**IDS))
+    assert planned(tmp_path / "a", weights, config).settings.trunk.residual == "normed"
+    plan = planned(tmp_path / "b", eagle3_weights(), eagle3_config(**IDS))
     assert plan.settings.trunk.residual == "feature"
 
 
 def test_layer_indices_are_sorted_and_both_conventions_are_possible(tmp_path: Path) -> None:
     ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [24, 1, 11]}}
-    plan = _plan(tmp_path / "a", eagle3_weights(), eagle3_config(**ids))
+    plan = planned(tmp_path / "a", eagle3_weights(), eagle3_config(**ids))
     assert plan.fusion_layers == ((1, 11, 24), (2, 12, 25))
     found = [settings.trunk.fusion_layers for settings in plan.candidates(28)]
     assert found == [(1, 11, 24), (2, 12, 25)]
@@ -52,11 +38,11 @@ def test_layer_indices_are_sorted_and_both_conventions_are_possible(tmp_path: Pa
     with pytest.raises(CheckpointError, match="hidden states below the last one"):
         plan.candidates(24)
     both = as_speculators(eagle3_weights(), eagle3_config(**IDS))
-    assert _plan(tmp_path / "b", *both).fusion_layers == (LAYERS,)
+    assert planned(tmp_path / "b", *both).fusion_layers == (LAYERS,)
 
 
 def test_without_layer_indices_the_defaults_are_read(tmp_path: Path) -> None:
-    plan = _plan(tmp_path, eagle3_weights(), eagle3_config())
+    plan = planned(tmp_path, eagle3_weights(), eagle3_config())
     (settings,) = plan.candidates(32)
     assert settings.trunk.fusion_layers == (2, 16, 29)
     assert "half of the target's layers" in "\n".join(plan.lines())
@@ -71,9 +57,9 @@ def _without(name: str) -> Weights:
 def test_uses_of_norms_that_configs_often_name_wrongly_are_left_to_the_measurement(
     tmp_path: Path,
 ) -> None:
-    weights, model = eagle3_weights(), _model()
+    weights, model = eagle3_weights(), six_layer_target()
     config = eagle3_config(**IDS, norm_output=True, norm_before_residual=True)
-    plan = _plan(tmp_path / "a", weights, config)
+    plan = planned(tmp_path / "a", weights, config)
     report = "\n".join(plan.lines())
     assert "open: experts.output_norm feedback or experts.output_norm head" in report
     assert "open: trunk.residual normed or trunk.residual feature" in report
@@ -95,7 +81,7 @@ def test_uses_of_norms_that_configs_often_name_wrongly_are_left_to_the_measureme
         "experts.output_norm feedback, trunk.fusion_layers [1, 3, 5], trunk.residual normed"
     )
     saved = as_speculators(weights, config, norm_output=True, norm_before_residual=True)
-    assert len(_plan(tmp_path / "b", *saved).candidates(7)) == 1
+    assert len(planned(tmp_path / "b", *saved).candidates(7)) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,4 +104,4 @@ def test_what_cannot_be_imported_is_named(
     weights: Weights, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        _plan(tmp_path, weights, eagle3_config(**changes))
+        planned(tmp_path, weights, eagle3_config(**changes))
