@@ -79,6 +79,7 @@ def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_record
     assert set(measured["undecided"]) <= measured["alternatives"].keys()
 
 
+@pytest.mark.slow
 def test_an_imported_head_is_trained_further_and_exported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
