@@ -15,7 +15,7 @@ from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import Settings, validate_settings
 from moa.attention import AttentionBias
 from moa.memory import FusionNorm
-from moa.trunk import InputKind, Residual
+from moa.trunk import InputKind, Residual, TokenInput
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -27,7 +27,7 @@ def _changed(settings: Settings) -> set[str]:
 # Settings of the way in which tokens and features are read.
 _INPUT = {"input", "residual", "input_norms", "input_bias"}
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width"}
+_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width", "tokens"}
 # Settings of trunks that read features.
 _OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
@@ -91,6 +91,10 @@ class TrunkSettings(Settings):
     """Inner width of a feed-forward network between self-attention and cross-attention, as in the
     Mixture of Attentions as published; null for no such network, because the experts follow the
     trunk."""
+    tokens: TokenInput = "single"
+    """Tokens that the trunk reads at each position. single: the token at this position. trigram:
+    the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
+    the trunk's attention can start with that of a target layer, but there is no fit."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.

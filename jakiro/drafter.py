@@ -33,6 +33,7 @@ from jakiro.utils.pretrained import (
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.target_kv import with_rotated_keys
+from moa.trigram import NUM_EARLIER
 from moa.trunk import Trunk, TrunkInputs
 
 _REMEDY = "check the path, or train a drafter with `jakiro train`"
@@ -58,6 +59,9 @@ class JakiroDrafter(PreTrainedModel):
     `attends_first` is the setting `trunk.first_position`. If it is False, callers mask the key of
     position 0 in self-attention. The first token is never drafted, so no query is at position 0.
 
+    `num_earlier` is the number of tokens before each query whose embeddings the drafter reads in
+    addition to those of the queries.
+
     Args:
         config: settings of the drafter and the record of its target.
 
@@ -81,6 +85,7 @@ class JakiroDrafter(PreTrainedModel):
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
+        self.num_earlier = NUM_EARLIER if settings.trunk.tokens == "trigram" else 0
         self.experts = MixtureOfExperts(**experts_arguments(config))
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
@@ -143,7 +148,8 @@ class JakiroDrafter(PreTrainedModel):
             embeddings: token embeddings of the queries.
             positions: absolute positions of the queries.
             self_mask: True where a query may attend to a key that `store` returns.
-            inputs: features of the positions before the queries, and memory of verified tokens.
+            inputs: features of the positions before the queries, memory of verified tokens, and
+                embeddings of `num_earlier` tokens before each query.
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to.
         """

@@ -84,6 +84,13 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=True,
             remedy="train a drafter with drafter.trunk.first_position=false",
         )
+    if settings.trunk.tokens != "single":
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because it reads several tokens at once",
+            expected="drafter.trunk.tokens of single",
+            got=settings.trunk.tokens,
+            remedy="train a drafter that reads single tokens",
+        )
     if settings.tail_layers:
         raise ConfigError(
             "this drafter cannot be exported for vLLM, because it runs layers of the target",

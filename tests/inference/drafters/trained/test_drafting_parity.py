@@ -93,6 +93,7 @@ TREES = {
     "hybrid-A2-P2": (2, VARIANTS["hybrid-mixture-P2"]),
     "hybrid-tail-1": (3, VARIANTS["hybrid-tail-1"]),
     "hybrid-tail-1-no-first": (3, VARIANTS["hybrid-tail-1-no-first"]),
+    "chimera-A3-P2": (3, VARIANTS["chimera"]),
 }
 
 
@@ -122,6 +123,7 @@ SESSIONS = {
     "hybrid-tail-1": VARIANTS["hybrid-tail-1"],
     "hybrid-no-first": tiny_settings(trunk=HYBRID | NO_FIRST),
     "draft-vocabulary": tiny_settings(draft_vocab_size=7),
+    "chimera": VARIANTS["chimera"],
 }
 
 
@@ -167,7 +169,8 @@ def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
     """Return all tensors that a session keeps for its tokens."""
     rows = session.cache
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
-    return [rows.own.prefix(12), rows.kept.prefix(12), *((each.keys, each.values) for each in tail)]
+    buffers = [part.prefix(12) for part in rows.buffers]
+    return [*buffers, *((each.keys, each.values) for each in tail)]
 
 
 @pytest.mark.parametrize("name", SESSIONS)
