@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from jakiro.architecture import (
     encoder_arguments,
     experts_arguments,
+    level_heads_arguments,
+    num_earlier_tokens,
     trunk_arguments,
     undone_rotation,
 )
@@ -18,6 +20,7 @@ from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.level_heads import LevelHeads
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
@@ -33,7 +36,6 @@ from jakiro.utils.pretrained import (
 from moa.attention import KVStore, no_history
 from moa.memory import MemoryEncoder
 from moa.target_kv import with_rotated_keys
-from moa.trigram import NUM_EARLIER
 from moa.trunk import Trunk, TrunkInputs
 
 _REMEDY = "check the path, or train a drafter with `jakiro train`"
@@ -85,8 +87,10 @@ class JakiroDrafter(PreTrainedModel):
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
-        self.num_earlier = NUM_EARLIER if settings.trunk.tokens == "trigram" else 0
+        self.num_earlier = num_earlier_tokens(config)
         self.experts = MixtureOfExperts(**experts_arguments(config))
+        heads = level_heads_arguments(config)
+        self.level_heads = None if heads is None else LevelHeads(**heads)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
@@ -153,7 +157,10 @@ class JakiroDrafter(PreTrainedModel):
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to.
         """
-        return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
+        output: ExpertsOutput = self.experts(
+            self.trunk(embeddings, positions, self_mask, inputs, store)
+        )
+        return output if self.level_heads is None else self.level_heads(output, embeddings, inputs)
 
     def draft_head(self, target: TargetAdapter, form: HeadForm = "own") -> DraftHead:
         """Return the head that turns features into logits of the tokens that may be drafted.
