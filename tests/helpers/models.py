@@ -47,6 +47,7 @@ def tiny_settings(
     norm_eps: float = 1e-6,
     output_norm: str = "none",
     head: str = "target",
+    parallel_heads: str = "experts",
     **memory: object,
 ) -> DrafterSettings:
     """Return the settings of a drafter with some ten thousand parameters."""
@@ -69,7 +70,9 @@ def tiny_settings(
             head=head,
         ),
         schedule=ScheduleSettings(
-            autoregressive_levels=autoregressive_levels, parallel_levels=parallel_levels
+            autoregressive_levels=autoregressive_levels,
+            parallel_levels=parallel_levels,
+            parallel_heads=parallel_heads,
         ),
     )
 
