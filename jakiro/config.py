@@ -33,7 +33,8 @@ def _changed(settings: Settings) -> set[str]:
 # Settings of the way in which tokens and features are read.
 _INPUT = {"input", "residual", "input_norms", "input_bias"}
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width", "tokens"}
+_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width"}
+_FORM |= {"tokens", "num_layers"}
 # Settings of trunks that read features.
 _OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
@@ -101,6 +102,10 @@ class TrunkSettings(Settings):
     """Tokens that the trunk reads at each position. single: the token at this position. trigram:
     the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
     the trunk's attention can start with that of a target layer, but there is no fit."""
+    num_layers: int = Field(1, ge=1, le=4)
+    """Number of layers of self-attention, as in drafters with several layers (Gumiho has two). The
+    feed-forward network between two of them is as wide as an expert; the experts are that of the
+    last one. With several layers, the trunk starts with random weights."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
