@@ -204,8 +204,12 @@ class MemorySettings(Settings):
 class ExpertsSettings(Settings):
     """The mixture of experts (see `jakiro.experts.MixtureOfExperts`)."""
 
-    num_experts: Literal[1, 2, 4] = 2
+    num_experts: Literal[1, 2, 4, 8, 16] = 2
     """Number of experts; 1 means an ordinary feed-forward layer."""
+    active_experts: Literal[1, 2] | None = None
+    """Number of experts that run for each drafted token, fewer than num_experts; the router chooses
+    them. Drafting then takes about as long as with that many experts in total. null: all experts
+    run."""
     intermediate_size: int = Field(512, ge=1)
     """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"
@@ -222,6 +226,17 @@ class ExpertsSettings(Settings):
     """Head that turns features into logits of the draft vocabulary. target: the target's head. own:
     a matrix of the drafter, which starts with the rows of the target's head, as in EAGLE-3; it
     adds draft_vocab_size times the hidden size parameters."""
+
+    @model_validator(mode="after")
+    def _some_experts_rest(self) -> "ExpertsSettings":
+        if self.active_experts is not None and self.active_experts >= self.num_experts:
+            raise ValueError("active_experts must be smaller than num_experts, or null")
+        return self
+
+    @property
+    def num_active(self) -> int:
+        """The number of experts that run for each drafted token."""
+        return self.num_experts if self.active_experts is None else self.active_experts
 
     @property
     def form(self) -> dict[str, Any]:

@@ -149,11 +149,13 @@ class Meter:
     Args:
         processes: the processes over which `read` and `count_tokens` add up the sums.
         num_levels: number of draft levels in the loss terms.
+        num_experts: number of experts of the drafter.
     """
 
-    def __init__(self, processes: Processes, num_levels: int) -> None:
+    def __init__(self, processes: Processes, num_levels: int, num_experts: int) -> None:
         self._processes = processes
-        self._sizes = [num_levels if name in _PER_LEVEL else 1 for name in LossTerms._fields] + [1]
+        sizes = dict.fromkeys(_PER_LEVEL, num_levels) | {"expert_load": num_experts}
+        self._sizes = [*(sizes.get(name, 1) for name in LossTerms._fields), 1]
         self._sums = self._zeros()
 
     def add(self, terms: LossTerms, num_tokens: int) -> None:
@@ -196,6 +198,8 @@ class Meter:
                 )
             ],
             "router_imbalance": terms.balance[0] / count,
+            "router_entropy": terms.router_entropy[0] / count,
+            "expert_load": [load / count for load in terms.expert_load],
             "positions": int(terms.num_positions[0]),
             "tokens": int(num_tokens[0]),
         }

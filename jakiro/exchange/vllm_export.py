@@ -84,6 +84,13 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=True,
             remedy="train a drafter with drafter.trunk.first_position=false",
         )
+    if settings.experts.active_experts is not None:
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because only some of its experts run",
+            expected="drafter.experts.active_experts of null",
+            got=settings.experts.active_experts,
+            remedy="train a drafter all of whose experts run",
+        )
     if settings.tail_layers:
         raise ConfigError(
             "this drafter cannot be exported for vLLM, because it runs layers of the target",

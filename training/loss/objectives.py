@@ -106,6 +106,8 @@ class LossTerms(NamedTuple):
     feature: Float[Tensor, " levels"]
     contrast: Float[Tensor, " levels"]
     balance: Float[Tensor, ""]
+    router_entropy: Float[Tensor, ""]  # entropy of the router's weights, in nats
+    expert_load: Float[Tensor, " experts"]  # sum of the experts' shares in the work
     # Number of positions at which drafter and target have the same most likely token.
     correct: Float[Tensor, " levels"]
     level_count: Float[Tensor, " levels"]  # number of positions that carry a loss at each level
@@ -185,6 +187,8 @@ def _weighted(
         feature=features.detach(),
         contrast=contrasts.detach(),
         balance=balance.detach(),
+        router_entropy=torch.special.entr(examples.gate.detach().float()).sum(),
+        expert_load=_loads(examples).detach().sum(dim=0),
         correct=(results.correct & examples.valid).sum(dim=0).float(),
         level_count=examples.valid.sum(dim=0).float(),
         num_positions=examples.valid[:, 0].sum().float(),
@@ -192,19 +196,30 @@ def _weighted(
 
 
 def _imbalance(examples: Examples) -> Tensor:
-    """Return the sum of E * sum_e load_e^2 over packed sequences, weighted by their positions.
+    """Return the sum of E * sum_e load_e * gate_e over packed sequences, weighted by positions.
 
-    In a sequence, load_e is the mean weight that the router gives to expert e of E experts. If the
-    load is spread evenly, the term of the sequence is 1. The term is multiplied by the sum of the
-    weights of the sequence's positions. Because there is one term per sequence, the result does not
-    depend on how sequences are grouped into micro-batches.
+    In a sequence, gate_e is the mean weight that the router gives to expert e of E experts. If only
+    some experts run, load_e is the share of expert e in the active experts of all positions, which
+    has no gradient (arXiv 2101.03961, equation 4); otherwise it equals gate_e. If the load is
+    spread evenly, the term of the sequence is 1. The term is multiplied by the sum of the weights
+    of the sequence's positions. Because there is one term per sequence, the result does not depend
+    on how sequences are grouped into micro-batches.
     """
     total = examples.weight.new_zeros(())
-    gates, weights = (
-        part.split(examples.sequence_sizes) for part in (examples.gate, examples.weight)
-    )
-    for gate, weight in zip(gates, weights, strict=True):
+    parts = (examples.gate, _loads(examples), examples.weight)
+    for gate, loads, weight in zip(
+        *(part.split(examples.sequence_sizes) for part in parts), strict=True
+    ):
         if len(weight):
-            load = gate.float().mean(dim=0)
-            total = total + load.square().sum() * gate.shape[-1] * weight.sum()
+            mean = gate.float().mean(dim=0)
+            product = mean.square() if examples.chosen is None else mean * loads.mean(dim=0)
+            total = total + product.sum() * gate.shape[-1] * weight.sum()
     return total
+
+
+def _loads(examples: Examples) -> Float[Tensor, "n experts"]:
+    """Return the share of each expert in the work at each position."""
+    gate, chosen = examples.gate.float(), examples.chosen
+    if chosen is None:
+        return gate
+    return torch.zeros_like(gate).scatter_(1, chosen, 1 / chosen.shape[1])

@@ -189,7 +189,7 @@ def _start_experts(
     if experts.num_experts > 1:
         num_units = round(num_units * _SHARE_OF_UNITS)
     num_kept = min(experts.down.shape[1], num_units)
-    gate_up = experts.gate_up.weight.unflatten(0, (experts.num_experts, 2, -1))
+    gate_up = experts.gate_up_rows
     for expert in range(experts.num_experts):
         random = torch.rand(len(fit.strengths), generator=generator).to(fit.strengths)
         weighed = fit.strengths * (1 + random if experts.num_experts > 1 else 1)
