@@ -140,7 +140,7 @@ class TrainingModule(nn.Module):
         return LossTerms(*(torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True)))
 
 
-_PER_LEVEL = {"token", "feature", "contrast", "correct", "level_count"}
+_PER_LEVEL = {"token", "multiple_choice", "feature", "contrast", "correct", "level_count"}
 
 
 class Meter:
@@ -184,12 +184,14 @@ class Meter:
             "levels": [
                 {
                     "token": token / max(number, 1.0),
+                    "multiple_choice": choice / max(number, 1.0),
                     "feature": feature / max(number, 1.0),
                     "contrast": contrast / max(number, 1.0),
                     "agreement": correct / max(number, 1.0),
                 }
-                for token, feature, contrast, correct, number in zip(
+                for token, choice, feature, contrast, correct, number in zip(
                     terms.token,
+                    terms.multiple_choice,
                     terms.feature,
                     terms.contrast,
                     terms.correct,

@@ -13,7 +13,13 @@ from jakiro.experts import ExpertsOutput
 from jakiro.utils.settings import Settings
 from training.loss.batch import Batch
 from training.loss.positions import Examples, gather_examples
-from training.loss.vocab_losses import Heads, TokenLoss, TokenResults, compare_distributions
+from training.loss.vocab_losses import (
+    Heads,
+    TermWeights,
+    TokenLoss,
+    TokenResults,
+    compare_distributions,
+)
 
 
 def contrastive_loss(
@@ -74,6 +80,10 @@ class ObjectiveSettings(Settings):
     token_loss: TokenLoss = "cross_entropy"
     """Measure of the distance between draft distribution and target distribution; kl has the same
     gradients as cross_entropy."""
+    multiple_choice_weight: float = Field(0.0, ge=0)
+    """Weight of the multiple-choice loss: at each position, the expert that gives the next token of
+    the text the highest probability learns this token, weighted by the router, and the other
+    experts learn nothing from it. Requires drafter.experts.combine mixture."""
     feature_weight: float = Field(1.0, ge=0)
     """Weight of the regression loss on the target's features; with this loss, training needs fewer
     tokens than with the token loss alone."""
@@ -103,6 +113,7 @@ class LossTerms(NamedTuple):
 
     total: Float[Tensor, ""]
     token: Float[Tensor, " levels"]
+    multiple_choice: Float[Tensor, " levels"]
     feature: Float[Tensor, " levels"]
     contrast: Float[Tensor, " levels"]
     balance: Float[Tensor, ""]
@@ -135,9 +146,17 @@ def drafter_loss(
     examples = gather_examples(output, goals.features, batch, sample, settings.distance_decay)
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
     importance = importance * _level_weights(examples, settings)
+    has_choice = settings.multiple_choice_weight > 0
+    scale = TermWeights(settings.token_weight, settings.multiple_choice_weight)
     token, results = compare_distributions(
-        examples, importance, heads, settings.token_loss, settings.chunk_size
+        examples,
+        importance,
+        heads,
+        settings.token_loss,
+        settings.chunk_size,
+        scale if has_choice else TermWeights(),
     )
+    token = token if has_choice else settings.token_weight * token
     features = examples.features.float()
     blended = einsum(results.weights, features, "n l c, n l c h -> n l h")
     targets = examples.targets.float()
@@ -182,8 +201,9 @@ def _weighted(
     per_level = settings.feature_weight * features + settings.contrast_weight * contrasts
     state = (per_level * _level_weights(examples, settings)).sum()
     return LossTerms(
-        total=settings.token_weight * token + state + settings.balance_weight * balance,
+        total=token + state + settings.balance_weight * balance,
         token=total_of(results.token_loss),
+        multiple_choice=total_of(results.choice_loss),
         feature=features.detach(),
         contrast=contrasts.detach(),
         balance=balance.detach(),
