@@ -4,9 +4,13 @@
 PYTHON ?= python3
 ARGS ?=
 TRANSFORMERS ?= 5.17.0 newest
+# Compiled tests and modules are kept: a worker starts in half the time.
+unexport PYTHONDONTWRITEBYTECODE
 # Each test computes on one thread. The tests of a file run in one process and share its fixtures.
 WORKERS ?= -n auto --maxprocesses 8 --dist loadfile
-QUICK := not slow and not faults and not gpu and not vllm
+QUICK := not slow and not faults and not browser and not gpu and not vllm
+# Where shapes are most of the code: `make test-types` checks the annotations of every call there.
+TYPED := tests/moa tests/inference/engine tests/inference/trees tests/training/loss
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := $(VENV)/vllm
@@ -14,7 +18,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-matrix test-vllm coverage check docs figures reference bench bench-engine bench-gpu \
+.PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference bench bench-engine bench-gpu \
     bench-vllm wheel clean
 
 help:  ## Show the targets
@@ -36,10 +40,13 @@ demo: $(READY)  ## Train a drafter for a chat model, and show how much faster th
 	$(BIN)/jakiro demo $(ARGS)
 
 test: $(READY)  ## Run the tests, without the slow ones
-	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
+	JAKIRO_RUNTIME_TYPECHECK=0 $(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
 
-test-all: $(READY)  ## Run every test that needs neither a GPU nor vLLM
-	JAKIRO_TYPECHECK_SECONDS=1800 $(BIN)/python -m pytest -m 'not gpu and not vllm' $(WORKERS) $(ARGS)
+test-types: $(READY)  ## Run the tests of tensor code, with types and shapes checked in every call
+	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(TYPED) $(ARGS)
+
+test-all: $(READY)  ## Run every test that needs neither a GPU nor vLLM, with types and shapes checked
+	$(BIN)/python -m pytest -m 'not gpu and not vllm' $(WORKERS) $(ARGS)
 
 test-faults: $(READY)  ## Kill training at many points, also while it writes, and resume it
 	$(BIN)/python -m pytest -m faults $(ARGS)

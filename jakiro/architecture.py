@@ -6,6 +6,7 @@ from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.target.cache import StateSource
 from jakiro.utils.rope import rope_frequencies
 from moa.rotary import Rotary
+from moa.trigram import NUM_EARLIER
 
 
 def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:
@@ -68,9 +69,31 @@ def undone_rotation(config: JakiroConfig) -> Rotary | None:
 def experts_arguments(config: JakiroConfig) -> dict[str, Any]:
     """Return the arguments of the `jakiro.experts.MixtureOfExperts` of a drafter."""
     settings = config.settings
+    schedule = settings.schedule
     return {
         "hidden": config.target_record.hidden_size,
-        "num_parallel": settings.schedule.parallel_levels,
+        "num_parallel": 0 if schedule.has_branch_heads else schedule.parallel_levels,
         "norm_eps": settings.norm_eps,
         **settings.experts.form,
     }
+
+
+def level_heads_arguments(config: JakiroConfig) -> dict[str, Any] | None:
+    """Return the arguments of the `jakiro.level_heads.LevelHeads` of a drafter, if it has them."""
+    settings = config.settings
+    if not settings.schedule.has_branch_heads:
+        return None
+    return {
+        "hidden": config.target_record.hidden_size,
+        "width": settings.experts.intermediate_size,
+        "num_levels": settings.schedule.parallel_levels,
+        "norm_eps": settings.norm_eps,
+    }
+
+
+def num_earlier_tokens(config: JakiroConfig) -> int:
+    """Return the number of tokens before each query whose embeddings a drafter reads."""
+    settings = config.settings
+    if settings.trunk.tokens == "trigram":
+        return NUM_EARLIER
+    return int(settings.schedule.has_branch_heads)

@@ -6,7 +6,13 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from transformers import PreTrainedConfig
 
-from jakiro.config_checks import check_rotation, check_source, check_widths
+from jakiro.config_checks import (
+    check_complete,
+    check_rotation,
+    check_source,
+    check_widths,
+    unusable,
+)
 from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
@@ -15,7 +21,7 @@ from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import Settings, validate_settings
 from moa.attention import AttentionBias
 from moa.memory import FusionNorm
-from moa.trunk import InputKind, Residual
+from moa.trunk import InputKind, Residual, TokenInput
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -27,7 +33,7 @@ def _changed(settings: Settings) -> set[str]:
 # Settings of the way in which tokens and features are read.
 _INPUT = {"input", "residual", "input_norms", "input_bias"}
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width"}
+_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width", "tokens"}
 # Settings of trunks that read features.
 _OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
@@ -91,6 +97,10 @@ class TrunkSettings(Settings):
     """Inner width of a feed-forward network between self-attention and cross-attention, as in the
     Mixture of Attentions as published; null for no such network, because the experts follow the
     trunk."""
+    tokens: TokenInput = "single"
+    """Tokens that the trunk reads at each position. single: the token at this position. trigram:
+    the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
+    the trunk's attention can start with that of a target layer, but there is no fit."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -251,8 +261,18 @@ class ScheduleSettings(Settings):
     autoregressive_levels: int = Field(2, ge=1, le=16)
     """Number of levels that need one pass of the trunk each; in training, also the greatest
     distance from a position to its anchor, the last verified position before it."""
-    parallel_levels: int = Field(1, ge=0, le=3)
+    parallel_levels: int = Field(1, ge=0, le=7)
     """Number of further levels, all predicted by the last pass of the trunk."""
+    parallel_heads: Literal["experts", "branch"] = "experts"
+    """Networks that predict the parallel levels. experts: the experts, with separate output
+    matrices. branch: one network per level, as wide as an expert, which reads the last two tokens
+    of a path with their features, as in Gumiho. branch requires a trunk that reads features, and an
+    experts.output_norm other than feedback."""
+
+    @property
+    def has_branch_heads(self) -> bool:
+        """Whether there are networks that predict parallel levels from the end of a path."""
+        return self.parallel_heads == "branch" and self.parallel_levels > 0
 
     @property
     def depth(self) -> int:
@@ -289,6 +309,16 @@ class DrafterSettings(Settings):
         if isinstance(size, int) and size < 1:
             raise ValueError("a number of at least 1, auto, or null")
         return size
+
+    @model_validator(mode="after")
+    def _branches_have_features(self) -> "DrafterSettings":
+        fits = self.trunk.reads_features and self.experts.output_norm != "feedback"
+        if self.schedule.parallel_heads == "branch" and not fits:
+            raise ValueError(
+                "schedule.parallel_heads=branch requires trunk.kind feedback or hybrid, and "
+                "experts.output_norm none or head"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
@@ -345,7 +375,7 @@ class JakiroConfig(PreTrainedConfig):
     ) -> None:
         for key, value in (("drafter", drafter), ("target", target), ("record", record)):
             if not isinstance(value, Mapping | None):
-                raise _unusable(
+                raise unusable(
                     f"no usable {key!r}", "an object with the fields of this key", type(value)
                 )
         self.drafter: dict[str, Any] | None = drafter
@@ -361,7 +391,7 @@ class JakiroConfig(PreTrainedConfig):
             ConfigError: the config has no settings, or a setting is invalid.
         """
         if self.drafter is None:
-            raise _unusable(
+            raise unusable(
                 "no settings", "a `drafter` object with the settings of the drafter", type(None)
             )
         values = {"draft_vocab_size": None} | self.drafter
@@ -387,29 +417,8 @@ class JakiroConfig(PreTrainedConfig):
                 got="none",
                 remedy="build the config with jakiro.config.config_for",
             )
-        _check_complete(self.target)
+        check_complete(self.target)
         return validate_settings(TargetRecord, self.target, source="the drafter config's target")
-
-
-def _unusable(lack: str, expected: str, got: type) -> ConfigError:
-    return ConfigError(
-        f"the drafter config has {lack}",
-        expected=expected,
-        got="none" if got is type(None) else got.__name__,
-        remedy="use the config.json that was saved with the weights",
-    )
-
-
-def _check_complete(record: Mapping[str, Any]) -> None:
-    fields = TargetRecord.model_fields.items()
-    missing = [name for name, field in fields if field.is_required() and name not in record]
-    if missing:
-        raise ConfigError(
-            "the drafter config's record of its target is incomplete",
-            expected=f"a record with the fields {', '.join(missing)}",
-            got="a record without these fields",
-            remedy="train the drafter again with this version of jakiro",
-        )
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:

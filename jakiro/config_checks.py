@@ -1,6 +1,7 @@
-"""Checks of the target states that a drafter reads, against the record of its target."""
+"""Checks of a drafter's config, and of the target states that it reads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jakiro.errors import ConfigError
 from jakiro.target.cache import StateSource
@@ -61,4 +62,40 @@ def check_rotation(target: TargetRecord) -> None:
             expected="a target that rotates whole keys of all layers in the same way",
             got=target.name_or_path,
             remedy="set drafter.memory.rotated=true",
+        )
+
+
+def unusable(lack: str, expected: str, got: type) -> ConfigError:
+    """Return the error for a `config.json` that no drafter can be built from.
+
+    Args:
+        lack: end of the message, such as "no settings".
+        expected: the expected content.
+        got: type of the content; `NoneType` if there is none.
+    """
+    return ConfigError(
+        f"the drafter config has {lack}",
+        expected=expected,
+        got="none" if got is type(None) else got.__name__,
+        remedy="use the config.json that was saved with the weights",
+    )
+
+
+def check_complete(record: Mapping[str, Any]) -> None:
+    """Raise an error unless the record of a target has all required fields.
+
+    Args:
+        record: fields of `TargetRecord`.
+
+    Raises:
+        ConfigError: a field is missing.
+    """
+    fields = TargetRecord.model_fields.items()
+    missing = [name for name, field in fields if field.is_required() and name not in record]
+    if missing:
+        raise ConfigError(
+            "the drafter config's record of its target is incomplete",
+            expected=f"a record with the fields {', '.join(missing)}",
+            got="a record without these fields",
+            remedy="train the drafter again with this version of jakiro",
         )

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from jakiro.architecture import (
     encoder_arguments,
     experts_arguments,
+    level_heads_arguments,
+    num_earlier_tokens,
     trunk_arguments,
     undone_rotation,
 )
@@ -18,6 +20,7 @@ from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.level_heads import LevelHeads
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
@@ -58,6 +61,9 @@ class JakiroDrafter(PreTrainedModel):
     `attends_first` is the setting `trunk.first_position`. If it is False, callers mask the key of
     position 0 in self-attention. The first token is never drafted, so no query is at position 0.
 
+    `num_earlier` is the number of tokens before each query whose embeddings the drafter reads in
+    addition to those of the queries.
+
     Args:
         config: settings of the drafter and the record of its target.
 
@@ -81,7 +87,10 @@ class JakiroDrafter(PreTrainedModel):
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
+        self.num_earlier = num_earlier_tokens(config)
         self.experts = MixtureOfExperts(**experts_arguments(config))
+        heads = level_heads_arguments(config)
+        self.level_heads = None if heads is None else LevelHeads(**heads)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
@@ -143,11 +152,15 @@ class JakiroDrafter(PreTrainedModel):
             embeddings: token embeddings of the queries.
             positions: absolute positions of the queries.
             self_mask: True where a query may attend to a key that `store` returns.
-            inputs: features of the positions before the queries, and memory of verified tokens.
+            inputs: features of the positions before the queries, memory of verified tokens, and
+                embeddings of `num_earlier` tokens before each query.
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to.
         """
-        return self.experts(self.trunk(embeddings, positions, self_mask, inputs, store))
+        output: ExpertsOutput = self.experts(
+            self.trunk(embeddings, positions, self_mask, inputs, store)
+        )
+        return output if self.level_heads is None else self.level_heads(output, embeddings, inputs)
 
     def draft_head(self, target: TargetAdapter, form: HeadForm = "own") -> DraftHead:
         """Return the head that turns features into logits of the tokens that may be drafted.

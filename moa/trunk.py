@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from moa.attention import KV, AttentionBias, CrossAttention, KVStore, SelfAttention, no_history
 from moa.feed_forward import FeedForward
 from moa.rotary import Rotary
+from moa.trigram import TrigramInput
 
 InputKind = Literal["join", "wide"]
 Residual = Literal["feature", "normed"]
+TokenInput = Literal["single", "trigram"]
 Vectors = Float[Tensor, "batch queries hidden"]
 
 
@@ -82,17 +84,20 @@ class FeatureInput(nn.Module):
 
 
 class TrunkInputs(NamedTuple):
-    """Features and memory that the trunk reads; an attribute is None if the trunk ignores it.
+    """Features, memory and tokens that a drafter reads; an attribute is None if it is not read.
 
     Attributes:
         previous: the feature of the position before each query, from the target or predicted.
         memory: keys and values of the memory of verified tokens.
         mask: True where a query may attend to an entry of `memory`.
+        earlier: embeddings of the tokens before each query, from the last one backwards; zeros
+            before the first token of a text.
     """
 
     previous: Float[Tensor, "batch queries hidden"] | None = None
     memory: KV | None = None
     mask: Bool[Tensor, "batch 1 queries memory"] | None = None
+    earlier: Float[Tensor, "batch queries earlier hidden"] | None = None
 
 
 class Trunk(nn.Module):
@@ -125,6 +130,7 @@ class Trunk(nn.Module):
         rope_scale: factor of rotated queries and keys.
         mlp_width: inner width of a feed-forward network between self-attention and cross-attention,
             as in the Mixture of Attentions; None for no such network.
+        tokens: "single" if each query reads its own token, "trigram" if it reads the last three.
     """
 
     def __init__(
@@ -147,8 +153,10 @@ class Trunk(nn.Module):
         rope_frequencies: tuple[float, ...] | None = None,
         rope_scale: float = 1.0,
         mlp_width: int | None = None,
+        tokens: TokenInput = "single",
     ) -> None:
         super().__init__()
+        self.trigram = TrigramInput(hidden, norm_eps) if tokens == "trigram" else None
         rotary = partial(Rotary, head_dim, rope_theta, rope_frequencies, rope_scale)
         geometry = (hidden, num_heads, num_kv_heads, head_dim, rope_theta, norm_eps)
         self.feature_input = (
@@ -168,19 +176,24 @@ class Trunk(nn.Module):
         embeddings: Float[Tensor, "batch tokens hidden"],
         positions: Int[Tensor, "batch tokens"],
         previous: Float[Tensor, "batch tokens hidden"] | None = None,
+        earlier: Float[Tensor, "batch tokens earlier hidden"] | None = None,
     ) -> KV:
         """Return the self-attention's keys and values of tokens.
 
-        If the trunk reads no features, keys and values depend only on a token and its position, so
-        those of accepted tokens are never recomputed.
+        If the trunk reads no features, keys and values depend only on a token, its position and,
+        with trigrams, on the two tokens before it, so those of accepted tokens are never
+        recomputed.
 
         Args:
             embeddings: token embeddings.
             positions: absolute positions of the tokens.
             previous: the feature of the position before each token; None if the trunk reads no
                 features.
+            earlier: embeddings of the tokens before each token; None if the trunk reads single
+                tokens.
         """
-        return self.self_attention.kv(self._start(embeddings, previous)[0], positions)
+        inputs = TrunkInputs(previous, earlier=earlier)
+        return self.self_attention.kv(self._start(embeddings, inputs)[0], positions)
 
     def forward(
         self,
@@ -200,16 +213,19 @@ class Trunk(nn.Module):
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to.
         """
-        read, stream = self._start(embeddings, inputs.previous)
+        read, stream = self._start(embeddings, inputs)
         stream = self.self_attention(read, positions, self_mask, store, stream)
         stream = stream if self.feed_forward is None else self.feed_forward(stream)
         if self.cross_attention is None:
             return stream
         return self.cross_attention(stream, positions, inputs.memory, inputs.mask)
 
-    def _start(self, embeddings: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _start(self, embeddings: Tensor, inputs: TrunkInputs) -> tuple[Tensor, Tensor]:
         """Return the input of self-attention and the start of the residual stream."""
+        if self.trigram is not None:
+            assert inputs.earlier is not None
+            embeddings = self.trigram(embeddings, inputs.earlier)
         if self.feature_input is None:
             return embeddings, embeddings
-        assert previous is not None
-        return self.feature_input(embeddings, previous)
+        assert inputs.previous is not None
+        return self.feature_input(embeddings, inputs.previous)

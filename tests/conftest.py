@@ -3,12 +3,9 @@
 import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Timer
 
-import jaxtyping
 import pytest
 from hypothesis import settings
 
@@ -29,26 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 PACKAGES = ["inference", "jakiro", "moa", "training"]
 
+# Every call is checked, which takes as long as the call: `make test` sets the variable to 0.
 if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
 
     # Installed before the first import of our packages: only later imports are checked.
     install_import_hook(PACKAGES, "beartype.beartype")
-
-# Checks run only in the first seconds of each test, because they double the time that a test takes.
-SECONDS_OF_CHECKS = float(os.environ.get("JAKIRO_TYPECHECK_SECONDS", "0.1"))
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_checked_at_first() -> Iterator[None]:
-    """Check types and shapes only at the beginning of each test."""
-    end_of_checks = Timer(SECONDS_OF_CHECKS, jaxtyping.config.update, ("jaxtyping_disable", True))
-    end_of_checks.daemon = True
-    end_of_checks.start()
-    yield
-    end_of_checks.cancel()
-    end_of_checks.join()
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

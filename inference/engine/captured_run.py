@@ -25,8 +25,8 @@ class CapturedRun(DecodeRun):
     If the policy learns nothing, a step starts before the host has read the result of the step
     before it. Requests are decoded as in `DecodeRun` if the drafter waits for the device, if a
     processor reads the preceding tokens, if there is another stopping criterion than length, time
-    and end-of-sequence tokens, if the requests select tokens in different ways, or if details of
-    the tokens are returned.
+    and end-of-sequence tokens, if the requests select tokens in different ways, if one of them asks
+    for no drafts, or if details of the tokens are returned.
 
     Args:
         target: frozen target.
@@ -107,6 +107,8 @@ class CapturedRun(DecodeRun):
         if any(self._record_of(request) is not None for request in requests):
             return False
         if not self.context.works_on_device:
+            return False
+        if self.drafter is not None and not all(request.drafts for request in requests):
             return False
         are_alike = len({request.sampling.description for request in requests}) == 1
         is_on_device = are_alike and needs_no_host(requests[0].sampling)

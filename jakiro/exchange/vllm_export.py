@@ -22,7 +22,8 @@ from moa.target_kv import TargetKV
 ARCHITECTURE = "Eagle3JakiroForCausalLM"
 _PROBE = 8  # tokens whose keys and values are compared
 _CLOSE = 2e-2  # relative difference of probed values, in half precision
-_LEFT_OUT = ("experts.level_down", "experts.beta", "experts.router.weight", "own_head.weight")
+_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.")
+_LEFT_OUT = (*_OTHER_LEVELS, "experts.router.weight", "own_head.weight")  # starts of names
 
 
 class _Parts(NamedTuple):
@@ -55,7 +56,7 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
     if memory is not None and memory.kind == "kv":
         kv = _keys_and_values(target, memory.layers)
     state = drafter.state_dict()
-    weights = {name: part for name, part in state.items() if name not in _LEFT_OUT}
+    weights = {name: part for name, part in state.items() if not name.startswith(_LEFT_OUT)}
     num_experts = settings.experts.num_experts  # further rows of the router are for other levels
     weights["experts.router.weight"] = state["experts.router.weight"][:num_experts]
     weights |= head | norm.weights | kv.weights
@@ -90,6 +91,13 @@ def _check_settings(settings: DrafterSettings) -> None:
             expected="drafter.experts.active_experts of null",
             got=settings.experts.active_experts,
             remedy="train a drafter all of whose experts run",
+        )
+    if settings.trunk.tokens != "single":
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because it reads several tokens at once",
+            expected="drafter.trunk.tokens of single",
+            got=settings.trunk.tokens,
+            remedy="train a drafter that reads single tokens",
         )
     if settings.tail_layers:
         raise ConfigError(

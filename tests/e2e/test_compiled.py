@@ -9,6 +9,11 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs a C++ compiler"),
+]
+
 # Marks all buffers as on a GPU, where compiled code must not set marks, and compiles quickly.
 MARKS = """
 import functools
@@ -57,27 +62,12 @@ assert not torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.coun
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a C++ compiler")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("E2-mixture-P1", marks=pytest.mark.slow),
-        pytest.param("feedback-mixture-P2", marks=pytest.mark.slow),
-        pytest.param("tail-1", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["E2-mixture-P1", "feedback-mixture-P2", "tail-1"])
 def test_compiled_steps_give_the_same_tokens(name: str) -> None:
     _run(PROGRAM, name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "E2-mixture-P1",
-        pytest.param("feedback-mixture-P2", marks=pytest.mark.slow),
-        pytest.param("tail-1", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["E2-mixture-P1", "feedback-mixture-P2", "tail-1"])
 def test_compiled_steps_do_not_mark_buffers_themselves(name: str) -> None:
     _run(MARKS + PROGRAM, name)
 

@@ -48,6 +48,7 @@ def tiny_settings(
     output_norm: str = "none",
     head: str = "target",
     active_experts: int | None = None,
+    parallel_heads: str = "experts",
     **memory: object,
 ) -> DrafterSettings:
     """Return the settings of a drafter with some ten thousand parameters."""
@@ -71,7 +72,9 @@ def tiny_settings(
             active_experts=active_experts,
         ),
         schedule=ScheduleSettings(
-            autoregressive_levels=autoregressive_levels, parallel_levels=parallel_levels
+            autoregressive_levels=autoregressive_levels,
+            parallel_levels=parallel_levels,
+            parallel_heads=parallel_heads,
         ),
     )
 

@@ -172,20 +172,41 @@ def two_step_error(
     length: int = 3,
     acceptance: Acceptance = one_by_one,
 ) -> float:
+    """Return the error of two decoding steps; `tamper` changes their trees."""
+    return error_of_two_steps(
+        tables,
+        sampling,
+        lambda prefix: one_step(tables, shape, sampling, prefix, tamper, acceptance),
+        length,
+    )
+
+
+def error_of_two_steps(
+    tables: Tables,
+    sampling: Sampling,
+    step: Callable[[Prefix], dict[Prefix, float]],
+    length: int = 3,
+) -> float:
     """Return the total variation between the distributions of two steps and of the target.
 
     The distributions are those of the first `length` tokens. If two steps emit fewer tokens, the
     target's distribution continues them.
+
+    Args:
+        tables: logits of the target.
+        sampling: options by which tokens are selected.
+        step: function from a prefix to the exact distribution of the tokens that a step emits.
+        length: number of tokens.
     """
     start: Prefix = (0, 1)
     second = {}
     got: dict[Prefix, float] = {}
-    for first, probability in one_step(tables, shape, sampling, start, tamper, acceptance).items():
+    for first, probability in step(start).items():
         if len(first) >= length:
             _continue(tables, sampling, start, first, probability, length, got)
             continue
         if first not in second:
-            second[first] = one_step(tables, shape, sampling, start + first, tamper, acceptance)
+            second[first] = step(start + first)
         for then, conditional in second[first].items():
             _continue(tables, sampling, start, first + then, probability * conditional, length, got)
     expected: dict[Prefix, float] = {}

@@ -15,6 +15,9 @@ PUBLISHED = FEEDBACK | {"input_norms": False}
 FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
 
+BRANCH = {"parallel_heads": "branch"}
+TRIGRAM = {"tokens": "trigram"}
+
 WIDE = FUSED | NO_FIRST | {"input": "wide", "attention_norm": False, "input_bias": False}
 OWN = {"head": "own", "output_norm": "head"}
 
@@ -70,6 +73,15 @@ VARIANTS = {
     ),
     "hybrid-wide-own-head-P1": tiny_settings(
         trunk=HYBRID | {"input": "wide", "attention_norm": False}, draft_vocab_size=23, **OWN
+    ),
+    "chimera": tiny_settings(1, parallel_levels=2, trunk=FEEDBACK | TRIGRAM),
+    "moa-trigram-no-first": tiny_settings(trunk=NO_FIRST | TRIGRAM),
+    "hybrid-trigram-tail-1": tiny_settings(
+        combine="sum", parallel_levels=0, tail_layers=1, trunk=HYBRID | TRIGRAM
+    ),
+    "branch-heads": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK, **BRANCH),
+    "hybrid-branch-heads": tiny_settings(
+        parallel_levels=2, trunk=HYBRID | TRIGRAM, output_norm="head", **BRANCH
     ),
     "hybrid-long-context": tiny_settings(
         trunk=HYBRID

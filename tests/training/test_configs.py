@@ -53,7 +53,8 @@ def test_a_config_loads_and_its_batch_can_be_shared_between_processes(
 
 def test_named_drafters_are_these() -> None:
     names = [path.stem for path in DRAFTERS]
-    assert names == ["eagle2", "eagle3-exact", "eagle3", "jakiro-published", "moa", "recommended"]
+    published = ["chimera", "eagle2", "eagle3-exact", "eagle3", "jakiro-published", "moa"]
+    assert names == [*published, "recommended"]
 
 
 @pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)

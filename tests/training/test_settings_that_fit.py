@@ -44,7 +44,7 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine=sum"),
         (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels=0"),
         ({"experts": {"num_experts": 3}}, r"'experts\.num_experts'"),
-        ({"schedule": {"parallel_levels": 4}}, r"'schedule\.parallel_levels'"),
+        ({"schedule": {"parallel_levels": 8}}, r"'schedule\.parallel_levels'"),
         ({"draft_vocab_size": 0}, "'draft_vocab_size'"),
     ],
 )

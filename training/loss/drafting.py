@@ -73,13 +73,14 @@ def _from_memory(
 ) -> Iterator[ExpertsOutput]:
     """Draft all positions of an anchor sample in one pass, as they do not depend on each other."""
     encoded = halves.encode_memory(view.state, batch.positions)
+    earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
     for sample in range(batch.anchors.shape[1]):
         recent = causal & ((index > batch.anchors[:, sample, :, None]) | (index == index[:, None]))
         own = torch.where(batch.is_narrow[:, None, None], recent, causal)
         own = _own_mask(drafter, own, batch)
-        inputs = _memory_inputs(drafter, encoded, batch, sample)
+        inputs = _memory_inputs(drafter, encoded, batch, sample)._replace(earlier=earlier_tokens)
         output = halves.draft(view.embeddings, batch.positions, own, inputs)
         yield output if tail is None else through_tail(output, tail, view, batch, sample)
 
@@ -101,11 +102,13 @@ def _rolled_out(
     """
     encoded = halves.encode_memory(view.state, batch.positions)
     previous = _shifted(encoded[-1].squeeze(1), batch)
+    earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
     earlier = _EarlierKV()
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):
         mask = _own_mask(drafter, _ttt_mask(batch, num_passes=sample + 1), batch)
-        inputs = _memory_inputs(drafter, encoded, batch, sample)._replace(previous=previous)
+        inputs = _memory_inputs(drafter, encoded, batch, sample)
+        inputs = inputs._replace(previous=previous, earlier=earlier_tokens)
         store = earlier.of_pass(sample)
         output = halves.draft(view.embeddings, batch.positions, mask, inputs, store)
         if tail is not None and predicted is not None:
@@ -190,6 +193,16 @@ def _shifted(
     """Return the features of the preceding positions; zeros at the first token of a document."""
     before = features.roll(1, dims=1)
     return torch.where(batch.positions[:, :, None] > 0, before, 0.0)
+
+
+def _earlier_embeddings(
+    drafter: JakiroDrafter, embeddings: Float[Tensor, "batch length hidden"], batch: Batch
+) -> Float[Tensor, "batch length earlier hidden"] | None:
+    """Return the embeddings of the tokens before each position; None if the drafter reads none."""
+    if not drafter.num_earlier:
+        return None
+    several = [embeddings := _shifted(embeddings, batch) for _ in range(drafter.num_earlier)]
+    return torch.stack(several, dim=2)
 
 
 def through_tail(

@@ -95,6 +95,9 @@ class ObjectiveSettings(Settings):
     parallel_weight: float = Field(0.5, ge=0)
     """Weight of the losses of each parallel level, relative to the losses of the autoregressive
     level."""
+    level_decay: float = Field(1.0, gt=0, le=1)
+    """Factor by which each additional parallel level multiplies the weight of the losses of a
+    level."""
     distance_decay: float = Field(1.0, gt=0, le=1)
     """Factor by which each additional token of distance from the anchor (the last verified token)
     multiplies the weight of a position."""
@@ -183,7 +186,8 @@ def drafter_loss(
 
 def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Tensor, " levels"]:
     level = torch.arange(examples.valid.shape[1], device=examples.valid.device)
-    return torch.where(level > 0, settings.parallel_weight, 1.0)
+    decay = settings.level_decay ** (level - 1).clamp(min=0)
+    return torch.where(level > 0, settings.parallel_weight * decay, 1.0)
 
 
 def _weighted(

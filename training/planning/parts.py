@@ -66,7 +66,8 @@ def parts_of(
 
     Each function runs its part of one micro-batch on recorded inputs. "target" is the forward pass
     of the target. "memory" computes the drafter's memory and features from the target's states.
-    "trunk" and "experts" run these modules for all passes of the drafter. "head" computes the
+    "trunk" and "experts" run these modules, and networks for parallel levels, for all passes of the
+    drafter. "head" computes the
     distributions of target and drafter over the vocabulary, and all losses. All parts except
     "target" include the backward pass. If features are fed back, each pass receives the recorded
     features.
@@ -88,7 +89,8 @@ def parts_of(
             got=str(tail_layers),
         )
     view = reader.view(batch)
-    with _recording(drafter.trunk, drafter.experts) as (to_trunk, to_experts):
+    after = [drafter.experts, *([] if drafter.level_heads is None else [drafter.level_heads])]
+    with _recording(drafter.trunk, *after) as (to_trunk, *to_others):
         outputs = [_bare_output(output) for output in draft_all_positions(drafter, view, batch)]
 
     def memory() -> None:
@@ -103,7 +105,7 @@ def parts_of(
         "target": lambda: reader.view(batch),
         "memory": memory,
         "trunk": _replayed(drafter.trunk, to_trunk),
-        "experts": _replayed(drafter.experts, to_experts),
+        "experts": lambda: [replay() for replay in map(_replayed, after, to_others)],
         "head": head,
     }
 

@@ -81,8 +81,8 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     """Return whether a new drafter starts with all weights of a target layer and a fitted input.
 
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
-    are no tail layers. Only a drafter whose trunk reads features, and joins them with a bias, can
-    be fitted.
+    are no tail layers. Only a drafter whose trunk reads features, and joins them and single tokens
+    with a bias, can be fitted.
 
     Args:
         settings: settings of the run.
@@ -91,7 +91,7 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     drafter, start = settings.drafter, settings.initialize
     if start.drafter is not None or start.fit_tokens == 0 or not drafter.trunk.reads_features:
         return False
-    if not drafter.trunk.input_bias:
+    if not drafter.trunk.input_bias or drafter.trunk.tokens != "single":
         return False
     index = replaced_layer(drafter)
     if start.attention_layer not in ("auto", index, index + len(layers_of(target))):
@@ -148,6 +148,11 @@ def _log_why_attention_alone(settings: TrainSettings) -> None:
         _logger.info(
             "only the trunk's attention starts with weights of the target: a fit of the drafter's "
             "input needs drafter.trunk.input_bias=true"
+        )
+    elif drafter.trunk.tokens != "single":
+        _logger.info(
+            "only the trunk's attention starts with weights of the target: a fit of the drafter's "
+            "input needs drafter.trunk.tokens=single"
         )
     elif start.fit_tokens and drafter.trunk.reads_features:
         _logger.info(

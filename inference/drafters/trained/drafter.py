@@ -190,6 +190,8 @@ class TrainedDrafter(Drafter):
     def _bytes_per_token(self) -> int:
         shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.memory_shapes)
         values = sum(heads * dim for heads, dim in shapes)
+        if self.model.num_earlier:
+            values += self.model.config.target_record.hidden_size  # the token's embedding
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail
 

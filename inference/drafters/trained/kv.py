@@ -152,14 +152,21 @@ class TreeTrunkInputs:
     Args:
         model: trained drafter, whose trunk determines the inputs.
         kept: tensors kept for verified tokens; the slot of a token is its position.
+        tokens: embeddings of verified tokens; None if the drafter reads no earlier tokens.
         lengths: number of verified tokens of each sequence.
         highest: largest of the `lengths`, as a number on the host.
     """
 
     def __init__(
-        self, model: JakiroDrafter, kept: KVBuffer, lengths: Int[Tensor, " batch"], highest: int
+        self,
+        model: JakiroDrafter,
+        kept: KVBuffer,
+        tokens: KVBuffer | None,
+        lengths: Int[Tensor, " batch"],
+        highest: int,
     ) -> None:
-        self._kept = kept
+        self._kept, self._tokens, self._num_earlier = kept, tokens, model.num_earlier
+        self._recent: Tensor | None = None  # embeddings of the last tokens of each branch
         self._reads_features = model.trunk.feature_input is not None
         self._memory: KV | None = None
         if model.trunk.cross_attention is not None:
@@ -169,6 +176,7 @@ class TreeTrunkInputs:
 
     def of(
         self,
+        embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         frontier: TreeLevel | None,
         last: ExpertsOutput | None,
@@ -176,15 +184,31 @@ class TreeTrunkInputs:
         """Return the trunk inputs of the nodes of a frontier.
 
         Args:
+            embeddings: token embeddings of the nodes.
             positions: positions of the nodes.
             frontier: the nodes; None for the root.
             last: output of the drafter at the parents of the nodes; None for the root.
         """
         previous = self._previous(positions, frontier, last) if self._reads_features else None
+        earlier = self._earlier(embeddings, positions, frontier)
         if self._memory is None:
-            return TrunkInputs(previous)
+            return TrunkInputs(previous, earlier=earlier)
         mask = self._is_verified[:, None, None].expand(-1, -1, positions.shape[1], -1)
-        return TrunkInputs(previous, self._memory, mask)
+        return TrunkInputs(previous, self._memory, mask, earlier)
+
+    def _earlier(
+        self, embeddings: Tensor, positions: Tensor, frontier: TreeLevel | None
+    ) -> Float[Tensor, "batch queries earlier hidden"] | None:
+        """Return the embeddings of the tokens before each node, on the path to this node."""
+        if self._tokens is None:
+            return None
+        if frontier is None or self._recent is None:
+            earlier = earlier_embeddings(self._tokens, positions, self._num_earlier)
+        else:
+            parents = frontier.origin[:, :, None, None].expand(-1, -1, *self._recent.shape[2:])
+            earlier = self._recent.gather(1, parents)
+        self._recent = torch.cat((embeddings.unsqueeze(2), earlier[:, :, :-1]), dim=2)
+        return earlier
 
     def _previous(
         self, positions: Tensor, frontier: TreeLevel | None, last: ExpertsOutput | None
@@ -206,6 +230,22 @@ def previous_features(
     """
     features = kept.last_at((positions - 1).clamp(min=0))
     return torch.where(positions[:, :, None] > 0, features.squeeze(1), 0.0)
+
+
+def earlier_embeddings(
+    tokens: KVBuffer, positions: Int[Tensor, "batch tokens"], count: int
+) -> Float[Tensor, "batch tokens count hidden"]:
+    """Return the kept embeddings of the `count` tokens before `positions`, the last one first.
+
+    Embeddings before the first token are zeros.
+
+    Args:
+        tokens: embeddings of verified tokens.
+        positions: positions of tokens.
+        count: number of tokens before each position.
+    """
+    several = [previous_features(tokens, positions - back) for back in range(count)]
+    return torch.stack(several, dim=2)
 
 
 class DrafterCache:
@@ -230,6 +270,10 @@ class DrafterCache:
         self.tail = tail
         self.own = KVBuffer(batch, capacity, attention.kv_shapes, like)
         self.kept = KVBuffer(batch, capacity, model.memory_shapes, like)
+        self.tokens: KVBuffer | None = None  # embeddings
+        if model.num_earlier:
+            shapes = [(1, model.config.target_record.hidden_size)]
+            self.tokens = KVBuffer(batch, capacity, shapes, like)
         self.tail_cache: SlotCache | None = None
         if tail is not None:
             self.tail_cache = tail.new_cache(batch, capacity)
@@ -255,6 +299,8 @@ class DrafterCache:
         """
         count = len(self.model.memory_shapes)
         self.kept.write(kept[:count], positions)
+        if self.tokens is not None:
+            self.tokens.write((embeddings.unsqueeze(1),), positions)
         self.own.write(self._own_kv(embeddings, positions), positions)
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
@@ -273,8 +319,8 @@ class DrafterCache:
 
     def append_sequences(self, other: "DrafterCache") -> None:
         """Add copies of the sequences of another cache of the same drafter."""
-        self.own.append_sequences(other.own)
-        self.kept.append_sequences(other.kept)
+        for own, added in zip(self.buffers, other.buffers, strict=True):
+            own.append_sequences(added)
         if self.tail_cache is not None and other.tail_cache is not None:
             self.tail_cache.append_sequences(other.tail_cache)
 
@@ -289,12 +335,18 @@ class DrafterCache:
             cache.clear_unused()
 
     @property
+    def buffers(self) -> list[KVBuffer]:
+        """All buffers of verified tokens except the cache of the target's last layers."""
+        return [self.own, self.kept, *([] if self.tokens is None else [self.tokens])]
+
+    @property
     def _all(self) -> list[KVBuffer | SlotCache]:
-        caches: list[KVBuffer | SlotCache] = [self.own, self.kept]
-        return caches if self.tail_cache is None else [*caches, self.tail_cache]
+        return [*self.buffers, *([] if self.tail_cache is None else [self.tail_cache])]
 
     def _own_kv(self, embeddings: Tensor, positions: Tensor) -> KV:
-        trunk = self.model.trunk
-        if trunk.feature_input is None:
-            return trunk.kv(embeddings, positions)
-        return trunk.kv(embeddings, positions, previous_features(self.kept, positions))
+        trunk, previous, earlier = self.model.trunk, None, None
+        if trunk.feature_input is not None:
+            previous = previous_features(self.kept, positions)
+        if self.tokens is not None:
+            earlier = earlier_embeddings(self.tokens, positions, self.model.num_earlier)
+        return trunk.kv(embeddings, positions, previous, earlier)

@@ -43,7 +43,7 @@ class TreePass:
         self.root = root
         self.lengths = lengths
         self.highest = highest
-        self.inputs = TreeTrunkInputs(cache.model, cache.kept, lengths, highest)
+        self.inputs = TreeTrunkInputs(cache.model, cache.kept, cache.tokens, lengths, highest)
         self.output: ExpertsOutput | None = None
         self.positions = root[:, :0]  # of the expanded nodes
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
@@ -100,11 +100,12 @@ class TreePass:
         slots = written[:, -count:]
         store = self.cache.own.write_through(slots, self.highest + self.positions.shape[1])
         mask = slot_mask(self.lengths, written, self.seen, store.count)
+        embeddings = self.head.target.embed(token_ids).to(model.dtype)
         output: ExpertsOutput = model(
-            self.head.target.embed(token_ids).to(model.dtype),
+            embeddings,
             positions,
             self._own_mask(mask).unsqueeze(1),
-            self.inputs.of(positions, frontier, self.output),
+            self.inputs.of(embeddings, positions, frontier, self.output),
             store,
         )
         return self._through_tail(output, positions, slots, mask)

@@ -1,6 +1,7 @@
 """Steps that start before the previous result is read give the same tokens and statistics."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,22 @@ def _assert_same(one: DecodeRun, other: DecodeRun) -> None:
         assert own.stats.emitted == expected.stats.emitted
         assert own.stats.accepted == expected.stats.accepted
         assert own.stats.target_forwards == expected.stats.target_forwards
+
+
+def test_requests_without_drafts_get_none() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = _drafter(target)
+    requests = [
+        replace(request, drafts=index != 1)
+        for index, request in enumerate(
+            _requests(target, PROMPTS[:2], do_sample=False, max_new_tokens=40)
+        )
+    ]
+    run = CapturedRun(target, drafter, requests, PipelinePool()).finish()
+    _assert_same(DecodeRun(target, drafter, requests).finish(), run)
+    drafted, plain = (state.stats for state in run.sequences)
+    assert drafted.proposed_by_proposer.total() > 0
+    assert plain.proposed_by_proposer.total() == plain.accepted.total() == 0
 
 
 @pytest.mark.parametrize("batch", mostly_slow([1, 3], quick=[3]))

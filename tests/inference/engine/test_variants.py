@@ -9,7 +9,7 @@ from helpers.chi_square import p_value, probs_of_continuations
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.quick import mostly_slow
-from helpers.variants import EAGLE, FEEDBACK, GRID, HYBRID, OWN, WIDE
+from helpers.variants import EAGLE, FEEDBACK, GRID, HYBRID, OWN, VARIANTS, WIDE
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,6 +35,7 @@ KINDS = {
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
     "eagle": tiny_settings(1, "sum", 0, trunk=EAGLE, norm_eps=1e-3),
     "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=5, **OWN),
+    "chimera": VARIANTS["chimera"],
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1"])

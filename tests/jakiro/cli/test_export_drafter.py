@@ -16,7 +16,6 @@ from helpers.published import (
     greedy_texts,
     save_published,
 )
-from helpers.quick import mostly_slow
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, write_jsonl
 
@@ -66,7 +65,8 @@ def _import(folder: Path, out: Path, **config: Any) -> JakiroDrafter:
     return JakiroDrafter.from_pretrained(out)
 
 
-@pytest.mark.parametrize("ids", mostly_slow([LAYERS, (1, 3, 4)], quick=[LAYERS]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", [LAYERS, (1, 3, 4)])
 def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_recorded(
     ids: tuple[int, ...], folder: Path, tmp_path: Path
 ) -> None:
@@ -79,6 +79,7 @@ def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_record
     assert set(measured["undecided"]) <= measured["alternatives"].keys()
 
 
+@pytest.mark.slow
 def test_an_imported_head_is_trained_further_and_exported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

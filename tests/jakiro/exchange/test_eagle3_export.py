@@ -109,6 +109,7 @@ BASE = {
         ({"trunk": {"fusion_layers": (2, 3)}}, r"fusion_layers from 2 to 5; got: \[2, 3\]"),
         ({"trunk": {"fusion_layers": (3, 2, 5)}}, "three ascending"),
         ({"trunk": {"first_position": True}}, r"first_position of False; got: True"),
+        ({"trunk": {"tokens": "trigram"}}, r"tokens of single; got: trigram"),
         ({"trunk": {"input_bias": True}}, r"input_bias of False; got: True"),
         ({"trunk": {"attention_bias": "qkv"}}, r"attention_bias of none; got: qkv"),
         ({"trunk": {"qk_norm": True}}, r"qk_norm of False; got: True"),

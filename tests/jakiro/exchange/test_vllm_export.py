@@ -80,6 +80,7 @@ def test_what_is_dropped_is_said() -> None:
     ("arguments", "message"),
     [
         ({"trunk": {"first_position": True}}, r"first_position of False.*first_position=false"),
+        ({"trunk": {"tokens": "trigram"}}, r"tokens of single; got: trigram"),
         (
             {"combine": "sum", "parallel_levels": 0, "tail_layers": 1},
             r"tail_layers of 0; got: 1; remedy: train a drafter without tail layers",

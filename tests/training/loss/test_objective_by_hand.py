@@ -22,6 +22,7 @@ WEIGHTS = ObjectiveSettings(
     contrast_weight=0.2,
     balance_weight=0.13,
     parallel_weight=0.45,
+    level_decay=0.8,
     distance_decay=0.9,
     contrast_temperature=0.25,
 )
@@ -83,7 +84,7 @@ def test_terms_and_total_are_those_of_the_equations(
     torch.testing.assert_close(got.contrast, contrast, atol=1e-3, rtol=1e-4)
     assert got.balance.item() == pytest.approx(balance, rel=1e-4)
     assert got.num_positions.item() == count
-    of_levels = torch.tensor([1.0, 0.45, 0.45])
+    of_levels = torch.tensor([1.0, 0.45, 0.8 * 0.45])
     total = (of_levels * (0.7 * token + 0.3 * feature + 0.2 * contrast)).sum() + 0.13 * balance
     torch.testing.assert_close(got.total, total, atol=1e-2, rtol=1e-4)
 

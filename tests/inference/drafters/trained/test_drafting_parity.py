@@ -11,7 +11,7 @@ from helpers.drafting import (
     prefilled,
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.variants import FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
+from helpers.variants import BRANCH, FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
@@ -93,6 +93,10 @@ TREES = {
     "hybrid-A2-P2": (2, VARIANTS["hybrid-mixture-P2"]),
     "hybrid-tail-1": (3, VARIANTS["hybrid-tail-1"]),
     "hybrid-tail-1-no-first": (3, VARIANTS["hybrid-tail-1-no-first"]),
+    "chimera-A3-P2": (3, VARIANTS["chimera"]),
+    # Siblings do not see each other, and a parallel level reads the path of its true ancestors.
+    "branch-heads-A1-P2": (1, tiny_settings(1, parallel_levels=2, trunk=FEEDBACK, **BRANCH)),
+    "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
 }
 
 
@@ -122,6 +126,8 @@ SESSIONS = {
     "hybrid-tail-1": VARIANTS["hybrid-tail-1"],
     "hybrid-no-first": tiny_settings(trunk=HYBRID | NO_FIRST),
     "draft-vocabulary": tiny_settings(draft_vocab_size=7),
+    "chimera": VARIANTS["chimera"],
+    "branch-heads": VARIANTS["hybrid-branch-heads"],
 }
 
 
@@ -167,7 +173,8 @@ def _kept(session: TrainedSession) -> list[tuple[Tensor, ...]]:
     """Return all tensors that a session keeps for its tokens."""
     rows = session.cache
     tail = [] if rows.tail_cache is None else rows.tail_cache.slot_layers
-    return [rows.own.prefix(12), rows.kept.prefix(12), *((each.keys, each.values) for each in tail)]
+    buffers = [part.prefix(12) for part in rows.buffers]
+    return [*buffers, *((each.keys, each.values) for each in tail)]
 
 
 @pytest.mark.parametrize("name", SESSIONS)

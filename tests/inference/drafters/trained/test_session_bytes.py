@@ -12,11 +12,12 @@ from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 KINDS = ["E2-mixture-P1", "feedback-E1-P0", "hybrid-mixture-P2", "tail-2-E1", "hybrid-tail-1"]
+KINDS += ["chimera"]
 
 
 def _bytes_of(rows: DrafterCache) -> int:
     """Return the bytes of all memory behind a cache, with each block counted once."""
-    parts = [*rows.own.prefix(rows.capacity), *rows.kept.prefix(rows.capacity)]
+    parts = [part for buffer in rows.buffers for part in buffer.prefix(rows.capacity)]
     if rows.tail_cache is not None:
         parts += [
             part for layer in rows.tail_cache.slot_layers for part in (layer.keys, layer.values)

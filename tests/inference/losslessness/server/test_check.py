@@ -123,6 +123,7 @@ def test_another_temperature_is_found(server: Running, monkeypatch: pytest.Monke
     assert "sequence distribution" in _failed(_of(server))
 
 
+@pytest.mark.slow
 def test_ignored_seeds_are_found(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     _plant(monkeypatch, seed=lambda _: None)
     assert _failed(_of(server)) == {"seeds"}

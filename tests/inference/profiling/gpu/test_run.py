@@ -88,6 +88,7 @@ def sections(monkeypatch: pytest.MonkeyPatch) -> dict[str, Section]:
     return every
 
 
+@pytest.mark.slow
 def test_a_section_that_raises_or_takes_too_long_leaves_the_others(
     sections: dict[str, Section],
 ) -> None:

@@ -1,0 +1,153 @@
+"""The device's side of a session: what to do next, whatever was lost; without input or output.
+
+    opening --opened--> drafting n --submit--> waiting n --verdict--> drafting n + 1 ... done
+       ^                                          | nothing arrives: the same bytes again
+       `------------- session gone ---------------'   (opened with `resume`; the bytes stay)
+
+The device owns all that is needed to go on with any server that has the same target: prompt, seed,
+emitted tokens, number of the step, and the bytes that it has submitted.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from inference.remote.errors import MessageError
+from inference.remote.messages import OpenSession, Progress, SessionOpened, TreeLimits, Verdict
+from inference.remote.step_frame import SubmittedTree
+
+
+class Open(NamedTuple):
+    """Open a session."""
+
+    request: OpenSession
+
+
+class Draft(NamedTuple):
+    """Draft a tree below the last token, and pass it to `submit`."""
+
+    step: int
+    token_ids: list[int]  # prompt and emitted tokens; the last one is the root
+
+
+class Send(NamedTuple):
+    """Send these bytes, until their verdict arrives."""
+
+    session: str
+    step: int
+    body: bytes
+
+
+class Done(NamedTuple):
+    """The text is complete."""
+
+    session: str
+
+
+Action: TypeAlias = Open | Draft | Send | Done
+
+
+class ClientSession:
+    """The state of one text on the device.
+
+    Args:
+        request: prompt and options; its `resume` is ignored.
+    """
+
+    def __init__(self, request: OpenSession) -> None:
+        self.request = request
+        self.prompt_token_ids: list[int] = []
+        self.emitted: list[int] = []
+        self.text = ""
+        self.next_step = 1
+        self.is_finished = False
+        self.limits = TreeLimits()
+        self.num_resumes = 0
+        self._session: str | None = None
+        self._fingerprint: str | None = None  # of the first server
+        self._pending: SubmittedTree | None = None
+
+    @property
+    def action(self) -> Action:
+        """The next thing to do; repeating it does no harm."""
+        if self._session is None:
+            return Open(self._opening())
+        if self.is_finished:
+            return Done(self._session)
+        if self._pending is not None:
+            return Send(self._session, self.next_step, self._pending.body)
+        return Draft(self.next_step, [*self.prompt_token_ids, *self.emitted])
+
+    def on_opened(self, opened: SessionOpened) -> None:
+        """Begin, or go on where another session ended.
+
+        Args:
+            opened: answer of the server.
+
+        Raises:
+            MessageError: the server continues another text, or has another target.
+        """
+        if self._fingerprint is not None:
+            self._check_resumed(opened, self._fingerprint)
+            self.num_resumes += 1
+        self._session, self._fingerprint = opened.session, opened.fingerprint
+        self.prompt_token_ids, self.emitted = opened.prompt_token_ids, opened.emitted
+        self.text, self.limits = opened.text, opened.limits
+        self.next_step, self.is_finished = opened.next_step, opened.finished
+
+    def submit(self, tree: SubmittedTree) -> None:
+        """Bind the next step to a tree.
+
+        Args:
+            tree: tree that was drafted for `Draft`.
+        """
+        assert isinstance(self.action, Draft), "one tree for each step"
+        self._pending = tree
+
+    def on_verdict(self, verdict: Verdict) -> list[int]:
+        """Return the tokens that a verdict emits; none if it is the verdict of an earlier step.
+
+        Args:
+            verdict: verdict of any step.
+
+        Raises:
+            MessageError: the verdict is about another tree than the one that was submitted.
+        """
+        if verdict.step < self.next_step:
+            return []
+        pending = self._pending
+        if pending is None or (verdict.step, verdict.digest) != (self.next_step, pending.digest):
+            raise MessageError(
+                "foreign_verdict",
+                "the server has answered for another tree",
+                expected=f"the verdict of step {self.next_step}",
+                got=f"that of step {verdict.step}",
+            )
+        self._pending = None
+        self.next_step += 1
+        self.emitted = [*self.emitted, *verdict.emitted]
+        self.text += verdict.text
+        self.is_finished = verdict.finished
+        return verdict.emitted
+
+    def on_gone(self) -> None:
+        """Open another session next; bytes that were submitted stay binding."""
+        self._session = None
+
+    def _opening(self) -> OpenSession:
+        if not self.emitted:
+            return self.request
+        known = {
+            "prompt": self.prompt_token_ids,
+            "resume": Progress(emitted=self.emitted, next_step=self.next_step),
+        }
+        return self.request.model_copy(update=known)
+
+    def _check_resumed(self, opened: SessionOpened, fingerprint: str) -> None:
+        known = (fingerprint, self.prompt_token_ids, self.emitted, self.next_step)
+        found = (opened.fingerprint, opened.prompt_token_ids, opened.emitted, opened.next_step)
+        if known != found:
+            raise MessageError(
+                "foreign_session",
+                "the server cannot go on with this text",
+                expected=f"target {fingerprint}, step {self.next_step}",
+                got=f"target {opened.fingerprint}, step {opened.next_step}",
+            )

@@ -1,0 +1,114 @@
+"""The messages between a device that drafts and a server that verifies."""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inference.remote.errors import MessageError
+
+PROTOCOL: Literal[1] = 1
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class WireMessage(BaseModel):
+    """Base class of messages: unknown fields are errors, and values are not converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+MessageT = TypeVar("MessageT", bound=WireMessage)
+
+
+class Progress(WireMessage):
+    """The state of a text as the device knows it, from which any server can continue."""
+
+    emitted: list[TokenId] = Field(min_length=1)  # tokens after the prompt
+    next_step: int = Field(ge=1, lt=2**31)
+
+
+class OpenSession(WireMessage):
+    """A prompt to continue, and the options by which the server selects tokens.
+
+    The device chooses the seed, so that a session that is opened again repeats its first token.
+    """
+
+    protocol: Literal[1] = PROTOCOL
+    prompt: str | list[TokenId]
+    seed: int = Field(ge=0, lt=2**63)
+    max_tokens: int = Field(ge=1, lt=2**31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    resume: Progress | None = None
+
+
+class TreeLimits(WireMessage):
+    """The largest draft tree that a server takes."""
+
+    max_nodes: int = Field(64, ge=1, le=2**15 - 1)
+    max_depth: int = Field(16, ge=1)
+    max_support: int = Field(256, ge=1)  # number of tokens of a draft distribution
+
+
+class SessionOpened(WireMessage):
+    """The answer to `OpenSession`."""
+
+    session: str = Field(min_length=1, max_length=64)
+    fingerprint: str  # of the target and of all that the text of a seed depends on
+    prompt_token_ids: list[TokenId]
+    emitted: list[TokenId]  # all tokens after the prompt; the last one is the root
+    text: str  # text of the emitted tokens
+    finished: bool
+    next_step: int = Field(ge=1, lt=2**31)
+    limits: TreeLimits
+
+
+class StepHeader(WireMessage):
+    """The header of a submitted draft tree, whose tensors follow."""
+
+    base_length: Count  # number of tokens before the root
+    root: TokenId
+    digest: Digest  # of the other two fields and of the tree
+
+
+class Verdict(WireMessage):
+    """The tokens that the server has emitted for a submitted tree."""
+
+    step: Count
+    digest: Digest  # of the tree
+    emitted: list[TokenId] = Field(min_length=1)
+    num_accepted: Count  # number of emitted tokens that were drafted
+    text: str  # text that follows the text of earlier steps
+    finished: bool
+
+
+class SessionStatus(WireMessage):
+    """The state of a session on the server."""
+
+    next_step: int = Field(ge=1, lt=2**31)
+    length: Count  # number of tokens of prompt and text
+    finished: bool
+
+
+def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
+    """Return a message.
+
+    Args:
+        body: JSON text.
+        kind: class of the message.
+
+    Raises:
+        MessageError: the text is not such a message.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the message"
+        raise MessageError(
+            "malformed_message", f"{field} of {kind.__name__} is wrong", got=first["msg"]
+        ) from error

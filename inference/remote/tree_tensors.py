@@ -1,0 +1,99 @@
+"""The draft tree of one sequence as tensors, in which it travels."""
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int16, Int32, UInt8, UInt16
+
+from inference.draft_tree import ROOT, CandidateKind, SequenceTree
+from inference.remote.frames import TensorSpec
+from inference.remote.integer_distribution import TOTAL
+
+SPECS = {
+    "token_ids": TensorSpec("I32", 1),
+    "parents": TensorSpec("I16", 1),
+    "kinds": TensorSpec("U8", 1),
+    "expanded": TensorSpec("I16", 1),
+    "distribution_ids": TensorSpec("I32", 2),
+    "weights": TensorSpec("U16", 2),
+}
+
+
+class TreeTensors(NamedTuple):
+    """A tree whose parents come before their children, and sampled siblings in order of sampling.
+
+    The weights of a distribution sum to `TOTAL`; ids whose weight is 0 are padding.
+    """
+
+    token_ids: Int32[np.ndarray, " nodes"]
+    parents: Int16[np.ndarray, " nodes"]  # index of a node, or ROOT
+    kinds: UInt8[np.ndarray, " nodes"]  # CandidateKind
+    expanded: Int16[np.ndarray, " expanded"]  # nodes with sampled children, or ROOT
+    distribution_ids: Int32[np.ndarray, "expanded m"]  # distribution of these children
+    weights: UInt16[np.ndarray, "expanded m"]
+
+    @classmethod
+    def of(cls, tree: SequenceTree) -> "TreeTensors":
+        """Return the valid candidates of a tree.
+
+        Args:
+            tree: tree whose sampled candidates come from quantized distributions.
+
+        Raises:
+            ValueError: a draft distribution is not quantized.
+        """
+        nodes = _ordered(tree)
+        new_index = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+        sampled = {node for siblings in tree.sampled.values() for node in siblings}
+        kinds = [
+            CandidateKind.SAMPLED if n in sampled else CandidateKind.DETERMINISTIC for n in nodes
+        ]
+        pairs = [_integer_distribution(tree, parent) for parent in tree.sampled]
+        ids, weights = zip(*pairs, strict=True) if pairs else (np.empty((0, 0)), np.empty((0, 0)))
+        return cls(
+            np.array([tree.token_ids[node] for node in nodes], np.int32),
+            np.array([new_index[tree.parent[node]] for node in nodes], np.int16),
+            np.array(kinds, np.uint8),
+            np.array([new_index[parent] for parent in tree.sampled], np.int16),
+            np.array(ids, np.int32),
+            np.array(weights, np.uint16),
+        )
+
+    def digest(self, base_length: int, root: int) -> str:
+        """Return the digest of a submitted tree: blake2b with 128 bits, as 32 hexadecimal digits.
+
+        Args:
+            base_length: number of tokens before the root.
+            root: last token before the tree.
+        """
+        found = blake2b(f"{base_length} {root}".encode(), digest_size=16)
+        for tensor in self:
+            found.update(f" {tensor.dtype.str} {tensor.shape} ".encode())
+            found.update(np.ascontiguousarray(tensor).data)
+        return found.hexdigest()
+
+
+def _ordered(tree: SequenceTree) -> list[int]:
+    """Return the valid nodes level by level; sampled siblings come first, in order of sampling."""
+    nodes: list[int] = []
+    parents = [ROOT]
+    while parents:
+        level = [
+            node
+            for parent in parents
+            for by_kind in (tree.sampled, tree.deterministic)
+            for node in by_kind.get(parent, ())
+        ]
+        nodes += level
+        parents = level
+    return nodes
+
+
+def _integer_distribution(tree: SequenceTree, parent: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids and integer weights that children of `parent` were sampled from."""
+    ids, probs = tree.draft_distribution(parent)
+    shares = probs.double().cpu().numpy() * TOTAL
+    if (shares % 1).any() or shares.sum() != TOTAL:
+        raise ValueError("a draft distribution must be quantized before it is sampled from")
+    return ids.cpu().numpy(), shares

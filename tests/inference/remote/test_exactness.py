@@ -1,0 +1,79 @@
+"""Exact enumeration: a network that loses replies does not change the distribution of the text."""
+
+import numpy as np
+import pytest
+from helpers.branching import Chooser
+from helpers.remote import VOCAB, RemoteSteps
+from helpers.tables import Prefix, Tables, error_of_two_steps, no_processors
+
+from inference.remote.step_book import Decision, StepBook
+
+EXACT = 1e-9
+CLEARLY_WRONG = 0.03
+TABLES = Tables(vocab=VOCAB, components=1, seed=3)
+
+
+def _error(steps: RemoteSteps, length: int = 2) -> float:
+    return error_of_two_steps(steps.tables, no_processors(), steps, length)
+
+
+def _error_of_first(steps: RemoteSteps) -> float:
+    """Return the error of a step that is followed by a step without losses."""
+    right = RemoteSteps(steps.tables)
+
+    def step(prefix: Prefix) -> dict[Prefix, float]:
+        return steps(prefix) if len(prefix) == 2 else right(prefix)
+
+    return error_of_two_steps(steps.tables, no_processors(), step, length=2)
+
+
+def _long_replies_are_lost(num_tokens: int) -> float:
+    return 0.5 if num_tokens > 1 else 0.1
+
+
+def test_a_tree_that_travelled_as_integers_keeps_the_target_distribution() -> None:
+    assert _error(RemoteSteps(TABLES, children=2, support=3), length=2) < EXACT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_replies_keep_the_target_distribution_over_two_steps(seed: int) -> None:
+    tables = Tables(vocab=VOCAB, components=1, seed=seed)
+    assert _error(RemoteSteps(tables, _long_replies_are_lost)) < EXACT
+
+
+# Planted faults: the enumeration must detect each of them.
+
+
+def test_sampling_from_the_distribution_before_it_was_quantized_is_caught() -> None:
+    def unquantized(chooser: Chooser, probs: np.ndarray, _: np.ndarray) -> int:
+        return chooser.choose((probs / probs.sum()).tolist())
+
+    assert _error(RemoteSteps(TABLES, sample=unquantized)) > 1000 * EXACT
+
+
+class _TakesNewTrees(StepBook):
+    """A book that decides the last step again if another tree is submitted for it."""
+
+    def submit(self, step: int, digest: str) -> Decision:
+        if self.last is not None and digest != self.last.digest:
+            self.last, self.next_step = None, step
+        return super().submit(step, digest)
+
+
+def test_a_book_that_takes_a_new_tree_is_caught() -> None:
+    steps = RemoteSteps(TABLES, _long_replies_are_lost, book=_TakesNewTrees, redrafts=True)
+    assert _error_of_first(steps) > CLEARLY_WRONG
+
+
+class _ForgetsVerdicts(StepBook):
+    """A book that decides the same tree again, with other random numbers."""
+
+    def submit(self, step: int, digest: str) -> Decision:
+        if self.last is not None:
+            self.last, self.next_step = None, step
+        return super().submit(step, digest)
+
+
+def test_a_book_that_decides_a_tree_twice_is_caught() -> None:
+    steps = RemoteSteps(TABLES, _long_replies_are_lost, book=_ForgetsVerdicts)
+    assert _error_of_first(steps) > CLEARLY_WRONG

@@ -1,0 +1,63 @@
+"""Trees as tensors: nothing of a tree is lost, and only quantized distributions travel."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.remote import mixed, sequence_tree, tensors
+
+from inference.draft_tree import ROOT, DraftTree
+from inference.remote.integer_distribution import TOTAL
+from inference.remote.received_tree import to_draft_tree
+from inference.remote.tree_tensors import TreeTensors
+
+
+def _lists(tree: TreeTensors) -> list[object]:
+    return [tensor.tolist() for tensor in tree]
+
+
+@pytest.mark.parametrize("tree", [mixed(), tensors([], []), tensors([4, 4], [ROOT, 0])])
+def test_a_tree_comes_back_as_it_was_sent(tree: TreeTensors) -> None:
+    assert _lists(TreeTensors.of(sequence_tree(tree))) == _lists(tree)
+
+
+def test_invalid_candidates_stay_at_home() -> None:
+    whole = to_draft_tree(mixed(), torch.tensor([2]))
+    assert _lists(TreeTensors.of(whole.limited(3).sequence_tree()))[:2] == [[3, 5], [ROOT, ROOT]]
+
+
+def test_sampled_siblings_are_sent_in_the_order_of_sampling() -> None:
+    whole = to_draft_tree(mixed(), torch.tensor([2]))
+    swapped = replace(whole, rank=torch.tensor([[1, 0, 2, 3]]))
+    sent = TreeTensors.of(swapped.sequence_tree())
+    assert sent.token_ids.tolist() == [5, 3, 4, 2]
+    assert sent.parents.tolist() == [ROOT, ROOT, 0, 1]
+    assert sent.expanded.tolist() == [ROOT, 1]
+
+
+def test_a_distribution_that_is_not_quantized_is_refused() -> None:
+    whole = to_draft_tree(mixed(), torch.tensor([2]))
+    assert whole.draft_probs is not None
+    probs = whole.draft_probs.probs * (1 - 1e-5)
+    tree: DraftTree = replace(whole, draft_probs=replace(whole.draft_probs, probs=probs))
+    with pytest.raises(ValueError, match="must be quantized"):
+        TreeTensors.of(tree.sequence_tree())
+
+
+def test_the_digest_covers_every_number() -> None:
+    tree = mixed()
+    digests = {tree.digest(4, 5), tree.digest(4, 6), tree.digest(45, 6)}
+    for name, tensor in tree._asdict().items():
+        changed = tensor.copy()
+        changed.flat[-1] += 1
+        digests.add(tree._replace(**{name: changed}).digest(4, 5))
+    assert len(digests) == 3 + len(tree)
+    assert tree.digest(4, 5) == mixed().digest(4, 5)
+    assert TOTAL == 2**15  # a changed total changes the protocol
+
+
+def test_the_digest_covers_the_shapes() -> None:
+    one = tensors([], [])._replace(token_ids=np.zeros(2, np.int32))
+    other = tensors([], [])._replace(distribution_ids=np.zeros((2, 1), np.int32))
+    assert one.digest(0, 0) != other.digest(0, 0)
