@@ -180,7 +180,8 @@ class MemorySettings(Settings):
     layers: tuple[int, ...] | None = None
     """Indices of the layers (source kv) or hidden states (source hidden) to read. null: with source
     kv, all layers; with source hidden, an early, a middle and the last hidden state, or only the
-    last one if layer_attention is false."""
+    last one if layer_attention is false. Negative indices count from the end: of the hidden
+    states, -1 is the last one, and -2 is the input of the last layer."""
     rotated: bool = True
     """With source kv: whether keys are read as they are cached, rotated by their positions. false:
     the rotation is undone first, for which all layers of the target must rotate whole keys alike.
@@ -471,10 +472,17 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
 def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
     if memory.source == "kv":
         every = tuple(range(len(target.kv_widths)))
-        return StateSource("kv", every if memory.layers is None else memory.layers)
+        layers = every if memory.layers is None else memory.layers
+        return StateSource("kv", _from_start(layers, len(every)))
     last = last_hidden_state(target)
     default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
-    return StateSource("hidden", default if memory.layers is None else memory.layers)
+    layers = default if memory.layers is None else memory.layers
+    return StateSource("hidden", _from_start(layers, last + 1))
+
+
+def _from_start(layers: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return indices of `count` states with negative ones counted from the end."""
+    return tuple(layer + count if layer < 0 else layer for layer in layers)
 
 
 def last_hidden_state(target: TargetRecord) -> int:
