@@ -185,7 +185,8 @@ class MemorySettings(Settings):
     layers: tuple[int, ...] | None = None
     """Indices of the layers (source kv) or hidden states (source hidden) to read. null: with source
     kv, all layers; with source hidden, an early, a middle and the last hidden state, or only the
-    last one if layer_attention is false."""
+    last one if layer_attention is false. Negative indices count from the end: of the hidden
+    states, -1 is the last one, and -2 is the input of the last layer."""
     rotated: bool = True
     """With source kv: whether keys are read as they are cached, rotated by their positions. false:
     the rotation is undone first, for which all layers of the target must rotate whole keys alike.
@@ -219,8 +220,12 @@ class MemorySettings(Settings):
 class ExpertsSettings(Settings):
     """The mixture of experts (see `jakiro.experts.MixtureOfExperts`)."""
 
-    num_experts: Literal[1, 2, 4] = 2
+    num_experts: Literal[1, 2, 4, 8, 16] = 2
     """Number of experts; 1 means an ordinary feed-forward layer."""
+    active_experts: Literal[1, 2] | None = None
+    """Number of experts that run for each drafted token, fewer than num_experts; the router chooses
+    them. Drafting then takes about as long as with that many experts in total. null: all experts
+    run."""
     intermediate_size: int = Field(512, ge=1)
     """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"
@@ -237,6 +242,17 @@ class ExpertsSettings(Settings):
     """Head that turns features into logits of the draft vocabulary. target: the target's head. own:
     a matrix of the drafter, which starts with the rows of the target's head, as in EAGLE-3; it
     adds draft_vocab_size times the hidden size parameters."""
+
+    @model_validator(mode="after")
+    def _some_experts_rest(self) -> "ExpertsSettings":
+        if self.active_experts is not None and self.active_experts >= self.num_experts:
+            raise ValueError("active_experts must be smaller than num_experts, or null")
+        return self
+
+    @property
+    def num_active(self) -> int:
+        """The number of experts that run for each drafted token."""
+        return self.num_experts if self.active_experts is None else self.active_experts
 
     @property
     def form(self) -> dict[str, Any]:
@@ -461,10 +477,17 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
 def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
     if memory.source == "kv":
         every = tuple(range(len(target.kv_widths)))
-        return StateSource("kv", every if memory.layers is None else memory.layers)
+        layers = every if memory.layers is None else memory.layers
+        return StateSource("kv", _from_start(layers, len(every)))
     last = last_hidden_state(target)
     default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
-    return StateSource("hidden", default if memory.layers is None else memory.layers)
+    layers = default if memory.layers is None else memory.layers
+    return StateSource("hidden", _from_start(layers, last + 1))
+
+
+def _from_start(layers: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return indices of `count` states with negative ones counted from the end."""
+    return tuple(layer + count if layer < 0 else layer for layer in layers)
 
 
 def last_hidden_state(target: TargetRecord) -> int:

@@ -4,9 +4,11 @@ from typing import Literal, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
+
+from jakiro.expert_slots import ExpertSlots
 
 Combine = Literal["sum", "mixture"]
 
@@ -16,20 +18,24 @@ class ExpertsOutput(NamedTuple):
 
     Level 0 predicts the target's feature at the query's own position; level k predicts the feature
     k positions later, without access to the tokens in between. There is one component if `combine`
-    is "sum", and one component per expert if it is "mixture".
+    is "sum", and one component per active expert if it is "mixture".
 
     Attributes:
         features: one feature per level and component.
         log_weights: log-probability of each component.
-        gate: the router's weight for each expert, used for load balancing and statistics.
+        gate: the router's weight for each expert, active or not, used for load balancing and
+            statistics.
         state: input of the target's tail layers; None unless `features` is the output of these
             layers.
+        chosen: indices of the active experts, in descending order of their weights; None if all
+            experts are active.
     """
 
     features: Float[Tensor, "*batch levels components hidden"]
     log_weights: Float[Tensor, "*batch components"]
     gate: Float[Tensor, "*batch experts"]
     state: Float[Tensor, "*batch hidden"] | None = None
+    chosen: Int[Tensor, "*batch active"] | None = None
 
     def with_tail_output(self, features: Float[Tensor, "*batch hidden"]) -> "ExpertsOutput":
         """Return a copy whose only feature is the given output of the target's tail layers."""
@@ -43,7 +49,7 @@ class ExpertsOutput(NamedTuple):
 
 
 class MixtureOfExperts(nn.Module):
-    """SwiGLU experts whose outputs give one draft distribution per level; all experts always run.
+    """SwiGLU experts whose outputs give one draft distribution per level.
 
     Let x be the trunk's vector, n the normalized x, `h_e` the inner activation of expert e on n,
     `E_e = D_e h_e` its output, and `w_e` its weight from the router. The published contrast uses
@@ -62,6 +68,13 @@ class MixtureOfExperts(nn.Module):
     - "mixture": `F2_e = x + D'_e h_e + beta (E_e - mean_{e' != e} E_e')`, beta learned; without
       `contrastive_head`, the term with beta is absent.
 
+    By default, all experts run. With `active_experts`, only those with the greatest weights do, as
+    in arXiv 1701.06538, and the formulas apply to them alone: their weights are normalized among
+    themselves (arXiv 2401.04088), and the contrast is between them. The router of a single active
+    expert would have no gradient, because the normalized weight is always 1. Its output is
+    therefore multiplied by `w / stop_gradient(w)`, which is 1, so that the router has the gradient
+    of a factor w (arXiv 2101.03961, equation 2), relative to w.
+
     Args:
         hidden: width of trunk vectors and target features.
         intermediate_size: inner width of one expert.
@@ -72,6 +85,7 @@ class MixtureOfExperts(nn.Module):
             level 1 does); has no effect if there is only one expert.
         norm_eps: epsilon of the norms.
         output_norm: whether the features are normalized, as in EAGLE-3.1.
+        active_experts: number of experts that run for each vector; None for all of them.
     """
 
     def __init__(
@@ -84,16 +98,24 @@ class MixtureOfExperts(nn.Module):
         contrastive_head: bool,
         norm_eps: float = 1e-6,
         output_norm: bool = False,
+        active_experts: int | None = None,
     ) -> None:
         super().__init__()
         self.num_experts = num_experts
+        self.is_sparse = active_experts is not None
+        self.num_active = num_experts if active_experts is None else active_experts
         self.combine = combine
-        contrast = contrastive_head and num_experts > 1 and num_parallel > 0
+        contrast = contrastive_head and self.num_active > 1 and num_parallel > 0
         self.published_contrast = contrast and combine == "sum"
         own_levels = num_parallel - int(self.published_contrast)
         self.norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
-        self.gate_up = nn.Linear(hidden, num_experts * 2 * intermediate_size, bias=False)
+        # Experts of which only some run have separate matrices, so that the others are not read.
+        self.gate_up: nn.Linear | nn.Parameter = (
+            _stacked_linear(num_experts, hidden, 2 * intermediate_size)
+            if self.is_sparse
+            else nn.Linear(hidden, num_experts * 2 * intermediate_size, bias=False)
+        )
         self.down = _stacked(num_experts, intermediate_size, hidden)
         self.level_down = (
             _stacked(own_levels, num_experts, intermediate_size, hidden) if own_levels else None
@@ -108,18 +130,49 @@ class MixtureOfExperts(nn.Module):
     def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> ExpertsOutput:
         """Return the features and weights of all levels for each trunk vector."""
         normed = self.norm(trunk)
-        inner = self._inner(normed)
-        outputs = torch.einsum("...ew,ewh->...eh", inner, self.down)
-        own = self._own_levels(inner, outputs)
         scores = self.router(normed)
         gate = scores[..., : self.num_experts].softmax(dim=-1)
+        chosen, weights = None, gate
+        if self.is_sparse:
+            chosen = gate.topk(self.num_active, dim=-1).indices
+            outputs, own = self._of_chosen(normed, gate, chosen)
+            scores = _picked(scores, chosen, self.num_experts)
+            weights = scores[..., : self.num_active].softmax(dim=-1)
+        else:
+            inner = self._inner(normed)
+            outputs = torch.einsum("...ew,ewh->...eh", inner, self.down)
+            own = self._own_levels(inner, outputs)
         combined = self._mixture if self.combine == "mixture" else self._sum
-        output = combined(trunk, outputs, own, scores, gate)
-        if self.output_norm is None:
-            return output
-        return output._replace(features=self.output_norm(output.features))
+        features, log_weights = combined(trunk, outputs, own, scores, weights)
+        if self.output_norm is not None:
+            features = self.output_norm(features)
+        return ExpertsOutput(features, log_weights, gate, chosen=chosen)
+
+    @property
+    def gate_up_rows(self) -> Float[Tensor, "experts 2 width hidden"]:
+        """The experts' first matrices, gate before up, as a view of the parameter."""
+        if isinstance(self.gate_up, nn.Linear):
+            return self.gate_up.weight.unflatten(0, (self.num_experts, 2, -1))
+        return self.gate_up.mT.unflatten(1, (2, -1))
+
+    def _of_chosen(self, normed: Tensor, gate: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the active experts, and those of levels with own projections."""
+        assert isinstance(self.gate_up, Tensor)
+        slots = ExpertSlots(chosen.flatten(), self.num_experts)
+        rows = normed.unsqueeze(-2).expand(*chosen.shape, -1).flatten(0, -2)
+        gated, up = slots.multiply(rows, self.gate_up).chunk(2, dim=-1)
+        inner = silu(gated) * up
+        if self.num_active == 1 and torch.is_grad_enabled():
+            weight = gate.gather(-1, chosen).reshape(-1, 1)
+            inner = inner * (weight / weight.detach())
+        outputs = slots.multiply(inner, self.down).unflatten(0, chosen.shape)
+        downs = () if self.level_down is None else self.level_down.unbind()
+        own = [slots.multiply(inner, down).unflatten(0, chosen.shape) for down in downs]
+        none = outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
+        return outputs, torch.stack(own, dim=-3) if own else none
 
     def _inner(self, normed: Tensor) -> Tensor:
+        assert isinstance(self.gate_up, nn.Module)
         gate, up = rearrange(
             self.gate_up(normed), "... (e two w) -> two ... e w", two=2, e=self.num_experts
         )
@@ -133,23 +186,23 @@ class MixtureOfExperts(nn.Module):
 
     def _sum(
         self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
-    ) -> ExpertsOutput:
+    ) -> tuple[Tensor, Tensor]:
         levels = [torch.einsum("...e,...eh->...h", gate, outputs)]
         if self.published_contrast:
-            levels.append(_top_against_rest(scores[..., self.num_experts :].softmax(-1), outputs))
+            levels.append(_top_against_rest(scores[..., self.num_active :].softmax(-1), outputs))
         levels += torch.einsum("...e,...peh->...ph", gate, own).unbind(-2)
         features = trunk.unsqueeze(-2) + torch.stack(levels, dim=-2)
-        return ExpertsOutput(features.unsqueeze(-2), torch.zeros_like(scores[..., :1]), gate)
+        return features.unsqueeze(-2), torch.zeros_like(scores[..., :1])
 
     def _mixture(
         self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
-    ) -> ExpertsOutput:
+    ) -> tuple[Tensor, Tensor]:
         if self.beta is not None:
-            others = (outputs.sum(-2, keepdim=True) - outputs) / (self.num_experts - 1)
+            others = (outputs.sum(-2, keepdim=True) - outputs) / (self.num_active - 1)
             own = own + self.beta[:, None, None] * (outputs - others).unsqueeze(-3)
         stacked = torch.cat((outputs.unsqueeze(-3), own), dim=-3)
         features = trunk[..., None, None, :] + stacked
-        return ExpertsOutput(features, scores.log_softmax(dim=-1), gate)
+        return features, scores.log_softmax(dim=-1)
 
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
@@ -159,6 +212,17 @@ def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:
         -1, weights.argmax(dim=-1, keepdim=True), True
     )
     return torch.einsum("...e,...eh->...h", torch.where(top, weights, -weights), outputs)
+
+
+def _picked(scores: Tensor, chosen: Tensor, num_experts: int) -> Tensor:
+    """Return the scores of the active experts, for each group of as many scores as experts."""
+    groups = scores.split(num_experts, dim=-1)
+    return torch.cat([group.gather(-1, chosen) for group in groups], dim=-1)
+
+
+def _stacked_linear(count: int, inner: int, outer: int) -> nn.Parameter:
+    """Return a stack of random matrices, with the distribution that `nn.Linear` starts with."""
+    return nn.Parameter(torch.empty(count, inner, outer).uniform_(-1, 1) * inner**-0.5)
 
 
 def _stacked(*shape: int) -> nn.Parameter:

@@ -310,6 +310,14 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _experts_can_be_chosen(self) -> "TrainSettings":
+        if self.objective.multiple_choice_weight and self.drafter.experts.combine == "sum":
+            raise ValueError(
+                "objective.multiple_choice_weight 0 when drafter.experts.combine is sum"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainSettings":
         if self.lora is None:
             return self

@@ -137,6 +137,13 @@ class InitializeSettings(Settings):
     attention_layer selects, including the layer's feed-forward part. There is no fit if
     attention_layer is null or names a layer other than the last one before tail_layers. 0:
     initialize only the trunk's attention."""
+    memory: Literal["random", "target_layer"] = "random"
+    """Start of memory. random: random weights, and with a fit, cross-attention adds nothing at
+    first. target_layer: cross-attention starts as the attention of the layer that attention_layer
+    selects, over this layer's own keys and values at verified positions; with a fit,
+    self-attention adds nothing at first. This requires drafter.memory.source hidden, with
+    layer_attention false, no common_width, and the layer's input (the hidden state with the
+    layer's index) among drafter.memory.layers."""
     drafter: str | None = Field(None, min_length=1)
     """Folder or hub id of a drafter that was trained with the same drafter settings, except that
     schedule.autoregressive_levels and trunk.ttt_steps may differ. The run starts with the weights
@@ -147,6 +154,10 @@ class InitializeSettings(Settings):
     def _has_one_start(self) -> "InitializeSettings":
         if isinstance(self.attention_layer, int) and self.drafter is not None:
             raise ValueError("either attention_layer or drafter, not both")
+        if self.memory == "target_layer" and self.drafter is not None:
+            raise ValueError("memory random when drafter is set")
+        if self.memory == "target_layer" and self.attention_layer is None:
+            raise ValueError("a layer for attention_layer when memory is target_layer")
         return self
 
 

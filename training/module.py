@@ -140,7 +140,7 @@ class TrainingModule(nn.Module):
         return LossTerms(*(torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True)))
 
 
-_PER_LEVEL = {"token", "feature", "contrast", "correct", "level_count"}
+_PER_LEVEL = {"token", "multiple_choice", "feature", "contrast", "correct", "level_count"}
 
 
 class Meter:
@@ -149,11 +149,13 @@ class Meter:
     Args:
         processes: the processes over which `read` and `count_tokens` add up the sums.
         num_levels: number of draft levels in the loss terms.
+        num_experts: number of experts of the drafter.
     """
 
-    def __init__(self, processes: Processes, num_levels: int) -> None:
+    def __init__(self, processes: Processes, num_levels: int, num_experts: int) -> None:
         self._processes = processes
-        self._sizes = [num_levels if name in _PER_LEVEL else 1 for name in LossTerms._fields] + [1]
+        sizes = dict.fromkeys(_PER_LEVEL, num_levels) | {"expert_load": num_experts}
+        self._sizes = [*(sizes.get(name, 1) for name in LossTerms._fields), 1]
         self._sums = self._zeros()
 
     def add(self, terms: LossTerms, num_tokens: int) -> None:
@@ -182,12 +184,14 @@ class Meter:
             "levels": [
                 {
                     "token": token / max(number, 1.0),
+                    "multiple_choice": choice / max(number, 1.0),
                     "feature": feature / max(number, 1.0),
                     "contrast": contrast / max(number, 1.0),
                     "agreement": correct / max(number, 1.0),
                 }
-                for token, feature, contrast, correct, number in zip(
+                for token, choice, feature, contrast, correct, number in zip(
                     terms.token,
+                    terms.multiple_choice,
                     terms.feature,
                     terms.contrast,
                     terms.correct,
@@ -196,6 +200,8 @@ class Meter:
                 )
             ],
             "router_imbalance": terms.balance[0] / count,
+            "router_entropy": terms.router_entropy[0] / count,
+            "expert_load": [load / count for load in terms.expert_load],
             "positions": int(terms.num_positions[0]),
             "tokens": int(num_tokens[0]),
         }

@@ -92,6 +92,13 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=settings.trunk.num_layers,
             remedy="train a drafter with one layer",
         )
+    if settings.experts.active_experts is not None:
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because only some of its experts run",
+            expected="drafter.experts.active_experts of null",
+            got=settings.experts.active_experts,
+            remedy="train a drafter all of whose experts run",
+        )
     if settings.trunk.tokens != "single":
         raise ConfigError(
             "this drafter cannot be exported for vLLM, because it reads several tokens at once",

@@ -47,6 +47,7 @@ def tiny_settings(
     norm_eps: float = 1e-6,
     output_norm: str = "none",
     head: str = "target",
+    active_experts: int | None = None,
     parallel_heads: str = "experts",
     **memory: object,
 ) -> DrafterSettings:
@@ -68,6 +69,7 @@ def tiny_settings(
             contrastive_head=contrastive_head,
             output_norm=output_norm,
             head=head,
+            active_experts=active_experts,
         ),
         schedule=ScheduleSettings(
             autoregressive_levels=autoregressive_levels,

@@ -30,6 +30,9 @@ VARIANTS = {
     "E4-sum-P2-no-contrast": tiny_settings(
         num_experts=4, combine="sum", parallel_levels=2, contrastive_head=False
     ),
+    "E8-1-active": tiny_settings(8, active_experts=1),
+    "E16-2-active-P2": tiny_settings(16, parallel_levels=2, active_experts=2, trunk=HYBRID),
+    "E8-2-active-sum": tiny_settings(8, "sum", active_experts=2),
     "E1-P1": tiny_settings(num_experts=1),
     "kv-subset-projected": tiny_settings(layers=(0, 2), common_width=12),
     "hidden": tiny_settings(source="hidden"),

@@ -67,3 +67,53 @@ def test_without_a_contrastive_head_parallel_levels_have_only_projections(combin
         expected = own if combine == "mixture" else (output.gate @ own)[None]
         for features, added in zip(output.features[level], expected, strict=True):
             torch.testing.assert_close(features, vector + added)
+
+
+@pytest.mark.parametrize("active", [1, 2])
+@pytest.mark.parametrize("combine", ["mixture", "sum"])
+@torch.no_grad()
+def test_sparse_experts_equal_the_chosen_experts_alone(combine: str, active: int) -> None:
+    experts = _experts(8, combine=combine, active_experts=active)
+    weight = experts.state_dict()
+    x = torch.randn(7, HIDDEN, dtype=torch.float64)
+    output = experts(x)
+    scores = experts.router(experts.norm(x))
+    for row, vector in enumerate(x):
+        chosen = scores[row, :8].argsort(descending=True)[:active]
+        assert output.chosen is not None
+        assert output.chosen[row].tolist() == chosen.tolist()
+        alone = _experts(active, combine=combine)
+        alone.load_state_dict(
+            {
+                "norm.weight": weight["norm.weight"],
+                "router.weight": torch.cat(
+                    [part[chosen] for part in weight["router.weight"].split(8)]
+                ),
+                "gate_up.weight": weight["gate_up"][chosen].mT.flatten(0, 1),
+                "down": weight["down"][chosen],
+                "level_down": weight["level_down"][:, chosen],
+                **({"beta": weight["beta"]} if "beta" in weight else {}),
+            }
+        )
+        expected = alone(vector)
+        torch.testing.assert_close(output.features[row], expected.features)
+        torch.testing.assert_close(output.log_weights[row], expected.log_weights)
+    torch.testing.assert_close(output.gate, scores[:, :8].softmax(-1))
+
+
+@pytest.mark.parametrize("combine", ["mixture", "sum"])
+def test_the_router_of_one_active_expert_has_the_gradient_of_a_factor_of_its_output(
+    combine: str,
+) -> None:
+    experts = _experts(8, combine=combine, active_experts=1)
+    x = torch.randn(5, HIDDEN, dtype=torch.float64)
+    with torch.no_grad():
+        silent = experts(x).features
+    output = experts(x)
+    assert torch.equal(output.features, silent)
+    goal = torch.randn_like(silent)
+    (slope,) = torch.autograd.grad((output.features * goal).sum(), experts.router.weight)
+    weights = experts.router(experts.norm(x)).softmax(-1).amax(-1)
+    added = ((silent - x[:, None, None]) * goal).sum((1, 2, 3)).detach()
+    (expected,) = torch.autograd.grad((weights.log() * added).sum(), experts.router.weight)
+    torch.testing.assert_close(slope, expected)

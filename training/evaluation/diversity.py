@@ -45,15 +45,17 @@ class Diversity:
     Args:
         processes: processes over which `read` adds up the sums.
         num_experts: number of experts of the drafter.
-        have_logits: whether each expert has a separate distribution, as with `combine: mixture`.
+        num_components: number of separate distributions: with `combine: mixture`, one for each
+            active expert.
     """
 
-    def __init__(self, processes: Processes, num_experts: int, have_logits: bool) -> None:
+    def __init__(self, processes: Processes, num_experts: int, num_components: int) -> None:
         self._processes = processes
-        self._num_experts = num_experts
-        self._have_pairs = have_logits and num_experts > 1
+        self._num_components = num_components
+        self._have_pairs = num_components > 1
         self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
-        self._gates, self._tops = (Histogram(num_experts, processes.device) for _ in range(2))
+        self._gates = Histogram(num_experts, processes.device)
+        self._tops = Histogram(num_components, processes.device)
 
     @torch.no_grad()
     def add(
@@ -71,7 +73,7 @@ class Diversity:
         overlap = gate.new_zeros(())
         if self._have_pairs:
             features = output.features[:, :, 0][selected]
-            for part in features.split(max(1, _CHUNK // self._num_experts)):
+            for part in features.split(max(1, _CHUNK // self._num_components)):
                 found = logits(part)
                 overlap = overlap + top_overlap(found).double().sum()
                 self._tops.add(found.float().softmax(dim=-1).amax(dim=-1))

@@ -68,9 +68,17 @@ class Evaluation:
     @torch.no_grad()
     def _measure_losses(self, drafter: JakiroDrafter) -> dict[str, Any]:
         module = TrainingModule(drafter, self._settings.objective)
-        meter = Meter(self._processes, 1 + self._settings.drafter.schedule.parallel_levels)
+        meter = Meter(
+            self._processes,
+            1 + self._settings.drafter.schedule.parallel_levels,
+            self._settings.drafter.experts.num_experts,
+        )
         experts = self._settings.drafter.experts
-        diversity = Diversity(self._processes, experts.num_experts, experts.combine == "mixture")
+        diversity = Diversity(
+            self._processes,
+            experts.num_experts,
+            experts.num_active if experts.combine == "mixture" else 1,
+        )
         for batch in self._validation_batches():
             view = self._reader.view(batch)
             terms = module(view, batch, self._reader)
@@ -117,7 +125,7 @@ class Evaluation:
             for seed, prompt in prompts[self._processes.rank :: self._processes.count]
         )
         stats = DecodeStats.pooled(self._processes.gather(mine))
-        experts = range(self._settings.drafter.experts.num_experts)
+        experts = range(self._settings.drafter.experts.num_active)
         return {
             "temperature": temperature,
             "tau": stats.tau,

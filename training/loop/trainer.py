@@ -53,7 +53,11 @@ class Trainer:
         self.engine = _build_engine(drafter, settings, processes)
         self._norm: Tensor | float = 0.0
         self._watch = FiniteWatch(sampler, settings, processes)
-        self.meter = Meter(processes, 1 + settings.drafter.schedule.parallel_levels)
+        self.meter = Meter(
+            processes,
+            1 + settings.drafter.schedule.parallel_levels,
+            settings.drafter.experts.num_experts,
+        )
 
     def step(self, number: int, elapsed: float = 0.0) -> float:
         """Take an optimizer step, and return its learning rate.

@@ -13,7 +13,13 @@ from jakiro.experts import ExpertsOutput
 from jakiro.utils.settings import Settings
 from training.loss.batch import Batch
 from training.loss.positions import Examples, gather_examples
-from training.loss.vocab_losses import Heads, TokenLoss, TokenResults, compare_distributions
+from training.loss.vocab_losses import (
+    Heads,
+    TermWeights,
+    TokenLoss,
+    TokenResults,
+    compare_distributions,
+)
 
 
 def contrastive_loss(
@@ -74,6 +80,10 @@ class ObjectiveSettings(Settings):
     token_loss: TokenLoss = "cross_entropy"
     """Measure of the distance between draft distribution and target distribution; kl has the same
     gradients as cross_entropy."""
+    multiple_choice_weight: float = Field(0.0, ge=0)
+    """Weight of the multiple-choice loss: at each position, the expert that gives the next token of
+    the text the highest probability learns this token, weighted by the router, and the other
+    experts learn nothing from it. Requires drafter.experts.combine mixture."""
     feature_weight: float = Field(1.0, ge=0)
     """Weight of the regression loss on the target's features; with this loss, training needs fewer
     tokens than with the token loss alone."""
@@ -106,9 +116,12 @@ class LossTerms(NamedTuple):
 
     total: Float[Tensor, ""]
     token: Float[Tensor, " levels"]
+    multiple_choice: Float[Tensor, " levels"]
     feature: Float[Tensor, " levels"]
     contrast: Float[Tensor, " levels"]
     balance: Float[Tensor, ""]
+    router_entropy: Float[Tensor, ""]  # entropy of the router's weights, in nats
+    expert_load: Float[Tensor, " experts"]  # sum of the experts' shares in the work
     # Number of positions at which drafter and target have the same most likely token.
     correct: Float[Tensor, " levels"]
     level_count: Float[Tensor, " levels"]  # number of positions that carry a loss at each level
@@ -136,9 +149,17 @@ def drafter_loss(
     examples = gather_examples(output, goals.features, batch, sample, settings.distance_decay)
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
     importance = importance * _level_weights(examples, settings)
+    has_choice = settings.multiple_choice_weight > 0
+    scale = TermWeights(settings.token_weight, settings.multiple_choice_weight)
     token, results = compare_distributions(
-        examples, importance, heads, settings.token_loss, settings.chunk_size
+        examples,
+        importance,
+        heads,
+        settings.token_loss,
+        settings.chunk_size,
+        scale if has_choice else TermWeights(),
     )
+    token = token if has_choice else settings.token_weight * token
     features = examples.features.float()
     blended = einsum(results.weights, features, "n l c, n l c h -> n l h")
     targets = examples.targets.float()
@@ -184,11 +205,14 @@ def _weighted(
     per_level = settings.feature_weight * features + settings.contrast_weight * contrasts
     state = (per_level * _level_weights(examples, settings)).sum()
     return LossTerms(
-        total=settings.token_weight * token + state + settings.balance_weight * balance,
+        total=token + state + settings.balance_weight * balance,
         token=total_of(results.token_loss),
+        multiple_choice=total_of(results.choice_loss),
         feature=features.detach(),
         contrast=contrasts.detach(),
         balance=balance.detach(),
+        router_entropy=torch.special.entr(examples.gate.detach().float()).sum(),
+        expert_load=_loads(examples).detach().sum(dim=0),
         correct=(results.correct & examples.valid).sum(dim=0).float(),
         level_count=examples.valid.sum(dim=0).float(),
         num_positions=examples.valid[:, 0].sum().float(),
@@ -196,19 +220,30 @@ def _weighted(
 
 
 def _imbalance(examples: Examples) -> Tensor:
-    """Return the sum of E * sum_e load_e^2 over packed sequences, weighted by their positions.
+    """Return the sum of E * sum_e load_e * gate_e over packed sequences, weighted by positions.
 
-    In a sequence, load_e is the mean weight that the router gives to expert e of E experts. If the
-    load is spread evenly, the term of the sequence is 1. The term is multiplied by the sum of the
-    weights of the sequence's positions. Because there is one term per sequence, the result does not
-    depend on how sequences are grouped into micro-batches.
+    In a sequence, gate_e is the mean weight that the router gives to expert e of E experts. If only
+    some experts run, load_e is the share of expert e in the active experts of all positions, which
+    has no gradient (arXiv 2101.03961, equation 4); otherwise it equals gate_e. If the load is
+    spread evenly, the term of the sequence is 1. The term is multiplied by the sum of the weights
+    of the sequence's positions. Because there is one term per sequence, the result does not depend
+    on how sequences are grouped into micro-batches.
     """
     total = examples.weight.new_zeros(())
-    gates, weights = (
-        part.split(examples.sequence_sizes) for part in (examples.gate, examples.weight)
-    )
-    for gate, weight in zip(gates, weights, strict=True):
+    parts = (examples.gate, _loads(examples), examples.weight)
+    for gate, loads, weight in zip(
+        *(part.split(examples.sequence_sizes) for part in parts), strict=True
+    ):
         if len(weight):
-            load = gate.float().mean(dim=0)
-            total = total + load.square().sum() * gate.shape[-1] * weight.sum()
+            mean = gate.float().mean(dim=0)
+            product = mean.square() if examples.chosen is None else mean * loads.mean(dim=0)
+            total = total + product.sum() * gate.shape[-1] * weight.sum()
     return total
+
+
+def _loads(examples: Examples) -> Float[Tensor, "n experts"]:
+    """Return the share of each expert in the work at each position."""
+    gate, chosen = examples.gate.float(), examples.chosen
+    if chosen is None:
+        return gate
+    return torch.zeros_like(gate).scatter_(1, chosen, 1 / chosen.shape[1])

@@ -32,6 +32,7 @@ class Examples(NamedTuple):
         weight: weight of the position in the loss.
         sequence_sizes: number of gathered positions of each packed sequence.
         indices: index of each gathered position among all positions of the batch.
+        chosen: indices of the active experts; None if all experts are active.
     """
 
     features: Float[Tensor, "n levels components hidden"]
@@ -43,6 +44,7 @@ class Examples(NamedTuple):
     weight: Float[Tensor, " n"]
     sequence_sizes: tuple[int, ...]
     indices: Int[Tensor, " n"]
+    chosen: Int[Tensor, "n active"] | None = None
 
 
 def gather_examples(
@@ -74,6 +76,7 @@ def gather_examples(
         features=output.features.flatten(0, 1)[indices],
         log_weights=output.log_weights.flatten(0, 1)[indices],
         gate=output.gate.flatten(0, 1)[indices],
+        chosen=None if output.chosen is None else output.chosen.flatten(0, 1)[indices],
         targets=target_features[sequence, ahead],
         next_tokens=batch.token_ids[sequence, following],
         valid=valid.flatten(0, 1)[indices],

@@ -51,6 +51,34 @@ def token_losses(
             return ((target.exp() - draft.exp()).abs().sum(dim=-1) + outside) / 2
 
 
+def choice_losses(
+    joint_at_token: Float[Tensor, "n components"], log_weights: Float[Tensor, "n components"]
+) -> Float[Tensor, " n"]:
+    """Return the multiple-choice loss `-w_e log p_e(t)` of the best expert e for each token t.
+
+    The best expert is the one whose distribution p_e gives t the highest probability. It alone
+    receives a gradient, weighted by the router's weight w_e, which has no gradient. The source is
+    multiple choice learning (arXiv 1606.07839), without the weight. The loss is 0 if no expert can
+    draft t.
+
+    Args:
+        joint_at_token: `log(w_e p_e(t))` for each component e.
+        log_weights: `log w_e` for each component.
+    """
+    absent = log_weights.isneginf()
+    log_probs = torch.where(absent, float("-inf"), joint_at_token - log_weights)
+    best, chosen = log_probs.max(dim=-1)
+    weight = log_weights.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).exp().detach()
+    return torch.where(best.isneginf(), 0.0, -weight * best)
+
+
+class TermWeights(NamedTuple):
+    """Weights of the two losses of tokens in their sum."""
+
+    token: float = 1.0
+    choice: float = 0.0
+
+
 Logits = Callable[[Tensor], Tensor]
 
 # Smallest log-probability. It is finite, so that its product with a probability of 0 is 0 even
@@ -85,12 +113,14 @@ class TokenResults(NamedTuple):
 
     Attributes:
         token_loss: token loss, not weighted.
+        choice_loss: multiple-choice loss, not weighted; 0 if its weight is 0.
         target_best: the target's most likely token.
         correct: whether the drafter's most likely token is the same as the target's.
         weights: mixture weights of the components: the prior at level 0, then the posterior.
     """
 
     token_loss: Float[Tensor, "n levels"]
+    choice_loss: Float[Tensor, "n levels"]
     target_best: Int[Tensor, "n levels"]
     correct: Bool[Tensor, "n levels"]
     weights: Float[Tensor, "n levels components"]
@@ -102,6 +132,7 @@ def compare_distributions(
     heads: Heads,
     kind: TokenLoss,
     chunk_size: int,
+    weights: TermWeights = TermWeights(),  # noqa: B008 (immutable)
 ) -> tuple[Float[Tensor, ""], TokenResults]:
     """Return the weighted sum of all token losses, and each position's results without gradients.
 
@@ -114,6 +145,7 @@ def compare_distributions(
         heads: heads of target and drafter.
         kind: name of the loss.
         chunk_size: number of positions in a chunk.
+        weights: weights of the token loss and of the multiple-choice loss.
     """
     features, log_weights = examples.features, examples.log_weights
     parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
@@ -121,7 +153,7 @@ def compare_distributions(
     learns = torch.is_grad_enabled() and features.requires_grad
     totals, results, slopes, of_head = [], [], [], _HeadGradients(heads)
     for chunk in chunks:
-        chunk_total, chunk_results, gradients = _chunk(heads, kind, learns, *chunk)
+        chunk_total, chunk_results, gradients = _chunk(heads, kind, weights, learns, *chunk)
         totals.append(chunk_total)
         results.append(chunk_results)
         slopes.append(gradients[:2])
@@ -191,6 +223,7 @@ class _Blended(torch.autograd.Function):
 def _chunk(
     heads: Heads,
     kind: TokenLoss,
+    weights: TermWeights,
     learns: bool,
     features: Tensor,
     log_weights: Tensor,
@@ -199,8 +232,11 @@ def _chunk(
     importance: Tensor,
 ) -> tuple[Tensor, TokenResults, tuple[Tensor, ...]]:
     inputs = (features.requires_grad_(learns), log_weights.requires_grad_(learns))
-    results = _token_results(heads, kind, *inputs, targets, next_tokens)
-    total = torch.where(importance > 0, results.token_loss * importance, 0.0).sum()
+    results = _token_results(heads, kind, *inputs, targets, next_tokens, weights.choice > 0)
+    loss = results.token_loss
+    if weights != TermWeights():
+        loss = weights.token * loss + weights.choice * results.choice_loss
+    total = torch.where(importance > 0, loss * importance, 0.0).sum()
     slopes = torch.autograd.grad(total, (*inputs, *heads.parameters)) if learns else ()
     return total.detach(), TokenResults(*(part.detach() for part in results)), slopes
 
@@ -212,6 +248,7 @@ def _token_results(
     log_weights: Tensor,
     targets: Tensor,
     next_tokens: Tensor,
+    has_choice: bool,
 ) -> TokenResults:
     weights = log_weights.float()
     levels: list[tuple[Tensor, ...]] = []
@@ -226,10 +263,15 @@ def _token_results(
         if drafted is not None:
             target_probs, guess = target_probs[:, drafted], drafted[guess]
         loss = token_losses(kind, target_probs, blended)
-        levels.append((loss, best, best == guess, weights.exp()))
-        if level + 1 < features.shape[1]:
+        choice, used = torch.zeros_like(loss), weights
+        is_last = level + 1 == features.shape[1]
+        if has_choice or not is_last:
             at_token = _at_token(joint, next_tokens[:, level], drafted)
+        if has_choice:
+            choice = choice_losses(at_token, weights)
+        if not is_last:
             weights = posterior_log_weights(at_token, weights)
+        levels.append((loss, choice, best, best == guess, used.exp()))
     return TokenResults(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
 
 

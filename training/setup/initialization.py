@@ -19,6 +19,7 @@ from training.setup.layer_start import (
     start_head,
     warn_of_left_behind,
 )
+from training.setup.memory_start import check_view, start_memory
 from training.setup.target_layer import LayerAttention, layers_of, read_attention
 
 _logger = get_logger(__name__)
@@ -36,6 +37,8 @@ def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None
     """
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     _attention_to_start_from(settings, target, heads)
+    if settings.initialize.memory == "target_layer":
+        check_view(settings.drafter, len(layers_of(target)), _layer_index(settings))
 
 
 def initialize(
@@ -70,11 +73,14 @@ def initialize(
         return
     _warn(attention, heads.rope_theta, target)
     start_from(drafter.trunk, attention)
+    views_layer = settings.initialize.memory == "target_layer"
+    if views_layer:
+        start_memory(drafter, _layer_index(settings) % len(layers_of(target)))
     if not is_fitted(settings, target):
         _log_why_attention_alone(settings)
     elif batches is not None:
         nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
-        start_as_layer(drafter, target, attention, batches, settings.seed)
+        start_as_layer(drafter, target, attention, batches, settings.seed, views_layer)
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
@@ -100,6 +106,12 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     return _attention_to_start_from(settings, target, heads) is not None
 
 
+def _layer_index(settings: TrainSettings) -> int:
+    """Return the index of the layer that the trunk's attention starts from."""
+    index = settings.initialize.attention_layer
+    return index if isinstance(index, int) else replaced_layer(settings.drafter)
+
+
 def _attention_to_start_from(
     settings: TrainSettings,
     target: TargetAdapter,
@@ -110,6 +122,8 @@ def _attention_to_start_from(
     index = settings.initialize.attention_layer
     if index is None:
         return None
+    if index == "auto" and settings.initialize.memory == "target_layer":
+        index = replaced_layer(settings.drafter)  # random weights would not be the layer's view
     if index != "auto":
         _check_trunk(settings.drafter.trunk)
         return read_attention(target, index, heads)

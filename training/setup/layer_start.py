@@ -96,6 +96,7 @@ def start_as_layer(
     attention: LayerAttention,
     batches: Iterable[Batch],
     seed: int,
+    views_layer: bool = False,
 ) -> None:
     """Copy the weights of a target's layer to the drafter that replaces it, scaled by a fit.
 
@@ -105,6 +106,7 @@ def start_as_layer(
         attention: attention weights of the layer that the drafter replaces (`replaced_layer`).
         batches: batches of training data for the fit.
         seed: seed of the random selection of feed-forward units that each expert leaves out.
+        views_layer: whether cross-attention, instead of self-attention, adds what the layer adds.
 
     Raises:
         NumericalError: in the same cases as for `fit_layer`.
@@ -115,7 +117,7 @@ def start_as_layer(
         warn_of_left_behind("drafter.experts", feed_forward.left_behind)
     _logger.info("fitting the drafter's input, for which the target reads training data")
     fit = fit_layer(drafter, target, index, feed_forward, batches)
-    num_units = scale_to_features(drafter, attention, feed_forward, fit, seed)
+    num_units = scale_to_features(drafter, attention, feed_forward, fit, seed, views_layer)
     number = index + len(layers_of(target))
     experts = f"{num_units} feed-forward units in each expert"
     if feed_forward is None:
@@ -134,12 +136,13 @@ def scale_to_features(
     feed_forward: LayerFeedForward | None,
     fit: LayerFit,
     seed: int = 0,
+    views_layer: bool = False,
 ) -> int:
     """Copy a layer's weights to a drafter, adapted to a residual stream in the scale of features.
 
     Each channel of this stream is `fit.scale` times as large as in the target. Therefore, gains of
-    norms are divided by `fit.scale`, and outputs are multiplied by it. The layer has neither
-    cross-attention nor a feed-forward network before it, so their outputs are 0 at first.
+    norms are divided by `fit.scale`, and outputs are multiplied by it. The layer has neither a
+    second attention nor a feed-forward network before it, so their outputs are 0 at first.
 
     Args:
         drafter: a drafter whose trunk reads features.
@@ -147,6 +150,7 @@ def scale_to_features(
         feed_forward: feed-forward weights of the layer; None to leave the experts unchanged.
         fit: the fit of the layer.
         seed: seed of the random selection of feed-forward units that each expert leaves out.
+        views_layer: whether cross-attention, instead of self-attention, adds what the layer adds.
 
     Returns:
         The number of feed-forward units that are copied to each expert.
@@ -165,10 +169,11 @@ def scale_to_features(
         output.bias.zero_()
     gain = attention.gain * fit.shrinkage / fit.scale
     _set_gain(trunk.self_attention.norm, gain)
-    trunk.self_attention.output.weight.copy_(fit.scale[:, None] * attention.output)
+    output = fit.scale[:, None] * attention.output
+    trunk.self_attention.output.weight.copy_(0 * output if views_layer else output)
     if trunk.cross_attention is not None:
         trunk.cross_attention.norm.weight.copy_(gain)
-        trunk.cross_attention.output.weight.zero_()
+        trunk.cross_attention.output.weight.copy_(output if views_layer else 0 * output)
     if trunk.feed_forward is not None:
         trunk.feed_forward.down.weight.zero_()
     if feed_forward is None:
@@ -189,7 +194,7 @@ def _start_experts(
     if experts.num_experts > 1:
         num_units = round(num_units * _SHARE_OF_UNITS)
     num_kept = min(experts.down.shape[1], num_units)
-    gate_up = experts.gate_up.weight.unflatten(0, (experts.num_experts, 2, -1))
+    gate_up = experts.gate_up_rows
     for expert in range(experts.num_experts):
         random = torch.rand(len(fit.strengths), generator=generator).to(fit.strengths)
         weighed = fit.strengths * (1 + random if experts.num_experts > 1 else 1)

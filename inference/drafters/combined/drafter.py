@@ -58,7 +58,7 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         self.bytes_per_token = first.bytes_per_token + second.bytes_per_token
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
-            self.second_id = first.model.config.settings.experts.num_experts
+            self.second_id = first.model.config.settings.experts.num_active
         self.proposer_names = (*first.proposer_names, *second.proposer_names)
         self._knowledge: dict[tuple[bool, TreeShape], Knowledge] = {}
         self._num_resets = self._counter.num_resets

@@ -80,9 +80,11 @@ class TrainedDrafter(Drafter):
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint
         self.bytes_per_token = self._bytes_per_token()
-        num_experts = drafter.config.settings.experts.num_experts
-        if num_experts > 1:
-            self.proposer_names = tuple(f"expert {index}" for index in range(num_experts))
+        experts = drafter.config.settings.experts
+        if experts.num_active > 1:
+            # Which experts are active differs from token to token.
+            kind = "expert" if experts.active_experts is None else "choice"
+            self.proposer_names = tuple(f"{kind} {index}" for index in range(experts.num_active))
 
     @classmethod
     def for_target(

@@ -30,6 +30,7 @@ KINDS = {
     "feedback": tiny_settings(trunk=FEEDBACK),
     "feedback-fused": tiny_settings(combine="sum", trunk=FEEDBACK | {"fusion_layers": (0, 2, 3)}),
     "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
+    "sparse": tiny_settings(8, parallel_levels=1, active_experts=2, trunk=HYBRID),
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
     "eagle": tiny_settings(1, "sum", 0, trunk=EAGLE, norm_eps=1e-3),

@@ -26,7 +26,7 @@ def _read(combine: str = "mixture", num_experts: int = 4, samples: int = 2) -> t
     training = tiny_training(tiny_settings(num_experts=num_experts, combine=combine))
     batch = random_batch((9, 11), (20,), samples=samples)
     outputs = list(draft_all_positions(training.drafter, training.view(batch), batch))
-    found = Diversity(ALONE, num_experts, combine == "mixture")
+    found = Diversity(ALONE, num_experts, num_experts if combine == "mixture" else 1)
     pairs = list(zip(outputs, drafted(batch), strict=True))
     for output, selected in pairs:
         found.add(output, selected, training.target.logits)
@@ -117,7 +117,7 @@ def test_entropy_is_in_nats_and_certainty_has_none() -> None:
 
 
 def test_without_positions_the_count_is_zero() -> None:
-    found = Diversity(ALONE, 2, True)
+    found = Diversity(ALONE, 2, 2)
     output = ExpertsOutput(
         torch.zeros(1, 3, 1, 2, 4), torch.zeros(1, 3, 2), torch.ones(1, 3, 2) / 2
     )

@@ -152,6 +152,9 @@ class SizedArm:
 def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
     """Return the arms, with expert widths that make them about as large as the first arm.
 
+    If only some experts run, those that do not run for a token are not counted, so that the arms
+    draft about equally fast.
+
     Args:
         arms: the base, followed by the other arms.
         target: record of the target.
@@ -159,7 +162,7 @@ def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
     Raises:
         ConfigError: no expert width brings an arm within 2% of the base's size.
     """
-    goal = num_parameters(arms[0].settings.drafter, target)
+    goal = num_active_parameters(arms[0].settings.drafter, target)
     return [_sized(arm, goal, target) for arm in arms]
 
 
@@ -175,15 +178,27 @@ def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
     return sum(part.numel() for part in drafter.parameters() if part.requires_grad)
 
 
+def num_active_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
+    """Return the number of trainable parameters that a drafter computes with for one token.
+
+    Args:
+        settings: settings of the drafter.
+        target: record of the target.
+    """
+    changes = {"num_experts": settings.experts.num_active, "active_experts": None}
+    experts = settings.experts.model_copy(update=changes)
+    return num_parameters(settings.model_copy(update={"experts": experts}), target)
+
+
 def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
     drafter = arm.settings.drafter
     before = drafter.experts.intermediate_size
-    count = num_parameters(drafter, target)
+    count = num_active_parameters(drafter, target)
     # The number of parameters is linear in the width.
-    per_width = num_parameters(_with_width(drafter, before + 1), target) - count
+    per_width = num_active_parameters(_with_width(drafter, before + 1), target) - count
     width = before + round((goal - count) / per_width)
     fitted = _with_width(drafter, max(width, 1))
-    parameters = num_parameters(fitted, target)
+    parameters = num_active_parameters(fitted, target)
     if width < 1 or abs(parameters / goal - 1) > TOLERANCE:
         raise ConfigError(
             f"the arm {arm.name} cannot be made as large as the base",
@@ -192,7 +207,7 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
             remedy="change fewer settings in this arm, or set a larger expert width in the base",
         )
     settings = arm.settings.model_copy(update={"drafter": fitted})
-    return SizedArm(replace(arm, settings=settings), parameters, before)
+    return SizedArm(replace(arm, settings=settings), num_parameters(fitted, target), before)
 
 
 def _with_width(drafter: DrafterSettings, width: int) -> DrafterSettings:

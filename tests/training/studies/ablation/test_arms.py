@@ -13,7 +13,13 @@ from jakiro.target.record import TargetRecord
 from jakiro.utils.settings import dump_settings
 from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare
-from training.studies.ablation.arms import TOLERANCE, equally_sized, num_parameters, read_arms
+from training.studies.ablation.arms import (
+    TOLERANCE,
+    equally_sized,
+    num_active_parameters,
+    num_parameters,
+    read_arms,
+)
 from training.train import train
 
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -53,7 +59,7 @@ def _delta(folder: Path, text: str, name: str = "delta") -> Path:
 # tests/training/setup.
 QUICK = {
     *("anchors-off", "curriculum", "memory-hidden"),
-    *("tail-1", "token-loss-reverse-kl", "trunk-feedback"),
+    *("experts-8-sparse-1", "tail-1", "token-loss-reverse-kl", "trunk-feedback"),
 }
 
 
@@ -68,7 +74,8 @@ def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, 
     arms = read_arms(base, [path])
     inputs = prepare(arms[0].settings)
     reference, arm = equally_sized(arms, inputs.drafter_config.target_record)
-    assert arm.parameters == pytest.approx(reference.parameters, rel=TOLERANCE)
+    active = num_active_parameters(arm.arm.settings.drafter, inputs.drafter_config.target_record)
+    assert active == pytest.approx(reference.parameters, rel=TOLERANCE)
     train(arm.arm.settings, model=inputs.target.model, tokenizer=inputs.tokenizer)
     losses = [line["loss"] for line in read_metrics(arm.arm.settings.run_folder) if "loss" in line]
     assert len(losses) == 2
@@ -82,6 +89,22 @@ def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository
     widths = {arm.name: arm.width for arm in arms}
     assert widths["experts-1"] == 2 * widths["base"] == 4 * widths["experts-4"]
     assert widths["contrast-loss-off"] == widths["base"]
+    assert widths["experts-8-sparse-1"] == pytest.approx(widths["experts-1"], rel=0.01)
+    assert widths["experts-16-sparse-2"] == pytest.approx(widths["base"], rel=0.01)
+
+
+def test_experts_that_do_not_run_are_not_counted_as_active() -> None:
+    base, sparse = equally_sized(
+        read_arms(CONFIGS / "base.yaml", [CONFIGS / "ablations/experts-8-sparse-1.yaml"], REQUIRED),
+        TARGET,
+    )
+    drafter = sparse.arm.settings.drafter
+    active = num_active_parameters(drafter, TARGET)
+    assert active == pytest.approx(base.parameters, rel=TOLERANCE)
+    width = drafter.experts.intermediate_size
+    per_expert = width * TARGET.hidden_size * (3 + drafter.schedule.parallel_levels)
+    of_router = 7 * TARGET.hidden_size
+    assert sparse.parameters == active + 7 * per_expert + of_router
 
 
 def test_all_drafters_of_the_repository_are_equally_large_in_a_study() -> None:
