@@ -1,16 +1,18 @@
 """The settings of a run's inputs: target, data, batches, initial weights and adapters."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
 
 from jakiro.errors import ConfigError
+from jakiro.utils.dtype_names import short_dtype
 from jakiro.utils.settings import Settings
 from training.loss.anchors import Anchors
 
-Precision = Literal["fp32", "bf16", "fp16"]
-TargetStateDtype = Literal["fp32", "bf16"]
+# Torch's names, such as bfloat16, are accepted as well.
+Precision = Annotated[Literal["fp32", "bf16", "fp16"], BeforeValidator(short_dtype)]
+TargetStateDtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(short_dtype)]
 
 
 class TargetSettings(Settings):

@@ -48,6 +48,7 @@ from jakiro.utils.files import is_disk_full
 
 _DEBUG = "--debug"
 _BRACES = re.compile("[{}]")  # around required arguments
+_LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed set of values
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, serve, demo),
     "Train": (init, train, features, plot, ablate),
@@ -128,7 +129,7 @@ def _explain(error: JakiroError | typer.TyperException) -> str:
         return str(error)
     context: Any = getattr(error, "ctx", None)
     command = "jakiro" if context is None else context.command_path
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace(_LIBRARY_WORDS, "")
     if message.startswith("Missing argument"):
         message += f"; expected: {_BRACES.sub('', context.get_usage()).removeprefix('Usage: ')}"
     return f"{message}; remedy: see `{command} --help`"

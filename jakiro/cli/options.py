@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from jakiro.errors import ConfigError
+from jakiro.utils.dtype_names import long_dtype
 from jakiro.utils.settings import Settings, validate_settings
 
 if TYPE_CHECKING:
@@ -27,10 +28,13 @@ Overrides = Annotated[
     ),
 ]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
+    Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"],
     typer.Option(
+        metavar="auto|float32|bfloat16|float16",
+        callback=long_dtype,
         help="Dtype of the target; auto: the dtype of its checkpoint or, for a GGUF file, bfloat16 "
-        "if the hardware supports it, and float32 otherwise."
+        "if the hardware supports it, and float32 otherwise. The names fp32, bf16 and fp16 are "
+        "accepted as well.",
     ),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]

@@ -9,6 +9,7 @@ import typer
 
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import say
+from jakiro.utils.dtype_names import long_dtype
 from jakiro.utils.logs import quiet_libraries
 
 profile = typer.Typer(
@@ -23,7 +24,12 @@ _Target = Annotated[
     ),
 ]
 _Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"], typer.Option(help="Dtype of target and drafter.")
+    Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"],
+    typer.Option(
+        metavar="float32|bfloat16|float16",
+        callback=long_dtype,
+        help="Dtype of target and drafter; fp32, bf16 and fp16 are accepted as well.",
+    ),
 ]
 _Device = Annotated[str, typer.Option(help="Device to compute on, such as cpu or cuda:1.")]
 _Drafter = Annotated[

@@ -76,8 +76,29 @@ def test_the_target_is_named_with_its_dtype_unless_the_user_chose_it(
 ) -> None:
     assert _run(str(drafter_path), "def", "--max-new-tokens", "2") == 0
     assert "target: target, float32, " in capsys.readouterr().err
-    assert _run(str(drafter_path), "def", "--max-new-tokens", "2", "--dtype", "float32") == 0
+    assert _run(str(drafter_path), "def", "--max-new-tokens", "2", "--dtype", "fp32") == 0
     assert "target: " not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("short", "long"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")]
+)
+def test_short_names_of_dtypes_are_accepted(
+    short: str, long: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    for name in (short, long):  # the dtype is accepted if the missing folder is the first error
+        assert _run("lookup", "def", "--target", missing, "--dtype", name) == 2
+        assert f"cannot load the target {missing}" in capsys.readouterr().err
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("lookup", "def", "--target", "x", "--dtype", "half") == 2
+    error = capsys.readouterr().err
+    assert "'half' is not one of 'auto', 'float32'" in error
+    assert "Value error" not in error
 
 
 def test_loading_bars_are_quiet(drafter_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
