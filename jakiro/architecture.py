@@ -23,6 +23,7 @@ def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:
         "norm_eps": settings.norm_eps,
         "rope_frequencies": frequencies,
         "rope_scale": scale,
+        "layer_width": settings.experts.intermediate_size,
         **trunk.form,
         **trunk.geometry,
     }

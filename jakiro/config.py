@@ -33,7 +33,8 @@ def _changed(settings: Settings) -> set[str]:
 # Settings of the way in which tokens and features are read.
 _INPUT = {"input", "residual", "input_norms", "input_bias"}
 # Settings with the names of arguments of `moa.trunk.Trunk`.
-_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width", "tokens"}
+_FORM = _INPUT | {"attention_norm", "attention_bias", "qk_norm", "mlp_width"}
+_FORM |= {"tokens", "num_layers"}
 # Settings of trunks that read features.
 _OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
@@ -101,6 +102,10 @@ class TrunkSettings(Settings):
     """Tokens that the trunk reads at each position. single: the token at this position. trigram:
     the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
     the trunk's attention can start with that of a target layer, but there is no fit."""
+    num_layers: int = Field(1, ge=1, le=4)
+    """Number of layers of self-attention, as in drafters with several layers (Gumiho has two). The
+    feed-forward network between two of them is as wide as an expert; the experts are that of the
+    last one. With several layers, the trunk starts with random weights."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -240,7 +245,7 @@ class ExpertsSettings(Settings):
 
     @model_validator(mode="after")
     def _some_experts_rest(self) -> "ExpertsSettings":
-        if self.active_experts is not None and self.active_experts >= self.num_experts:
+        if (self.active_experts or 0) >= self.num_experts:
             raise ValueError("active_experts must be smaller than num_experts, or null")
         return self
 
@@ -252,8 +257,7 @@ class ExpertsSettings(Settings):
     @property
     def form(self) -> dict[str, Any]:
         """The settings of the mixture of experts, without the head, as keyword arguments."""
-        feeds_normed_back = self.output_norm == "feedback"
-        return self.model_dump(exclude={"head"}) | {"output_norm": feeds_normed_back}
+        return self.model_dump(exclude={"head"}) | {"output_norm": self.output_norm == "feedback"}
 
 
 class ScheduleSettings(Settings):
@@ -470,19 +474,13 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
 
 
 def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
-    if memory.source == "kv":
-        every = tuple(range(len(target.kv_widths)))
-        layers = every if memory.layers is None else memory.layers
-        return StateSource("kv", _from_start(layers, len(every)))
-    last = last_hidden_state(target)
-    default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
+    is_kv = memory.source == "kv"
+    count = len(target.kv_widths) if is_kv else last_hidden_state(target) + 1
+    early = (max(1, (count - 1) // 4), max(1, (count - 1) // 2)) if memory.layer_attention else ()
+    default = tuple(range(count)) if is_kv else (*early, count - 1)
     layers = default if memory.layers is None else memory.layers
-    return StateSource("hidden", _from_start(layers, last + 1))
-
-
-def _from_start(layers: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return indices of `count` states with negative ones counted from the end."""
-    return tuple(layer + count if layer < 0 else layer for layer in layers)
+    counted = (layer + count if layer < 0 else layer for layer in layers)
+    return StateSource(memory.source, tuple(counted))
 
 
 def last_hidden_state(target: TargetRecord) -> int:

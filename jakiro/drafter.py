@@ -33,7 +33,7 @@ from jakiro.utils.pretrained import (
     reason_of,
     refuse_files_elsewhere,
 )
-from moa.attention import KVStore, no_history
+from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
 from moa.target_kv import with_rotated_keys
 from moa.trunk import Trunk, TrunkInputs
@@ -144,7 +144,7 @@ class JakiroDrafter(PreTrainedModel):
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
         inputs: TrunkInputs,
-        store: KVStore = no_history,
+        store: Stores = no_history,
     ) -> ExpertsOutput:
         """Return the predicted features of all levels for each query.
 
@@ -155,7 +155,8 @@ class JakiroDrafter(PreTrainedModel):
             inputs: features of the positions before the queries, memory of verified tokens, and
                 embeddings of `num_earlier` tokens before each query.
             store: function from the queries' own self-attention keys and values to all keys and
-                values that the queries may attend to.
+                values that the queries may attend to; with several layers of self-attention, one
+                for each.
         """
         output: ExpertsOutput = self.experts(
             self.trunk(embeddings, positions, self_mask, inputs, store)

@@ -27,6 +27,10 @@ class KVStore(Protocol):
     def __call__(self, kv: KV, /) -> KV: ...
 
 
+# One store for each layer of self-attention, or one that keeps nothing, for all layers.
+Stores = KVStore | tuple[KVStore, ...]
+
+
 def no_history(kv: KV) -> KV:
     """Return `kv` unchanged, for queries that are whole sequences and attend only to each other."""
     return kv

@@ -7,8 +7,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moa.attention import KV, AttentionBias, CrossAttention, KVStore, SelfAttention, no_history
+from moa.attention import (
+    KV,
+    AttentionBias,
+    CrossAttention,
+    KVStore,
+    SelfAttention,
+    Stores,
+    no_history,
+)
 from moa.feed_forward import FeedForward
+from moa.further_layer import FurtherLayer
 from moa.rotary import Rotary
 from moa.trigram import TrigramInput
 
@@ -131,6 +140,8 @@ class Trunk(nn.Module):
         mlp_width: inner width of a feed-forward network between self-attention and cross-attention,
             as in the Mixture of Attentions; None for no such network.
         tokens: "single" if each query reads its own token, "trigram" if it reads the last three.
+        num_layers: number of layers of self-attention.
+        layer_width: inner width of the feed-forward network between two of these layers.
     """
 
     def __init__(
@@ -154,6 +165,8 @@ class Trunk(nn.Module):
         rope_scale: float = 1.0,
         mlp_width: int | None = None,
         tokens: TokenInput = "single",
+        num_layers: int = 1,
+        layer_width: int = 1,
     ) -> None:
         super().__init__()
         self.trigram = TrigramInput(hidden, norm_eps) if tokens == "trigram" else None
@@ -168,8 +181,19 @@ class Trunk(nn.Module):
         self.self_attention = SelfAttention(
             *geometry, attention_norm, attention_bias, qk_norm, width, rotary()
         )
+        again = partial(
+            SelfAttention, *geometry, attention_norm, attention_bias, qk_norm, hidden, rotary()
+        )
+        self.further_layers = nn.ModuleList(
+            FurtherLayer(hidden, layer_width, norm_eps, again) for _ in range(num_layers - 1)
+        )
         self.feed_forward = None if mlp_width is None else FeedForward(hidden, mlp_width, norm_eps)
         self.cross_attention = CrossAttention(*geometry, rotary()) if attends_memory else None
+
+    @property
+    def kv_shapes(self) -> list[list[tuple[int, int]]]:
+        """For each layer of self-attention, the shapes of its keys and values."""
+        return [self.self_attention.kv_shapes] * (1 + len(self.further_layers))
 
     def kv(
         self,
@@ -178,7 +202,7 @@ class Trunk(nn.Module):
         previous: Float[Tensor, "batch tokens hidden"] | None = None,
         earlier: Float[Tensor, "batch tokens earlier hidden"] | None = None,
     ) -> KV:
-        """Return the self-attention's keys and values of tokens.
+        """Return the keys and values of tokens in the first layer of self-attention.
 
         If the trunk reads no features, keys and values depend only on a token, its position and,
         with trigrams, on the two tokens before it, so those of accepted tokens are never
@@ -201,7 +225,7 @@ class Trunk(nn.Module):
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
         inputs: TrunkInputs,
-        store: KVStore = no_history,
+        store: Stores = no_history,
     ) -> Float[Tensor, "batch queries hidden"]:
         """Return the trunk's vector for each query.
 
@@ -211,14 +235,47 @@ class Trunk(nn.Module):
             self_mask: True where a query may attend to a key that `store` returns.
             inputs: features of the positions before the queries, and memory of verified tokens.
             store: function from the queries' own self-attention keys and values to all keys and
-                values that the queries may attend to.
+                values that the queries may attend to; with several layers, one for each.
         """
+        first, *others = self._stores(store)
         read, stream = self._start(embeddings, inputs)
-        stream = self.self_attention(read, positions, self_mask, store, stream)
+        stream = self.self_attention(read, positions, self_mask, first, stream)
+        for layer, own in zip(self.further_layers, others, strict=True):
+            stream = layer(stream, positions, self_mask, own)
         stream = stream if self.feed_forward is None else self.feed_forward(stream)
         if self.cross_attention is None:
             return stream
         return self.cross_attention(stream, positions, inputs.memory, inputs.mask)
+
+    def store_tokens(
+        self,
+        embeddings: Float[Tensor, "batch tokens hidden"],
+        positions: Int[Tensor, "batch tokens"],
+        self_mask: Bool[Tensor, "batch 1 tokens keys"],
+        inputs: TrunkInputs,
+        store: tuple[KVStore, ...],
+    ) -> None:
+        """Pass the keys and values of tokens in each layer of self-attention to that layer's store.
+
+        Args:
+            embeddings: token embeddings.
+            positions: absolute positions of the tokens.
+            self_mask: True where a token may attend to a key that a store returns.
+            inputs: features of the positions before the tokens, and embeddings of earlier tokens;
+                memory is not read, because self-attention comes before it.
+            store: stores of all layers; there are at least two.
+        """
+        first, *others, last = store
+        read, stream = self._start(embeddings, inputs)
+        stream = self.self_attention(read, positions, self_mask, first, stream)
+        *layers, last_layer = self.further_layers
+        for layer, own in zip(layers, others, strict=True):
+            stream = layer(stream, positions, self_mask, own)
+        assert isinstance(last_layer, FurtherLayer)
+        last(last_layer.kv(stream, positions))
+
+    def _stores(self, store: Stores) -> tuple[KVStore, ...]:
+        return store if isinstance(store, tuple) else (store,) * (1 + len(self.further_layers))
 
     def _start(self, embeddings: Tensor, inputs: TrunkInputs) -> tuple[Tensor, Tensor]:
         """Return the input of self-attention and the start of the residual stream."""

@@ -108,6 +108,7 @@ def _methods(target: TargetAdapter, drafter: JakiroDrafter | None) -> list[tuple
             ("drafter", drafter, "forward"),
             ("memory", drafter, "encode_memory"),
             ("kv", drafter.trunk.self_attention, "kv"),
+            ("kv", drafter.trunk, "store_tokens"),
         ]
     return methods
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from asyncio import TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ class Connection(H11Protocol):
             transport: transport of the connection.
         """
         super().connection_made(transport)
+        # Otherwise, the body after a head, and each event, may wait 40 ms until the client confirms
+        # what was sent before. asyncio only does this for sockets that it opened itself.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self._limits.count:
             self._on_closed("too_many")
             self._refuse(_too_many(self._limits.count))

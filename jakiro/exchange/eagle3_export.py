@@ -125,6 +125,7 @@ def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[_Problem]:
         ("drafter.trunk.qk_norm", False, trunk.qk_norm),
         ("drafter.trunk.mlp_width", None, trunk.mlp_width),
         ("drafter.trunk.tokens", "single", trunk.tokens),
+        ("drafter.trunk.num_layers", 1, trunk.num_layers),
         ("drafter.trunk.first_position", False, trunk.first_position),
         ("drafter.experts.num_experts", 1, experts.num_experts),
         ("drafter.experts.head", "own", experts.head),

@@ -92,6 +92,13 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=settings.experts.active_experts,
             remedy="train a drafter all of whose experts run",
         )
+    if settings.trunk.num_layers > 1:
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because its trunk has several layers",
+            expected="drafter.trunk.num_layers of 1",
+            got=settings.trunk.num_layers,
+            remedy="train a drafter with one layer",
+        )
     if settings.trunk.tokens != "single":
         raise ConfigError(
             "this drafter cannot be exported for vLLM, because it reads several tokens at once",

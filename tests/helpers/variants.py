@@ -16,6 +16,7 @@ FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
 
 BRANCH = {"parallel_heads": "branch"}
+LAYERS = {"num_layers": 2}
 TRIGRAM = {"tokens": "trigram"}
 
 WIDE = FUSED | NO_FIRST | {"input": "wide", "attention_norm": False, "input_bias": False}
@@ -82,6 +83,12 @@ VARIANTS = {
     "branch-heads": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK, **BRANCH),
     "hybrid-branch-heads": tiny_settings(
         parallel_levels=2, trunk=HYBRID | TRIGRAM, output_norm="head", **BRANCH
+    ),
+    "gumiho": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK | LAYERS, **BRANCH),
+    "moa-three-layers": tiny_settings(trunk={"num_layers": 3}),
+    "hybrid-two-layers-no-first": tiny_settings(trunk=HYBRID | LAYERS | NO_FIRST | TRIGRAM),
+    "wide-two-layers-tail-1": tiny_settings(
+        combine="sum", parallel_levels=0, tail_layers=1, trunk=WIDE | LAYERS
     ),
     "hybrid-long-context": tiny_settings(
         trunk=HYBRID

@@ -3,7 +3,13 @@
 import pytest
 from helpers.models import tiny_llama
 
-from jakiro.config_checks import check_rotation, check_source, check_widths
+from jakiro.config_checks import (
+    check_complete,
+    check_rotation,
+    check_source,
+    check_widths,
+    unusable,
+)
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
@@ -38,3 +44,14 @@ def test_an_unknown_rotation(record: TargetRecord) -> None:
     check_rotation(record)
     with pytest.raises(ConfigError, match=r"rotates whole keys.*drafter\.memory\.rotated=true"):
         check_rotation(record.model_copy(update={"key_rotation": None}))
+
+
+def test_an_incomplete_record_of_a_target(record: TargetRecord) -> None:
+    check_complete(record.model_dump())
+    with pytest.raises(ConfigError, match="a record with the fields hidden_size"):
+        check_complete(record.model_dump(exclude={"hidden_size"}))
+
+
+def test_content_of_a_config_that_is_missing_or_of_another_type() -> None:
+    assert "got: none" in str(unusable("no settings", "an object", type(None)))
+    assert "got: list" in str(unusable("no settings", "an object", list))

@@ -53,8 +53,8 @@ def test_a_config_loads_and_its_batch_can_be_shared_between_processes(
 
 def test_named_drafters_are_these() -> None:
     names = [path.stem for path in DRAFTERS]
-    published = ["chimera", "eagle2", "eagle3-exact", "eagle3", "jakiro-published", "moa"]
-    assert names == [*published, "recommended"]
+    published = ["eagle2", "eagle3-exact", "eagle3", "jakiro-published", "moa"]
+    assert names == ["chimera", *published[:3], "gumiho", *published[3:], "recommended"]
 
 
 @pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
@@ -70,6 +70,12 @@ def test_a_named_drafter_is_the_same_over_any_base(path: Path) -> None:
     assert studied.drafter == default.drafter.model_copy(update={"trunk": trunk})
     assert studied.initialize == default.initialize
     assert studied.objective == default.objective
+
+
+def test_the_parallel_levels_of_gumiho_have_the_published_weights() -> None:
+    objective = _merged(CONFIGS / "base.yaml", CONFIGS / "drafters" / "gumiho.yaml").objective
+    weights = [objective.parallel_weight * objective.level_decay**index for index in range(5)]
+    assert weights == pytest.approx([0.8 ** (index + 1) for index in range(5)])
 
 
 def _merged(base: Path, path: Path) -> TrainSettings:

@@ -103,14 +103,14 @@ def _rolled_out(
     encoded = halves.encode_memory(view.state, batch.positions)
     previous = _shifted(encoded[-1].squeeze(1), batch)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
-    earlier = _EarlierKV()
+    earlier = [_EarlierKV() for _ in drafter.trunk.kv_shapes]
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):
         mask = _own_mask(drafter, _ttt_mask(batch, num_passes=sample + 1), batch)
         inputs = _memory_inputs(drafter, encoded, batch, sample)
         inputs = inputs._replace(previous=previous, earlier=earlier_tokens)
-        store = earlier.of_pass(sample)
-        output = halves.draft(view.embeddings, batch.positions, mask, inputs, store)
+        stores = tuple(layer.of_pass(sample) for layer in earlier)
+        output = halves.draft(view.embeddings, batch.positions, mask, inputs, stores)
         if tail is not None and predicted is not None:
             output = _rolled_through_tail(output, tail, batch, sample, predicted)
         yield output
@@ -151,7 +151,7 @@ def _memory_inputs(
 
 
 class _EarlierKV:
-    """Keys and values of all passes so far; the backward pass may recompute any of the passes."""
+    """Keys and values of a layer in all passes so far, any of which may be recomputed."""
 
     def __init__(self) -> None:
         self._up_to: list[KV] = []

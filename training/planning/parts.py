@@ -44,6 +44,13 @@ class _RecordedStore:
         return KV(*(torch.cat(pair, dim=2) for pair in pairs))
 
 
+def _recorded(argument: Any) -> Any:
+    """Return an argument whose stores, if it consists of stores, can be replayed."""
+    if isinstance(argument, tuple) and argument and isinstance(argument[0], KVStore):
+        return tuple(map(_RecordedStore, argument))
+    return _RecordedStore(argument) if isinstance(argument, KVStore) else argument
+
+
 @dataclass
 class _Calls:
     """The arguments of all calls of a module, detached from their graph."""
@@ -51,10 +58,7 @@ class _Calls:
     arguments: list[tuple[Any, ...]] = field(default_factory=list)
 
     def record(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = tuple(
-            _RecordedStore(argument) if isinstance(argument, KVStore) else argument
-            for argument in arguments
-        )
+        given = tuple(map(_recorded, arguments))
         self.arguments.append(tree_map_only(Tensor, _bare, given))
         return given
 

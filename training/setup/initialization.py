@@ -138,6 +138,13 @@ def _attention_to_start_from(
 
 def _check_trunk(trunk: TrunkSettings) -> None:
     """Raise an error unless the trunk's attention has the form of a target layer's attention."""
+    if trunk.num_layers > 1:
+        raise ConfigError(
+            "a trunk of several layers cannot start with one layer of the target",
+            expected="drafter.trunk.num_layers of 1",
+            got=trunk.num_layers,
+            remedy="set initialize.attention_layer to null",
+        )
     if not trunk.attention_norm:  # as with every wide input
         raise ConfigError(
             "the trunk's attention does not have the form of a target layer's attention",

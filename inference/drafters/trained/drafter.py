@@ -188,8 +188,8 @@ class TrainedDrafter(Drafter):
         return EncodedMemory((*memory, *tail), self.version)
 
     def _bytes_per_token(self) -> int:
-        shapes = (*self.model.trunk.self_attention.kv_shapes, *self.model.memory_shapes)
-        values = sum(heads * dim for heads, dim in shapes)
+        shapes = (*self.model.trunk.kv_shapes, self.model.memory_shapes)
+        values = sum(heads * dim for several in shapes for heads, dim in several)
         if self.model.num_earlier:
             values += self.model.config.target_record.hidden_size  # the token's embedding
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
@@ -263,7 +263,8 @@ class TrainedSession(DeviceSession):
                 f"the session ends at {self.lengths}, but the next tokens start at {starts}"
             )
         positions = self._positions(committed)
-        self.cache.write(self.drafter.embed(committed.token_ids), memory.tensors, positions)
+        embeddings = self.drafter.embed(committed.token_ids)
+        self.cache.write(embeddings, memory.tensors, positions, max(committed.base_length))
         self.lengths = committed.base_length
         self.root, self.base_length = committed.root, committed.end
 

@@ -264,11 +264,13 @@ class DrafterCache:
     def __init__(
         self, model: JakiroDrafter, tail: TargetTail | None, batch: int, capacity: int
     ) -> None:
-        attention = model.trunk.self_attention
-        like = attention.output.weight
+        like = model.trunk.self_attention.output.weight
         self.model = model
         self.tail = tail
-        self.own = KVBuffer(batch, capacity, attention.kv_shapes, like)
+        # keys and values of the trunk's self-attention: those of its first layer, and of the others
+        self.own, *self.further = (
+            KVBuffer(batch, capacity, shapes, like) for shapes in model.trunk.kv_shapes
+        )
         self.kept = KVBuffer(batch, capacity, model.memory_shapes, like)
         self.tokens: KVBuffer | None = None  # embeddings
         if model.num_earlier:
@@ -288,6 +290,7 @@ class DrafterCache:
         embeddings: Float[Tensor, "batch verified hidden"],
         kept: Sequence[Float[Tensor, "batch _ verified _"]],
         positions: Int[Tensor, "batch verified"],
+        highest: int,
     ) -> None:
         """Add verified tokens.
 
@@ -296,14 +299,31 @@ class DrafterCache:
             kept: encoded memory: the tensors that the trunk reads, followed by those that the
                 target's last layers read.
             positions: positions of the tokens.
+            highest: largest number of verified tokens of a sequence, including the added ones.
         """
         count = len(self.model.memory_shapes)
         self.kept.write(kept[:count], positions)
         if self.tokens is not None:
             self.tokens.write((embeddings.unsqueeze(1),), positions)
-        self.own.write(self._own_kv(embeddings, positions), positions)
+        inputs = self._inputs(positions)
+        if self.further:
+            self._run_layers(embeddings, positions, highest, inputs)
+        else:
+            own = self.model.trunk.kv(embeddings, positions, inputs.previous, inputs.earlier)
+            self.own.write(own, positions)
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
+
+    def write_through(
+        self, slots: Int[Tensor, "batch tokens"], count: int
+    ) -> tuple[WriteThrough, ...]:
+        """Return a store of new keys and values for each layer of the trunk's self-attention.
+
+        Args:
+            slots: slots of the new tokens.
+            count: number of slots that the queries of the new tokens may attend to.
+        """
+        return tuple(layer.write_through(slots, count) for layer in (self.own, *self.further))
 
     def select_sequences(
         self, indices: Sequence[int], num_used: Sequence[int] | None = None
@@ -337,16 +357,34 @@ class DrafterCache:
     @property
     def buffers(self) -> list[KVBuffer]:
         """All buffers of verified tokens except the cache of the target's last layers."""
-        return [self.own, self.kept, *([] if self.tokens is None else [self.tokens])]
+        tokens = [] if self.tokens is None else [self.tokens]
+        return [self.own, *self.further, self.kept, *tokens]
 
     @property
     def _all(self) -> list[KVBuffer | SlotCache]:
         return [*self.buffers, *([] if self.tail_cache is None else [self.tail_cache])]
 
-    def _own_kv(self, embeddings: Tensor, positions: Tensor) -> KV:
-        trunk, previous, earlier = self.model.trunk, None, None
-        if trunk.feature_input is not None:
+    def _inputs(self, positions: Tensor) -> TrunkInputs:
+        """Return what the trunk's self-attention reads beside tokens at verified positions."""
+        previous = earlier = None
+        if self.model.trunk.feature_input is not None:
             previous = previous_features(self.kept, positions)
         if self.tokens is not None:
             earlier = earlier_embeddings(self.tokens, positions, self.model.num_earlier)
-        return trunk.kv(embeddings, positions, previous, earlier)
+        return TrunkInputs(previous, earlier=earlier)
+
+    def _run_layers(
+        self, embeddings: Tensor, positions: Tensor, highest: int, inputs: TrunkInputs
+    ) -> None:
+        """Add keys and values of all layers, each of which attends to verified tokens.
+
+        If no token attends to the first one, the first one attends to itself, as in training; the
+        result is finite, and not read.
+        """
+        stores = self.write_through(positions, highest)
+        slots = torch.arange(stores[0].count, device=positions.device)
+        mask = slots <= positions[:, :, None]
+        if not self.model.attends_first:
+            mask &= (slots > 0) | (slots == positions[:, :, None])
+        trunk = self.model.trunk
+        trunk.store_tokens(embeddings, positions, mask.unsqueeze(1), inputs, stores)

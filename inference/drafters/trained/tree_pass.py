@@ -98,15 +98,15 @@ class TreePass:
         self.positions = torch.cat((self.positions, positions), dim=1)
         written = base + torch.arange(self.positions.shape[1], device=base.device)
         slots = written[:, -count:]
-        store = self.cache.own.write_through(slots, self.highest + self.positions.shape[1])
-        mask = slot_mask(self.lengths, written, self.seen, store.count)
+        stores = self.cache.write_through(slots, self.highest + self.positions.shape[1])
+        mask = slot_mask(self.lengths, written, self.seen, stores[0].count)
         embeddings = self.head.target.embed(token_ids).to(model.dtype)
         output: ExpertsOutput = model(
             embeddings,
             positions,
             self._own_mask(mask).unsqueeze(1),
             self.inputs.of(embeddings, positions, frontier, self.output),
-            store,
+            stores,
         )
         return self._through_tail(output, positions, slots, mask)
 

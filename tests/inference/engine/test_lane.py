@@ -10,7 +10,7 @@ from helpers.lanes import Work, finish, lane_of, played, read_chunk, request_of,
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.operations import OperationCounter
 from helpers.quick import mostly_slow
-from helpers.variants import FEEDBACK, HYBRID
+from helpers.variants import FEEDBACK, HYBRID, VARIANTS
 from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
@@ -38,6 +38,7 @@ TRAINED = {
     "feedback": tiny_settings(trunk=FEEDBACK),
     "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
     "tail": tiny_settings(**TAIL),
+    "gumiho": VARIANTS["gumiho"],
 }
 PROMPTS = [
     [1, 2, 3],
@@ -123,7 +124,7 @@ def _assert_equal_alone(
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "name", mostly_slow([*OTHERS, *TRAINED], quick=["none", "small", "hybrid"])
+    "name", mostly_slow([*OTHERS, *TRAINED], quick=["none", "small", "hybrid", "gumiho"])
 )
 def test_requests_that_join_leave_and_are_cancelled_get_the_tokens_that_they_get_alone(
     model: LlamaForCausalLM, name: str, options: str

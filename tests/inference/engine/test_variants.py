@@ -36,9 +36,10 @@ KINDS = {
     "eagle": tiny_settings(1, "sum", 0, trunk=EAGLE, norm_eps=1e-3),
     "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=5, **OWN),
     "chimera": VARIANTS["chimera"],
+    "gumiho": VARIANTS["gumiho"],
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
-MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1"])
+MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])
 
 
 def _decoder(

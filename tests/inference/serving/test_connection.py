@@ -129,6 +129,14 @@ def test_a_connection_can_be_used_again() -> None:
         assert len(server.server.server_state.connections) == 1
 
 
+def test_answers_and_events_are_sent_at_once() -> None:
+    with running(tiny_decoder()) as server, connected(server.address):
+        wait_until(lambda: len(server.server.server_state.connections) == 1)
+        connection: Any = next(iter(server.server.server_state.connections))
+        found = connection.transport.get_extra_info("socket")
+        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_too_many_connections_are_refused() -> None:
     with running(tiny_decoder(), max_connections=5) as server:
         with ExitStack() as stack:

@@ -110,6 +110,7 @@ BASE = {
         ({"trunk": {"fusion_layers": (3, 2, 5)}}, "three ascending"),
         ({"trunk": {"first_position": True}}, r"first_position of False; got: True"),
         ({"trunk": {"tokens": "trigram"}}, r"tokens of single; got: trigram"),
+        ({"trunk": {"num_layers": 2}}, r"num_layers of 1; got: 2"),
         ({"trunk": {"input_bias": True}}, r"input_bias of False; got: True"),
         ({"trunk": {"attention_bias": "qkv"}}, r"attention_bias of none; got: qkv"),
         ({"trunk": {"qk_norm": True}}, r"qk_norm of False; got: True"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.models import tiny_llama, tiny_settings
 from helpers.training import TinyTraining, one_document, tiny_training
-from helpers.variants import BRANCH, FEEDBACK, FUSED, HYBRID, PUBLISHED, TRIGRAM
+from helpers.variants import BRANCH, FEEDBACK, FUSED, HYBRID, LAYERS, PUBLISHED, TRIGRAM
 from torch import Tensor
 
 from inference import SpeculativeDecoder
@@ -33,12 +33,12 @@ VARIETY = {
     "published": tiny_settings(combine="sum", trunk=PUBLISHED | {"ttt_steps": LEVELS}),
     "fused": tiny_settings(trunk=FUSED | {"ttt_steps": LEVELS}),
     "curriculum": tiny_settings(),
-    "branch-heads": tiny_settings(
-        1, parallel_levels=5, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **BRANCH
+    "gumiho": tiny_settings(
+        1, parallel_levels=5, trunk=FEEDBACK | LAYERS | {"ttt_steps": LEVELS}, **BRANCH
     ),
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),
 }
-RELATIVES = ["chimera", "branch-heads"]  # drafters of related papers
+RELATIVES = ["chimera", "gumiho"]  # drafters of related papers
 
 
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:

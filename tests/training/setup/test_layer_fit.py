@@ -240,6 +240,10 @@ def test_a_run_says_why_it_was_not_fitted(workshop: Path, caplog: pytest.LogCapt
             False,
         ),
         ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # different heads
+        *(
+            ({"trunk": {"kind": "feedback", **HEADS, **form}}, {"attention_layer": "auto"}, False)
+            for form in ({"tokens": "trigram"}, {"num_layers": 2})
+        ),
     ],
 )
 def test_only_a_drafter_with_the_form_of_the_layer_is_fitted(

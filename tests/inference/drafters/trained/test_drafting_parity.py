@@ -49,6 +49,7 @@ FIRST = {
     "hybrid": tiny_settings(trunk=HYBRID | NO_FIRST),
     "tail": tiny_settings(combine="sum", parallel_levels=0, tail_layers=2, trunk=NO_FIRST),
     "hybrid-tail": VARIANTS["hybrid-tail-1-no-first"],
+    "hybrid-two-layers": VARIANTS["hybrid-two-layers-no-first"],
 }
 
 
@@ -75,8 +76,9 @@ def test_the_self_attention_row_of_the_first_token_is_drafted_from_only_if_wante
     tokens = torch.randint(0, 61, (1, length + 1))
     session, _ = prefilled(drafter, tokens, length)
     before = session.propose(Budget(8), StepRandom())
-    for rows in session.cache.own.prefix(length):
-        rows[:, :, 0] += 1.0
+    for layer in (session.cache.own, *session.cache.further):
+        for rows in layer.prefix(length):
+            rows[:, :, 0] += 1.0
     after = session.propose(Budget(8), StepRandom())
     is_same = torch.equal(before.score, after.score)
     assert is_same is not attends_first
@@ -96,6 +98,8 @@ TREES = {
     "chimera-A3-P2": (3, VARIANTS["chimera"]),
     # Siblings do not see each other, and a parallel level reads the path of its true ancestors.
     "branch-heads-A1-P2": (1, tiny_settings(1, parallel_levels=2, trunk=FEEDBACK, **BRANCH)),
+    "gumiho-A2-P5": (2, VARIANTS["gumiho"]),
+    "moa-three-layers-A3-P1": (3, VARIANTS["moa-three-layers"]),
     "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
 }
 
@@ -128,6 +132,8 @@ SESSIONS = {
     "draft-vocabulary": tiny_settings(draft_vocab_size=7),
     "chimera": VARIANTS["chimera"],
     "branch-heads": VARIANTS["hybrid-branch-heads"],
+    "gumiho": VARIANTS["gumiho"],
+    "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
 }
 
 
