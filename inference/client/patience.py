@@ -1,6 +1,7 @@
 """Requests that are repeated as long as the server is too busy."""
 
 import asyncio
+import math
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -54,7 +55,8 @@ def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> flo
         now: current time; None to look at the clock.
     """
     try:
-        return max(float(retry_after or _DEFAULT_SECONDS), 0.0)
+        seconds = float(retry_after or _DEFAULT_SECONDS)
+        return _DEFAULT_SECONDS if math.isnan(seconds) else max(seconds, 0.0)
     except ValueError:
         pass
     try:

@@ -42,7 +42,12 @@ def encode_prompt(
     else:
         ids = list(prompt)  # type: ignore[arg-type]
     if not ids:
-        raise PromptError("the prompt is empty", expected="at least one token", got=repr(prompt))
+        raise PromptError(
+            "the prompt is empty",
+            expected="at least one token",
+            got=repr(prompt),
+            remedy="pass a prompt with text, or the id of a token that begins texts",
+        )
     if isinstance(prompt, bytes) or any(isinstance(token, bool) for token in ids):
         raise _unusable("bytes" if isinstance(prompt, bytes) else "a list that contains bool")
     try:

@@ -6,22 +6,22 @@ tensors, and the dtype, shape and bytes of each tensor.
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from inference.remote.errors import MessageError
 from inference.remote.messages import MessageT, WireMessage, parse_message
+from jakiro.utils.strict_json import parse_json
 
 MESSAGE_KEY = "jakiro"  # name of the message in the metadata
 MAX_HEADER = 16_384  # bytes
 _METADATA = "__metadata__"  # safetensors' name
 _PREFIX = 8  # bytes of the header's length, little-endian
 _SIZES = {"U8": 1, "I16": 2, "U16": 2, "I32": 4}  # bytes of a number
-_OBJECT = TypeAdapter(dict[str, Any])
 
 
 class TensorSpec(NamedTuple):
@@ -89,8 +89,11 @@ def _read_header(
     end = _PREFIX + length
     if length > MAX_HEADER or end > len(body):
         raise _malformed(f"a header of {length} bytes in a frame of {len(body)} bytes")
-    header = _OBJECT.validate_json(body[_PREFIX:end])
-    if set(header) != {_METADATA, *specs}:
+    try:
+        header = parse_json(body[_PREFIX:end])
+    except ValueError as error:
+        raise _malformed(str(error)) from error
+    if not isinstance(header, dict) or set(header) != {_METADATA, *specs}:
         raise _malformed(f"tensors with other names than {', '.join(specs)}")
     metadata = _Metadata.model_validate(header[_METADATA])
     return metadata, {name: _Entry.model_validate(header[name]) for name in specs}

@@ -62,6 +62,9 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
         middleware=_checks(service, keys, open_paths),
         exception_handlers=handlers,
     )
+    # A redirection from a path with a slash at its end would name `http` behind a proxy with TLS,
+    # and clients would send their keys there.
+    app.router.redirect_slashes = False
     app.state.service = service
     return app
 

@@ -67,7 +67,8 @@ def _explained(error: ValidationError, size: int) -> ApiError:
             param=param,
         )
     else:
-        message = f"{param or 'the body'} cannot be used; expected: {first['msg']}; got: "
+        expected = first["msg"].removeprefix("Value error, ")
+        message = f"{param or 'the body'} cannot be used; expected: {expected}; got: "
         remedy = f"correct it; {_PAGE}"
     shown = _shown(first["input"]) if has_input else "something else"
     return ApiError(400, f"{message}{shown}; remedy: {remedy}", param=param)

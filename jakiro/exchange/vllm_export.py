@@ -85,19 +85,19 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=True,
             remedy="train a drafter with drafter.trunk.first_position=false",
         )
-    if settings.experts.active_experts is not None:
-        raise ConfigError(
-            "this drafter cannot be exported for vLLM, because only some of its experts run",
-            expected="drafter.experts.active_experts of null",
-            got=settings.experts.active_experts,
-            remedy="train a drafter all of whose experts run",
-        )
     if settings.trunk.num_layers > 1:
         raise ConfigError(
             "this drafter cannot be exported for vLLM, because its trunk has several layers",
             expected="drafter.trunk.num_layers of 1",
             got=settings.trunk.num_layers,
             remedy="train a drafter with one layer",
+        )
+    if settings.experts.active_experts is not None:
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM, because only some of its experts run",
+            expected="drafter.experts.active_experts of null",
+            got=settings.experts.active_experts,
+            remedy="train a drafter all of whose experts run",
         )
     if settings.trunk.tokens != "single":
         raise ConfigError(
