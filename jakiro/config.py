@@ -245,7 +245,7 @@ class ExpertsSettings(Settings):
 
     @model_validator(mode="after")
     def _some_experts_rest(self) -> "ExpertsSettings":
-        if self.active_experts is not None and self.active_experts >= self.num_experts:
+        if (self.active_experts or 0) >= self.num_experts:
             raise ValueError("active_experts must be smaller than num_experts, or null")
         return self
 
@@ -257,8 +257,7 @@ class ExpertsSettings(Settings):
     @property
     def form(self) -> dict[str, Any]:
         """The settings of the mixture of experts, without the head, as keyword arguments."""
-        feeds_normed_back = self.output_norm == "feedback"
-        return self.model_dump(exclude={"head"}) | {"output_norm": feeds_normed_back}
+        return self.model_dump(exclude={"head"}) | {"output_norm": self.output_norm == "feedback"}
 
 
 class ScheduleSettings(Settings):
@@ -475,19 +474,13 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
 
 
 def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
-    if memory.source == "kv":
-        every = tuple(range(len(target.kv_widths)))
-        layers = every if memory.layers is None else memory.layers
-        return StateSource("kv", _from_start(layers, len(every)))
-    last = last_hidden_state(target)
-    default = (max(1, last // 4), max(1, last // 2), last) if memory.layer_attention else (last,)
+    is_kv = memory.source == "kv"
+    count = len(target.kv_widths) if is_kv else last_hidden_state(target) + 1
+    early = (max(1, (count - 1) // 4), max(1, (count - 1) // 2)) if memory.layer_attention else ()
+    default = tuple(range(count)) if is_kv else (*early, count - 1)
     layers = default if memory.layers is None else memory.layers
-    return StateSource("hidden", _from_start(layers, last + 1))
-
-
-def _from_start(layers: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return indices of `count` states with negative ones counted from the end."""
-    return tuple(layer + count if layer < 0 else layer for layer in layers)
+    counted = (layer + count if layer < 0 else layer for layer in layers)
+    return StateSource(memory.source, tuple(counted))
 
 
 def last_hidden_state(target: TargetRecord) -> int:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from jakiro.expert_slots import ExpertSlots
+from moa.expert_slots import ExpertSlots
 
 Combine = Literal["sum", "mixture"]
 
@@ -132,7 +132,8 @@ class MixtureOfExperts(nn.Module):
         normed = self.norm(trunk)
         scores = self.router(normed)
         gate = scores[..., : self.num_experts].softmax(dim=-1)
-        chosen, weights = None, gate
+        weights = gate
+        chosen: Tensor | None = None
         if self.is_sparse:
             chosen = gate.topk(self.num_active, dim=-1).indices
             outputs, own = self._of_chosen(normed, gate, chosen)

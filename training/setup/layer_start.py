@@ -169,11 +169,11 @@ def scale_to_features(
         output.bias.zero_()
     gain = attention.gain * fit.shrinkage / fit.scale
     _set_gain(trunk.self_attention.norm, gain)
-    output = fit.scale[:, None] * attention.output
-    trunk.self_attention.output.weight.copy_(0 * output if views_layer else output)
+    added = fit.scale[:, None] * attention.output
+    trunk.self_attention.output.weight.copy_(0 * added if views_layer else added)
     if trunk.cross_attention is not None:
         trunk.cross_attention.norm.weight.copy_(gain)
-        trunk.cross_attention.output.weight.copy_(output if views_layer else 0 * output)
+        trunk.cross_attention.output.weight.copy_(added if views_layer else 0 * added)
     if trunk.feed_forward is not None:
         trunk.feed_forward.down.weight.zero_()
     if feed_forward is None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from jakiro.expert_slots import ExpertSlots
+from moa.expert_slots import ExpertSlots
 
 NUM_EXPERTS, INNER, OUTER = 8, 10, 6
 
