@@ -145,9 +145,9 @@ def test_requests_without_drafts_get_none() -> None:
     ]
     run = CapturedRun(target, drafter, requests, PipelinePool()).finish()
     _assert_same(DecodeRun(target, drafter, requests).finish(), run)
-    drafted, plain = (state.stats for state in run.sequences)
+    drafted, other = (state.stats for state in run.sequences)
     assert drafted.proposed_by_proposer.total() > 0
-    assert plain.proposed_by_proposer.total() == plain.accepted.total() == 0
+    assert other.proposed_by_proposer.total() == other.accepted.total() == 0
 
 
 @pytest.mark.parametrize("batch", mostly_slow([1, 3], quick=[3]))
