@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from moa.expert_slots import ExpertSlots
+from moa.feed_forward import ExpertSlots
 
 Combine = Literal["sum", "mixture"]
 
