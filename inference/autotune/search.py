@@ -252,7 +252,7 @@ def trees_of_size(
     Raises:
         ConfigError: the number of candidates or of passes is out of range.
     """
-    schedule = drafter.config.settings.schedule.model_dump()
+    schedule = drafter.config.settings.schedule.model_dump(exclude={"parallel_heads"})
     if num_passes is not None:
         schedule["autoregressive_levels"] = num_passes
     width = isqrt(num_nodes * 5 // 3)

@@ -77,7 +77,7 @@ class ProfilingSubject:
 
     def trained(self) -> TrainedDrafter:
         """Return the drafter with trees of default size that have as many levels as in training."""
-        schedule = self.drafter.config.settings.schedule.model_dump()
+        schedule = self.drafter.config.settings.schedule.model_dump(exclude={"parallel_heads"})
         plan = TreePlan()
         shapes = {
             name: shape.model_copy(update=schedule)

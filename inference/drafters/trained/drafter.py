@@ -202,7 +202,7 @@ def _packed(drafter: JakiroDrafter) -> JakiroDrafter:
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
     """Return tree shapes with the numbers of levels that the drafter was trained for."""
-    schedule = drafter.config.settings.schedule.model_dump()
+    schedule = drafter.config.settings.schedule.model_dump(exclude={"parallel_heads"})
     defaults = TreePlan()
     return TreePlan(
         greedy=defaults.greedy.model_copy(update=schedule),
