@@ -1,7 +1,7 @@
 """Sampled sequences have the target's processed distribution: chi-square over whole requests."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -67,6 +67,7 @@ class Experiment:
 SMALL = Experiment(vocab=7, spread=0.3, runs=5_000, biased_token=0)
 # More tokens than top_k keeps, and distributions so wide that some drafts are rejected.
 LARGE = Experiment(vocab=23, spread=0.15, runs=20_000, biased_token=5)
+LARGER = replace(LARGE, runs=40_000)  # with fewer runs, some seeds do not show a bias
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -87,7 +88,7 @@ def test_sampled_sequences_have_the_target_distribution(
     ("name", "experiment"),
     [
         ("sampled", SMALL),
-        *(pytest.param(name, LARGE, marks=pytest.mark.slow) for name in TREES),
+        *(pytest.param(name, LARGER, marks=pytest.mark.slow) for name in TREES),
     ],
     ids=["sampled-few", *TREES],
 )
