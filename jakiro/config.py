@@ -224,8 +224,7 @@ class ExpertsSettings(Settings):
     """Number of experts; 1 means an ordinary feed-forward layer."""
     active_experts: Literal[1, 2] | None = None
     """Number of experts that run for each drafted token, fewer than num_experts; the router chooses
-    them. Drafting then takes about as long as with that many experts in total. null: all experts
-    run."""
+    them, and drafting reads the weights of these experts only. null: all experts run."""
     intermediate_size: int = Field(512, ge=1)
     """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"

@@ -138,6 +138,11 @@ class JakiroDrafter(PreTrainedModel):
         features = [(1, self.config.target_record.hidden_size)] if trunk.reads_features else []
         return kv + features
 
+    @property
+    def levels(self) -> dict[str, int]:
+        """The numbers of levels of the trees that the drafter is trained for, by their settings."""
+        return self.config.settings.schedule.model_dump(exclude={"parallel_heads"})
+
     def forward(
         self,
         embeddings: Float[Tensor, "batch queries hidden"],

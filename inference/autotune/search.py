@@ -252,12 +252,12 @@ def trees_of_size(
     Raises:
         ConfigError: the number of candidates or of passes is out of range.
     """
-    schedule = drafter.config.settings.schedule.model_dump(exclude={"parallel_heads"})
+    levels = drafter.levels
     if num_passes is not None:
-        schedule["autoregressive_levels"] = num_passes
+        levels["autoregressive_levels"] = num_passes
     width = isqrt(num_nodes * 5 // 3)
     sizes = {"children": max(4, width), "breadth": max(3, width), "num_nodes": num_nodes}
-    wide = validate_settings(TreeShape, schedule | sizes, source="the trees")
+    wide = validate_settings(TreeShape, levels | sizes, source="the trees")
     sampled = wide.model_copy(update={"sampled": True})
     shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, sampled)]
     greedy, sampling = (shape for shape in shapes if shape is not None)

@@ -10,7 +10,7 @@ import torch
 from pydantic import PositiveInt
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.drafter import TrainedDrafter, default_tree
 from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
@@ -18,7 +18,6 @@ from inference.generation.preparation import prepare_requests
 from inference.generation.prompt_file import BUILT_IN, read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.protocol import Drafter
-from inference.trees.shape import TreePlan
 from jakiro.config import (
     DrafterSettings,
     ExpertsSettings,
@@ -77,13 +76,7 @@ class ProfilingSubject:
 
     def trained(self) -> TrainedDrafter:
         """Return the drafter with trees of default size that have as many levels as in training."""
-        schedule = self.drafter.config.settings.schedule.model_dump(exclude={"parallel_heads"})
-        plan = TreePlan()
-        shapes = {
-            name: shape.model_copy(update=schedule)
-            for name, shape in (("greedy", plan.greedy), ("sampling", plan.sampling))
-        }
-        return TrainedDrafter(self.drafter, self.target, TreePlan(**shapes))
+        return TrainedDrafter(self.drafter, self.target, default_tree(self.drafter))
 
     def start(
         self,

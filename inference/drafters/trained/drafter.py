@@ -202,11 +202,10 @@ def _packed(drafter: JakiroDrafter) -> JakiroDrafter:
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:
     """Return tree shapes with the numbers of levels that the drafter was trained for."""
-    schedule = drafter.config.settings.schedule.model_dump(exclude={"parallel_heads"})
     defaults = TreePlan()
     return TreePlan(
-        greedy=defaults.greedy.model_copy(update=schedule),
-        sampling=defaults.sampling.model_copy(update=schedule),
+        greedy=defaults.greedy.model_copy(update=drafter.levels),
+        sampling=defaults.sampling.model_copy(update=drafter.levels),
     )
 
 
