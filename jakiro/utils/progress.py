@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from math import inf
 from threading import Event, Lock, Thread
@@ -17,8 +18,6 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -31,29 +30,53 @@ class _LabelledTime(ProgressColumn):
     """The elapsed or the remaining time, with the word that says which.
 
     Args:
-        column: column of rich that shows the time.
+        seconds_of: function that returns the time in seconds, or None if it is unknown.
         label: word after the time.
     """
 
     max_refresh = 0.5
 
-    def __init__(self, column: ProgressColumn, label: str) -> None:
+    def __init__(self, seconds_of: Callable[[Task], float | None], label: str) -> None:
         super().__init__()
-        self._column = column
+        self._seconds_of = seconds_of
         self._label = label
 
     def render(self, task: Task) -> RenderableType:
         """Return the time and its label."""
-        return Text.assemble(str(self._column.render(task)), " ", self._label)
+        seconds = self._seconds_of(task)
+        time = "-:--:--" if seconds is None else str(timedelta(seconds=int(seconds)))
+        return Text.assemble((time, "progress.elapsed"), " ", self._label)
 
 
-ELAPSED = _LabelledTime(TimeElapsedColumn(), "elapsed")
+def seconds_left(task: Task) -> float | None:
+    """Estimate the time that a task still takes, from its mean speed since its start.
+
+    Batches complete many steps at the same moment, so the speed of the last seconds says little.
+
+    Args:
+        task: the task; its field `begun`, if it has one, is the number of steps that were complete
+            when its clock started.
+
+    Returns:
+        Seconds; None if the number of steps is unknown or none has been completed since the start.
+    """
+    steps = task.completed - task.fields.get("begun", 0)
+    if task.total is None or task.elapsed is None or steps <= 0:
+        return None
+    return max(task.total - task.completed, 0) * task.elapsed / steps
+
+
+def _elapsed(task: Task) -> float | None:
+    return task.finished_time if task.finished else task.elapsed
+
+
+ELAPSED = _LabelledTime(_elapsed, "elapsed")
 COLUMNS: tuple[ProgressColumn, ...] = (
     TextColumn("{task.description}"),
     BarColumn(),
     MofNCompleteColumn(),
     ELAPSED,
-    _LabelledTime(TimeRemainingColumn(), "left"),
+    _LabelledTime(seconds_left, "left"),
 )
 # These columns need tasks with a text in the field `rate`.
 COLUMNS_WITH_RATE = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[-2:])
@@ -96,6 +119,7 @@ class ProgressDisplay(Progress):
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
         """Add a task, as in rich."""
+        fields.setdefault("begun", fields.get("completed", 0))
         task_id = super().add_task(description, *arguments, **fields)
         self._due[task_id] = time.monotonic() + INTERVAL
         return task_id
@@ -155,12 +179,14 @@ def writing_progress(description: str, total: int) -> Iterator[Callable[[int, in
 
     Yields:
         A function that receives the number of finished records and the number of tokens that have
-        been generated so far.
+        been generated so far. While there are no tokens, the records are those of earlier runs.
     """
     with ProgressDisplay(*COLUMNS_WITH_RATE) as display:
         task = display.add_task(description, total=total, rate="")
 
         def advance(records: int, tokens: int) -> None:
+            if not tokens:
+                display.reset(task, completed=records, rate="", begun=records)
             seconds = display.tasks[task].elapsed or 0
             rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
             display.update(task, completed=records, rate=rate)
@@ -179,8 +205,8 @@ def line_of(task: Task) -> str:
     if rate := task.fields.get("rate"):
         parts.append(str(rate))
     parts.append(f"{_minutes(task.elapsed)} elapsed")
-    if task.time_remaining is not None and not task.finished:
-        parts.append(f"about {_minutes(task.time_remaining)} left")
+    if (left := seconds_left(task)) is not None and not task.finished:
+        parts.append(f"about {_minutes(left)} left")
     return f"{task.description}: {', '.join(parts)}"
 
 

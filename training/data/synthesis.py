@@ -153,8 +153,8 @@ class Synthesizer:
 
         Args:
             output: output file, which is locked while it is written to.
-            on_progress: callback that is called after every candidate with the number of records in
-                the file and the number of tokens generated in this run.
+            on_progress: callback that is called at the start and after every candidate with the
+                number of records in the file and the number of tokens generated in this run.
 
         Raises:
             ConfigError: the file was made with other settings, or another process writes to it.
@@ -170,6 +170,7 @@ class Synthesizer:
             candidates = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
             with closing(candidates):
                 silence = 0
+                on_progress(output.num_records, counts.tokens)
                 while output.num_records < self._settings.conversations:
                     candidate = next(candidates)
                     is_usable = self._is_usable(candidate, seen, counts)

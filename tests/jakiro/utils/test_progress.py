@@ -2,9 +2,11 @@
 
 import io
 import time
+from functools import partial
 
 import pytest
 from rich.console import Console
+from rich.progress import ProgressColumn
 
 from jakiro.utils import progress
 from jakiro.utils.progress import ProgressDisplay, writing_progress
@@ -29,6 +31,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 def _console(terminal: bool = False) -> Console:
     return Console(file=io.StringIO(), force_terminal=terminal, width=100)
+
+
+def _display(clock: _Clock, *columns: ProgressColumn) -> ProgressDisplay:
+    display = ProgressDisplay(*columns)
+    display.get_time = clock
+    return display
 
 
 def _text(console: Console) -> str:
@@ -107,6 +115,20 @@ def test_generated_records_are_shown_with_tokens_per_second(
         advance(4, 8000)
     assert "Writing: 4 of 10, " in (printed := capsys.readouterr().err)
     assert "tokens/s" in printed
+
+
+def test_records_that_are_complete_at_the_same_moment_do_not_make_the_estimate_short(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "ProgressDisplay", partial(_display, clock))
+    with writing_progress("Writing", 120) as advance:
+        advance(20, 0)  # of an earlier run
+        clock.now += 600
+        for records in range(21, 61):
+            advance(records, 1000 * records)
+        clock.now += 30
+        advance(60, 60_000)
+    assert "10:30 elapsed, about 15:45 left" in capsys.readouterr().err
 
 
 def test_lines_are_written_while_nothing_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
