@@ -14,6 +14,7 @@ from jakiro.config_checks import (
     unusable,
 )
 from jakiro.errors import ConfigError
+from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
@@ -259,31 +260,6 @@ class ExpertsSettings(Settings):
         return self.model_dump(exclude={"head"}) | {"output_norm": self.output_norm == "feedback"}
 
 
-class ScheduleSettings(Settings):
-    """Depth of the draft tree."""
-
-    autoregressive_levels: int = Field(2, ge=1, le=16)
-    """Number of levels that need one pass of the trunk each; in training, also the greatest
-    distance from a position to its anchor, the last verified position before it."""
-    parallel_levels: int = Field(1, ge=0, le=7)
-    """Number of further levels, all predicted by the last pass of the trunk."""
-    parallel_heads: Literal["experts", "branch"] = "experts"
-    """Networks that predict the parallel levels. experts: the experts, with separate output
-    matrices. branch: one network per level, as wide as an expert, which reads the last two tokens
-    of a path with their features, as in Gumiho. branch requires a trunk that reads features, and an
-    experts.output_norm other than feedback."""
-
-    @property
-    def has_branch_heads(self) -> bool:
-        """Whether there are networks that predict parallel levels from the end of a path."""
-        return self.parallel_heads == "branch" and self.parallel_levels > 0
-
-    @property
-    def depth(self) -> int:
-        """The length of the longest path of a draft tree, in tokens."""
-        return self.autoregressive_levels + self.parallel_levels
-
-
 class DrafterSettings(Settings):
     """Settings that determine a drafter's parameters and the depth of its draft trees."""
 
@@ -321,6 +297,16 @@ class DrafterSettings(Settings):
             raise ValueError(
                 "schedule.parallel_heads=branch requires trunk.kind feedback or hybrid, and "
                 "experts.output_norm none or head"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _masks_stand_for_tokens(self) -> "DrafterSettings":
+        fits = self.trunk.tokens == "single" and self.experts.active_experts is None
+        if self.schedule.parallel_heads == "masks" and not fits:
+            raise ValueError(
+                "schedule.parallel_heads=masks requires trunk.tokens single, and "
+                "experts.active_experts null"
             )
         return self
 

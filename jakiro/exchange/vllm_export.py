@@ -22,7 +22,7 @@ from moa.target_kv import TargetKV
 ARCHITECTURE = "Eagle3JakiroForCausalLM"
 _PROBE = 8  # tokens whose keys and values are compared
 _CLOSE = 2e-2  # relative difference of probed values, in half precision
-_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.")
+_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.", "level_masks.")
 _LEFT_OUT = (*_OTHER_LEVELS, "experts.router.weight", "own_head.weight")  # starts of names
 
 

@@ -16,6 +16,7 @@ FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
 
 BRANCH = {"parallel_heads": "branch"}
+MASKS = {"parallel_heads": "masks"}
 LAYERS = {"num_layers": 2}
 TRIGRAM = {"tokens": "trigram"}
 
@@ -85,6 +86,10 @@ VARIANTS = {
         parallel_levels=2, trunk=HYBRID | TRIGRAM, output_norm="head", **BRANCH
     ),
     "gumiho": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK | LAYERS, **BRANCH),
+    "parallel-spec": tiny_settings(parallel_levels=3, trunk=FEEDBACK, **MASKS),
+    "hybrid-masks-two-layers-no-first": tiny_settings(
+        4, "sum", 2, trunk=HYBRID | LAYERS | NO_FIRST, draft_vocab_size=23, **MASKS
+    ),
     "moa-three-layers": tiny_settings(trunk={"num_layers": 3}),
     "hybrid-two-layers-no-first": tiny_settings(trunk=HYBRID | LAYERS | NO_FIRST | TRIGRAM),
     "wide-two-layers-tail-1": tiny_settings(

@@ -37,6 +37,7 @@ KINDS = {
     "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=5, **OWN),
     "chimera": VARIANTS["chimera"],
     "gumiho": VARIANTS["gumiho"],
+    "parallel-spec": VARIANTS["parallel-spec"],
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])

@@ -99,6 +99,8 @@ TREES = {
     # Siblings do not see each other, and a parallel level reads the path of its true ancestors.
     "branch-heads-A1-P2": (1, tiny_settings(1, parallel_levels=2, trunk=FEEDBACK, **BRANCH)),
     "gumiho-A2-P5": (2, VARIANTS["gumiho"]),
+    "parallel-spec-A1-P3": (1, VARIANTS["parallel-spec"]),
+    "masks-A2-P2": (2, VARIANTS["hybrid-masks-two-layers-no-first"]),
     "moa-three-layers-A3-P1": (3, VARIANTS["moa-three-layers"]),
     "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
 }
@@ -133,6 +135,7 @@ SESSIONS = {
     "chimera": VARIANTS["chimera"],
     "branch-heads": VARIANTS["hybrid-branch-heads"],
     "gumiho": VARIANTS["gumiho"],
+    "parallel-spec": VARIANTS["parallel-spec"],
     "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
 }
 
