@@ -103,10 +103,12 @@ class TrunkSettings(Settings):
     """Tokens that the trunk reads at each position. single: the token at this position. trigram:
     the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
     the trunk's attention can start with that of a target layer, but there is no fit."""
-    num_layers: int = Field(1, ge=1, le=4)
+    num_layers: int = Field(1, ge=0, le=4)
     """Number of layers of self-attention, as in drafters with several layers (Gumiho has two). The
     feed-forward network between two of them is as wide as an expert; the experts are that of the
-    last one. With several layers, the trunk starts with random weights."""
+    last one. With several layers or none, the trunk starts with random weights. 0: no token attends
+    to another one, so that levels are read off the last token and the feature before it, as in
+    Medusa and in tensor-decomposed heads."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -302,11 +304,12 @@ class DrafterSettings(Settings):
 
     @model_validator(mode="after")
     def _masks_stand_for_tokens(self) -> "DrafterSettings":
-        fits = self.trunk.tokens == "single" and self.experts.active_experts is None
+        fits = self.trunk.tokens == "single" and self.trunk.num_layers > 0
+        fits = fits and self.experts.active_experts is None
         if self.schedule.parallel_heads == "masks" and not fits:
             raise ValueError(
-                "schedule.parallel_heads=masks requires trunk.tokens single, and "
-                "experts.active_experts null"
+                "schedule.parallel_heads=masks requires trunk.tokens single, trunk.num_layers of "
+                "at least 1, and experts.active_experts null"
             )
         return self
 

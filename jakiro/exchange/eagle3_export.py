@@ -153,6 +153,7 @@ def _weights(drafter: JakiroDrafter, layer: str) -> dict[str, Tensor]:
     """Return the drafter's tensors under their published names."""
     state = drafter.state_dict()
     trunk = drafter.trunk.self_attention
+    assert trunk is not None, "`_problems` names other trunks"
     head_rows = (trunk.num_heads, trunk.num_kv_heads, trunk.num_kv_heads)
     rows = [count * trunk.head_dim for count in head_rows]
     projections = state["trunk.self_attention.project.weight"].split(rows)

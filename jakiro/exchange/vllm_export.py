@@ -85,9 +85,9 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=True,
             remedy="train a drafter with drafter.trunk.first_position=false",
         )
-    if settings.trunk.num_layers > 1:
+    if settings.trunk.num_layers != 1:
         raise ConfigError(
-            "this drafter cannot be exported for vLLM, because its trunk has several layers",
+            "this drafter cannot be exported for vLLM, because its trunk has not one layer",
             expected="drafter.trunk.num_layers of 1",
             got=settings.trunk.num_layers,
             remedy="train a drafter with one layer",

@@ -23,7 +23,8 @@ class ScheduleSettings(Settings):
     of a path with their features, as in Gumiho. branch requires a trunk that reads features, and an
     experts.output_norm other than feedback. masks: trunk and experts themselves, which read one
     trained mask per level in place of the token that is not drafted yet, as in ParallelSpec. masks
-    requires trunk.tokens single and experts.active_experts null."""
+    requires trunk.tokens single, a trunk.num_layers of at least 1, and experts.active_experts
+    null."""
 
     @property
     def heads(self) -> ParallelHeads | None:

@@ -98,8 +98,9 @@ class TreePass:
         self.positions = torch.cat((self.positions, positions), dim=1)
         written = base + torch.arange(self.positions.shape[1], device=base.device)
         slots = written[:, -count:]
-        stores = self.cache.write_through(slots, self.highest + self.positions.shape[1])
-        mask = slot_mask(self.lengths, written, self.seen, stores[0].count)
+        highest = self.highest + self.positions.shape[1]
+        stores = self.cache.write_through(slots, highest)
+        mask = slot_mask(self.lengths, written, self.seen, self.cache.num_visible(highest))
         embeddings = self.head.target.embed(token_ids).to(model.dtype)
         output: ExpertsOutput = model(
             embeddings,

@@ -38,6 +38,7 @@ KINDS = {
     "chimera": VARIANTS["chimera"],
     "gumiho": VARIANTS["gumiho"],
     "parallel-spec": VARIANTS["parallel-spec"],
+    "tensor": VARIANTS["tensor"],
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])

@@ -4,7 +4,17 @@ import pytest
 import torch
 from helpers.models import tiny_llama, tiny_settings
 from helpers.training import TinyTraining, one_document, tiny_training
-from helpers.variants import BRANCH, FEEDBACK, FUSED, HYBRID, LAYERS, MASKS, PUBLISHED, TRIGRAM
+from helpers.variants import (
+    BRANCH,
+    FEEDBACK,
+    FUSED,
+    HYBRID,
+    LAYERS,
+    MASKS,
+    NO_LAYER,
+    PUBLISHED,
+    TRIGRAM,
+)
 from torch import Tensor
 
 from inference import SpeculativeDecoder
@@ -39,9 +49,10 @@ VARIETY = {
     "parallel-spec": tiny_settings(
         parallel_levels=3, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **MASKS
     ),
+    "tensor": tiny_settings(4, trunk=FEEDBACK | NO_LAYER),
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),
 }
-RELATIVES = ["chimera", "gumiho", "parallel-spec"]  # drafters of related papers
+RELATIVES = ["chimera", "gumiho", "parallel-spec", "tensor"]  # drafters of related papers
 
 
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:

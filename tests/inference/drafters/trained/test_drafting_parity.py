@@ -76,7 +76,7 @@ def test_the_self_attention_row_of_the_first_token_is_drafted_from_only_if_wante
     tokens = torch.randint(0, 61, (1, length + 1))
     session, _ = prefilled(drafter, tokens, length)
     before = session.propose(Budget(8), StepRandom())
-    for layer in (session.cache.own, *session.cache.further):
+    for layer in session.cache.layers:
         for rows in layer.prefix(length):
             rows[:, :, 0] += 1.0
     after = session.propose(Budget(8), StepRandom())
@@ -100,6 +100,8 @@ TREES = {
     "branch-heads-A1-P2": (1, tiny_settings(1, parallel_levels=2, trunk=FEEDBACK, **BRANCH)),
     "gumiho-A2-P5": (2, VARIANTS["gumiho"]),
     "parallel-spec-A1-P3": (1, VARIANTS["parallel-spec"]),
+    "tensor-A1-P3": (1, VARIANTS["tensor"]),
+    "no-layer-A2-P2": (2, VARIANTS["hybrid-no-layer"]),
     "masks-A2-P2": (2, VARIANTS["hybrid-masks-two-layers-no-first"]),
     "moa-three-layers-A3-P1": (3, VARIANTS["moa-three-layers"]),
     "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
@@ -136,6 +138,7 @@ SESSIONS = {
     "branch-heads": VARIANTS["hybrid-branch-heads"],
     "gumiho": VARIANTS["gumiho"],
     "parallel-spec": VARIANTS["parallel-spec"],
+    "tensor": VARIANTS["tensor"],
     "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
 }
 
