@@ -3,8 +3,10 @@
 from typing import Any
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
+from jakiro.experts import MixtureOfExperts
 from jakiro.levels.branch import LevelHeads
 from jakiro.levels.masks import LevelMasks
+from jakiro.levels.transfer import HiddenTransfer
 from jakiro.target.cache import StateSource
 from jakiro.utils.rope import rope_frequencies
 from moa.rotary import Rotary
@@ -79,6 +81,16 @@ def experts_arguments(config: JakiroConfig) -> dict[str, Any]:
         "norm_eps": settings.norm_eps,
         **settings.experts.form,
     }
+
+
+def experts_of(config: JakiroConfig) -> MixtureOfExperts | HiddenTransfer:
+    """Return the new experts of a drafter, or the matrices in place of experts."""
+    settings = config.settings
+    if settings.schedule.heads == "transfer":
+        return HiddenTransfer(
+            config.target_record.hidden_size, 1 + settings.schedule.parallel_levels
+        )
+    return MixtureOfExperts(**experts_arguments(config))
 
 
 def level_heads(config: JakiroConfig) -> LevelHeads | None:

@@ -275,10 +275,11 @@ class DrafterSettings(Settings):
     """The depth of the draft tree."""
     norm_eps: float = Field(1e-6, gt=0)
     """Epsilon of all norms of the drafter. Published drafters for Llama 3 have 1e-5."""
-    tail_layers: Literal[0, 1, 2, 3] = 0
+    tail_layers: int = Field(0, ge=0)
     """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
     the experts. The experts then predict the input of the first of these layers. Requires
-    experts.combine sum and schedule.parallel_levels 0."""
+    experts.combine sum and, unless schedule.parallel_heads is transfer, schedule.parallel_levels
+    0."""
     draft_vocab_size: int | Literal["auto"] | None = "auto"
     """Number of distinct tokens that may be drafted, the most frequent ones in the responses of the
     training data, and at most as many as these responses contain. auto: the smallest of 8192, 16384
@@ -293,29 +294,14 @@ class DrafterSettings(Settings):
         return size
 
     @model_validator(mode="after")
-    def _branches_have_features(self) -> "DrafterSettings":
-        fits = self.trunk.reads_features and self.experts.output_norm != "feedback"
-        if self.schedule.parallel_heads == "branch" and not fits:
-            raise ValueError(
-                "schedule.parallel_heads=branch requires trunk.kind feedback or hybrid, and "
-                "experts.output_norm none or head"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _masks_stand_for_tokens(self) -> "DrafterSettings":
-        fits = self.trunk.tokens == "single" and self.trunk.num_layers > 0
-        fits = fits and self.experts.active_experts is None
-        if self.schedule.parallel_heads == "masks" and not fits:
-            raise ValueError(
-                "schedule.parallel_heads=masks requires trunk.tokens single, trunk.num_layers of "
-                "at least 1, and experts.active_experts null"
-            )
+    def _levels_have_inputs(self) -> "DrafterSettings":
+        self.schedule.check(self)
         return self
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
-        fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
+        fits = self.experts.combine == "sum"
+        fits = fits and self.schedule.heads in (None, "transfer")
         if self.tail_layers and not fits:
             raise ValueError(
                 "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
@@ -457,6 +443,8 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
     if not trunk.reads_features:
         return StateSources(memory, None)
     last = last_hidden_state(target)
+    if settings.schedule.heads == "transfer":
+        last -= settings.tail_layers
     layers = (last,) if trunk.fusion_layers is None else trunk.fusion_layers
     return StateSources(memory, StateSource("hidden", layers))
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from jakiro.architecture import (
     encoder_arguments,
-    experts_arguments,
+    experts_of,
     level_heads,
     level_masks,
     num_earlier_tokens,
@@ -20,7 +20,7 @@ from jakiro.architecture import (
 from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
-from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
@@ -88,7 +88,7 @@ class JakiroDrafter(PreTrainedModel):
         self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
         self.num_earlier = num_earlier_tokens(config)
-        self.experts = MixtureOfExperts(**experts_arguments(config))
+        self.experts = experts_of(config)
         self.level_heads = level_heads(config)
         self.level_masks = level_masks(config)
         self.head_norm: torch.nn.Module | None = None

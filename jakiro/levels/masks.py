@@ -83,9 +83,8 @@ class LevelMasks(nn.Module):
 
     def _own_mask(self, visible: Tensor) -> Tensor:
         """Return the mask of self-attention: the keys are those of the store, then the masks."""
-        count, levels = visible.shape[2], self.num_levels
-        earlier = torch.ones(levels, levels, dtype=torch.bool, device=visible.device).tril()
-        own = torch.block_diag(*[earlier] * count)
+        count = visible.shape[2]
+        own = group_mask(count, self.num_levels, visible.device)
         own = torch.cat((own.new_zeros(count, len(own)), own))
         return torch.cat((self._behind(visible), own.expand(len(visible), 1, -1, -1)), dim=3)
 
@@ -114,3 +113,15 @@ def _stored_up_to(count: int, store: KVStore) -> KVStore:
         return KV(*(torch.cat((old, new[:, :, count:]), dim=2) for old, new in pairs))
 
     return join
+
+
+def group_mask(count: int, levels: int, device: torch.device) -> Bool[Tensor, "rows rows"]:
+    """Return True where a row may attend to another one: to its own group, up to itself.
+
+    Args:
+        count: number of groups, which are the queries.
+        levels: number of rows of each group, one for each level.
+        device: device of the result.
+    """
+    earlier = torch.ones(levels, levels, dtype=torch.bool, device=device).tril()
+    return torch.block_diag(*[earlier] * count)

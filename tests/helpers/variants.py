@@ -19,6 +19,7 @@ BRANCH = {"parallel_heads": "branch"}
 MASKS = {"parallel_heads": "masks"}
 LAYERS = {"num_layers": 2}
 NO_LAYER = {"num_layers": 0}
+TRANSFER = FEEDBACK | NO_LAYER | {"input": "wide", "input_norms": False, "attention_norm": False}
 TRIGRAM = {"tokens": "trigram"}
 
 WIDE = FUSED | NO_FIRST | {"input": "wide", "attention_norm": False, "input_bias": False}
@@ -92,8 +93,9 @@ VARIANTS = {
         4, "sum", 2, trunk=HYBRID | LAYERS | NO_FIRST, draft_vocab_size=23, **MASKS
     ),
     "tensor": tiny_settings(4, parallel_levels=3, trunk=FEEDBACK | NO_LAYER),
-    "medusa": tiny_settings(
-        1, parallel_levels=3, trunk=WIDE | NO_LAYER | {"fusion_layers": None, "input_norms": False}
+    "medusa": tiny_settings(1, parallel_levels=3, trunk=TRANSFER),
+    "hidden-transfer": tiny_settings(
+        1, "sum", 3, trunk=TRANSFER, tail_layers=2, parallel_heads="transfer"
     ),
     "hybrid-no-layer": tiny_settings(parallel_levels=2, trunk=HYBRID | NO_LAYER | TRIGRAM),
     "moa-three-layers": tiny_settings(trunk={"num_layers": 3}),

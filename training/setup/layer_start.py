@@ -180,6 +180,7 @@ def scale_to_features(
         trunk.feed_forward.down.weight.zero_()
     if feed_forward is None:
         return 0
+    assert isinstance(drafter.experts, MixtureOfExperts)
     return _start_experts(drafter.experts, feed_forward, fit, seed)
 
 

@@ -13,6 +13,7 @@ from helpers.variants import (
     MASKS,
     NO_LAYER,
     PUBLISHED,
+    TRANSFER,
     TRIGRAM,
 )
 from torch import Tensor
@@ -49,10 +50,19 @@ VARIETY = {
     "parallel-spec": tiny_settings(
         parallel_levels=3, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **MASKS
     ),
+    "hidden-transfer": tiny_settings(
+        1, "sum", trunk=TRANSFER, tail_layers=2, parallel_heads="transfer"
+    ),
     "tensor": tiny_settings(4, trunk=FEEDBACK | NO_LAYER),
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),
 }
-RELATIVES = ["chimera", "gumiho", "parallel-spec", "tensor"]  # drafters of related papers
+RELATIVES = [
+    "chimera",
+    "gumiho",
+    "hidden-transfer",
+    "parallel-spec",
+    "tensor",
+]  # drafters of related papers
 
 
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:

@@ -100,6 +100,8 @@ TREES = {
     "branch-heads-A1-P2": (1, tiny_settings(1, parallel_levels=2, trunk=FEEDBACK, **BRANCH)),
     "gumiho-A2-P5": (2, VARIANTS["gumiho"]),
     "parallel-spec-A1-P3": (1, VARIANTS["parallel-spec"]),
+    "hidden-transfer-A1-P3": (1, VARIANTS["hidden-transfer"]),
+    "hidden-transfer-A2-P3": (2, VARIANTS["hidden-transfer"]),
     "tensor-A1-P3": (1, VARIANTS["tensor"]),
     "no-layer-A2-P2": (2, VARIANTS["hybrid-no-layer"]),
     "masks-A2-P2": (2, VARIANTS["hybrid-masks-two-layers-no-first"]),
@@ -139,6 +141,7 @@ SESSIONS = {
     "gumiho": VARIANTS["gumiho"],
     "parallel-spec": VARIANTS["parallel-spec"],
     "tensor": VARIANTS["tensor"],
+    "hidden-transfer": VARIANTS["hidden-transfer"],
     "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
 }
 

@@ -107,13 +107,16 @@ def test_experts_that_do_not_run_are_not_counted_as_active() -> None:
     assert sparse.parameters == active + 7 * per_expert + of_router
 
 
-def test_all_drafters_of_the_repository_but_the_largest_are_equally_large_in_a_study() -> None:
-    # Gumiho's five joining matrices and second layer alone are larger than the base's drafter.
-    drafters = [path for path in DRAFTERS if path.stem != "gumiho"]
+def test_all_drafters_of_the_repository_but_two_are_equally_large_in_a_study() -> None:
+    # Gumiho's five joining matrices and second layer alone are larger than the base's drafter, and
+    # Hidden Transfer has no experts.
+    drafters = [path for path in DRAFTERS if path.stem not in ("gumiho", "hidden-transfer")]
     arms = equally_sized(read_arms(CONFIGS / "study.yaml", drafters, REQUIRED), TARGET)
     assert len(arms) == len(drafters) + 1
-    with pytest.raises(ConfigError, match="the arm gumiho cannot be made as large as the base"):
-        equally_sized(read_arms(CONFIGS / "study.yaml", DRAFTERS, REQUIRED), TARGET)
+    for name in ("gumiho", "hidden-transfer"):
+        arm = read_arms(CONFIGS / "study.yaml", [CONFIGS / f"drafters/{name}.yaml"], REQUIRED)
+        with pytest.raises(ConfigError, match=f"arm {name} cannot be made as large as the base"):
+            equally_sized(arm, TARGET)
 
 
 def test_parameters_are_counted_as_the_drafter_has_them() -> None:
