@@ -1,8 +1,12 @@
-"""Arguments of a drafter's modules, which follow from its config."""
+"""Arguments of a drafter's modules, and networks of its levels, which follow from its config."""
 
 from typing import Any
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
+from jakiro.experts import MixtureOfExperts
+from jakiro.levels.branch import LevelHeads
+from jakiro.levels.masks import LevelMasks
+from jakiro.levels.transfer import HiddenTransfer
 from jakiro.target.cache import StateSource
 from jakiro.utils.rope import rope_frequencies
 from moa.rotary import Rotary
@@ -73,23 +77,45 @@ def experts_arguments(config: JakiroConfig) -> dict[str, Any]:
     schedule = settings.schedule
     return {
         "hidden": config.target_record.hidden_size,
-        "num_parallel": 0 if schedule.has_branch_heads else schedule.parallel_levels,
+        "num_parallel": schedule.parallel_levels if schedule.heads == "experts" else 0,
         "norm_eps": settings.norm_eps,
         **settings.experts.form,
     }
 
 
-def level_heads_arguments(config: JakiroConfig) -> dict[str, Any] | None:
-    """Return the arguments of the `jakiro.level_heads.LevelHeads` of a drafter, if it has them."""
+def experts_of(config: JakiroConfig) -> MixtureOfExperts | HiddenTransfer:
+    """Return the new experts of a drafter, or the matrices in place of experts."""
     settings = config.settings
-    if not settings.schedule.has_branch_heads:
+    if settings.schedule.heads == "transfer":
+        return HiddenTransfer(
+            config.target_record.hidden_size, 1 + settings.schedule.parallel_levels
+        )
+    return MixtureOfExperts(**experts_arguments(config))
+
+
+def level_heads(config: JakiroConfig) -> LevelHeads | None:
+    """Return new networks that predict parallel levels from the end of a path, if there are any."""
+    settings = config.settings
+    if settings.schedule.heads != "branch":
         return None
-    return {
-        "hidden": config.target_record.hidden_size,
-        "width": settings.experts.intermediate_size,
-        "num_levels": settings.schedule.parallel_levels,
-        "norm_eps": settings.norm_eps,
-    }
+    return LevelHeads(
+        hidden=config.target_record.hidden_size,
+        width=settings.experts.intermediate_size,
+        num_levels=settings.schedule.parallel_levels,
+        norm_eps=settings.norm_eps,
+    )
+
+
+def level_masks(config: JakiroConfig) -> LevelMasks | None:
+    """Return new masks of the parallel levels, if a drafter predicts these levels from masks."""
+    settings = config.settings
+    if settings.schedule.heads != "masks":
+        return None
+    return LevelMasks(
+        hidden=config.target_record.hidden_size,
+        num_levels=settings.schedule.parallel_levels,
+        reads_features=settings.trunk.reads_features,
+    )
 
 
 def num_earlier_tokens(config: JakiroConfig) -> int:
@@ -97,4 +123,4 @@ def num_earlier_tokens(config: JakiroConfig) -> int:
     settings = config.settings
     if settings.trunk.tokens == "trigram":
         return NUM_EARLIER
-    return int(settings.schedule.has_branch_heads)
+    return int(settings.schedule.heads == "branch")

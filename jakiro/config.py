@@ -14,6 +14,7 @@ from jakiro.config_checks import (
     unusable,
 )
 from jakiro.errors import ConfigError
+from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
@@ -102,10 +103,12 @@ class TrunkSettings(Settings):
     """Tokens that the trunk reads at each position. single: the token at this position. trigram:
     the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
     the trunk's attention can start with that of a target layer, but there is no fit."""
-    num_layers: int = Field(1, ge=1, le=4)
+    num_layers: int = Field(1, ge=0, le=4)
     """Number of layers of self-attention, as in drafters with several layers (Gumiho has two). The
     feed-forward network between two of them is as wide as an expert; the experts are that of the
-    last one. With several layers, the trunk starts with random weights."""
+    last one. With several layers or none, the trunk starts with random weights. 0: no token attends
+    to another one, so that levels are read off the last token and the feature before it, as in
+    Medusa and in tensor-decomposed heads."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no
     part in self-attention, as in EAGLE and vLLM; the trunk still reads its memory and features.
@@ -259,31 +262,6 @@ class ExpertsSettings(Settings):
         return self.model_dump(exclude={"head"}) | {"output_norm": self.output_norm == "feedback"}
 
 
-class ScheduleSettings(Settings):
-    """Depth of the draft tree."""
-
-    autoregressive_levels: int = Field(2, ge=1, le=16)
-    """Number of levels that need one pass of the trunk each; in training, also the greatest
-    distance from a position to its anchor, the last verified position before it."""
-    parallel_levels: int = Field(1, ge=0, le=7)
-    """Number of further levels, all predicted by the last pass of the trunk."""
-    parallel_heads: Literal["experts", "branch"] = "experts"
-    """Networks that predict the parallel levels. experts: the experts, with separate output
-    matrices. branch: one network per level, as wide as an expert, which reads the last two tokens
-    of a path with their features, as in Gumiho. branch requires a trunk that reads features, and an
-    experts.output_norm other than feedback."""
-
-    @property
-    def has_branch_heads(self) -> bool:
-        """Whether there are networks that predict parallel levels from the end of a path."""
-        return self.parallel_heads == "branch" and self.parallel_levels > 0
-
-    @property
-    def depth(self) -> int:
-        """The length of the longest path of a draft tree, in tokens."""
-        return self.autoregressive_levels + self.parallel_levels
-
-
 class DrafterSettings(Settings):
     """Settings that determine a drafter's parameters and the depth of its draft trees."""
 
@@ -297,10 +275,11 @@ class DrafterSettings(Settings):
     """The depth of the draft tree."""
     norm_eps: float = Field(1e-6, gt=0)
     """Epsilon of all norms of the drafter. Published drafters for Llama 3 have 1e-5."""
-    tail_layers: Literal[0, 1, 2, 3] = 0
+    tail_layers: int = Field(0, ge=0)
     """Target layer inference (arXiv 2410.03804): number of the target's last layers that run after
     the experts. The experts then predict the input of the first of these layers. Requires
-    experts.combine sum and schedule.parallel_levels 0."""
+    experts.combine sum and, unless schedule.parallel_heads is transfer, schedule.parallel_levels
+    0."""
     draft_vocab_size: int | Literal["auto"] | None = "auto"
     """Number of distinct tokens that may be drafted, the most frequent ones in the responses of the
     training data, and at most as many as these responses contain. auto: the smallest of 8192, 16384
@@ -315,18 +294,14 @@ class DrafterSettings(Settings):
         return size
 
     @model_validator(mode="after")
-    def _branches_have_features(self) -> "DrafterSettings":
-        fits = self.trunk.reads_features and self.experts.output_norm != "feedback"
-        if self.schedule.parallel_heads == "branch" and not fits:
-            raise ValueError(
-                "schedule.parallel_heads=branch requires trunk.kind feedback or hybrid, and "
-                "experts.output_norm none or head"
-            )
+    def _levels_have_inputs(self) -> "DrafterSettings":
+        self.schedule.check(self)
         return self
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":
-        fits = self.experts.combine == "sum" and not self.schedule.parallel_levels
+        fits = self.experts.combine == "sum"
+        fits = fits and self.schedule.heads in (None, "transfer")
         if self.tail_layers and not fits:
             raise ValueError(
                 "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
@@ -468,6 +443,8 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
     if not trunk.reads_features:
         return StateSources(memory, None)
     last = last_hidden_state(target)
+    if settings.schedule.heads == "transfer":
+        last -= settings.tail_layers
     layers = (last,) if trunk.fusion_layers is None else trunk.fusion_layers
     return StateSources(memory, StateSource("hidden", layers))
 

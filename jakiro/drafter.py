@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from jakiro.architecture import (
     encoder_arguments,
-    experts_arguments,
-    level_heads_arguments,
+    experts_of,
+    level_heads,
+    level_masks,
     num_earlier_tokens,
     trunk_arguments,
     undone_rotation,
@@ -19,8 +20,7 @@ from jakiro.architecture import (
 from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead, HeadForm
 from jakiro.errors import CheckpointError, JakiroError
-from jakiro.experts import ExpertsOutput, MixtureOfExperts
-from jakiro.level_heads import LevelHeads
+from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
@@ -88,9 +88,9 @@ class JakiroDrafter(PreTrainedModel):
         self.trunk = Trunk(**trunk_arguments(config))
         self.attends_first = settings.trunk.first_position
         self.num_earlier = num_earlier_tokens(config)
-        self.experts = MixtureOfExperts(**experts_arguments(config))
-        heads = level_heads_arguments(config)
-        self.level_heads = None if heads is None else LevelHeads(**heads)
+        self.experts = experts_of(config)
+        self.level_heads = level_heads(config)
+        self.level_masks = level_masks(config)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
@@ -163,9 +163,12 @@ class JakiroDrafter(PreTrainedModel):
                 values that the queries may attend to; with several layers of self-attention, one
                 for each.
         """
-        output: ExpertsOutput = self.experts(
-            self.trunk(embeddings, positions, self_mask, inputs, store)
-        )
+        given = (embeddings, positions, self_mask, inputs, store)
+        output: ExpertsOutput
+        if self.level_masks is not None:
+            output = self.level_masks(self.trunk, self.experts, *given)
+            return output
+        output = self.experts(self.trunk(*given))
         return output if self.level_heads is None else self.level_heads(output, embeddings, inputs)
 
     def draft_head(self, target: TargetAdapter, form: HeadForm = "own") -> DraftHead:

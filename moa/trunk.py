@@ -140,7 +140,7 @@ class Trunk(nn.Module):
         mlp_width: inner width of a feed-forward network between self-attention and cross-attention,
             as in the Mixture of Attentions; None for no such network.
         tokens: "single" if each query reads its own token, "trigram" if it reads the last three.
-        num_layers: number of layers of self-attention.
+        num_layers: number of layers of self-attention, which may be 0.
         layer_width: inner width of the feed-forward network between two of these layers.
     """
 
@@ -178,9 +178,11 @@ class Trunk(nn.Module):
             else None
         )
         width = 2 * hidden if reads_features and input == "wide" else hidden
-        self.self_attention = SelfAttention(
-            *geometry, attention_norm, attention_bias, qk_norm, width, rotary()
-        )
+        self.self_attention: SelfAttention | None = None
+        if num_layers:
+            self.self_attention = SelfAttention(
+                *geometry, attention_norm, attention_bias, qk_norm, width, rotary()
+            )
         again = partial(
             SelfAttention, *geometry, attention_norm, attention_bias, qk_norm, hidden, rotary()
         )
@@ -193,6 +195,8 @@ class Trunk(nn.Module):
     @property
     def kv_shapes(self) -> list[list[tuple[int, int]]]:
         """For each layer of self-attention, the shapes of its keys and values."""
+        if self.self_attention is None:
+            return []
         return [self.self_attention.kv_shapes] * (1 + len(self.further_layers))
 
     def kv(
@@ -216,6 +220,7 @@ class Trunk(nn.Module):
             earlier: embeddings of the tokens before each token; None if the trunk reads single
                 tokens.
         """
+        assert self.self_attention is not None
         inputs = TrunkInputs(previous, earlier=earlier)
         return self.self_attention.kv(self._start(embeddings, inputs)[0], positions)
 
@@ -237,10 +242,11 @@ class Trunk(nn.Module):
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to; with several layers, one for each.
         """
-        first, *others = self._stores(store)
+        stores = self._stores(store)
         read, stream = self._start(embeddings, inputs)
-        stream = self.self_attention(read, positions, self_mask, first, stream)
-        for layer, own in zip(self.further_layers, others, strict=True):
+        if self.self_attention is not None:
+            stream = self.self_attention(read, positions, self_mask, stores[0], stream)
+        for layer, own in zip(self.further_layers, stores[1:], strict=True):
             stream = layer(stream, positions, self_mask, own)
         stream = stream if self.feed_forward is None else self.feed_forward(stream)
         if self.cross_attention is None:
@@ -265,6 +271,7 @@ class Trunk(nn.Module):
                 memory is not read, because self-attention comes before it.
             store: stores of all layers; there are at least two.
         """
+        assert self.self_attention is not None
         first, *others, last = store
         read, stream = self._start(embeddings, inputs)
         stream = self.self_attention(read, positions, self_mask, first, stream)
@@ -275,7 +282,7 @@ class Trunk(nn.Module):
         last(last_layer.kv(stream, positions))
 
     def _stores(self, store: Stores) -> tuple[KVStore, ...]:
-        return store if isinstance(store, tuple) else (store,) * (1 + len(self.further_layers))
+        return store if isinstance(store, tuple) else (store,) * len(self.kv_shapes)
 
     def _start(self, embeddings: Tensor, inputs: TrunkInputs) -> tuple[Tensor, Tensor]:
         """Return the input of self-attention and the start of the residual stream."""

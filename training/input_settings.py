@@ -67,19 +67,20 @@ class DataSettings(Settings):
 class TargetStateSettings(Settings):
     """The source of the target's hidden states, keys and values; see `training.target_states`."""
 
-    source: Literal["online", "offline"] = "online"
+    source: Literal["online", "offline", "available"] = "online"
     """online: the target runs during training. offline: the run reads states that `jakiro features`
-    has written."""
+    has written. available: as offline if the folder has all states that the drafter reads,
+    otherwise as online, so that the arms of a study can share hidden states."""
     folder: Path | None = None
-    """Folder of the stored states; required if the source is offline."""
+    """Folder of the stored states; required unless the source is online."""
     dtype: TargetStateDtype = "bf16"
     """Precision of the stored states; with fp32, training gives bit for bit the same result as
     with online states."""
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":
-        if self.source == "offline" and self.folder is None:
-            raise ValueError("a target_states.folder when target_states.source is offline")
+        if self.source != "online" and self.folder is None:
+            raise ValueError(f"a target_states.folder when target_states.source is {self.source}")
         return self
 
 

@@ -10,6 +10,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.tail import TargetTail
 from training.distributed.processes import Processes
+from training.loss.accepted_length import AcceptedLength
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
 from training.loss.objectives import Goals, LossTerms, ObjectiveSettings, drafter_loss
@@ -125,19 +126,17 @@ class TrainingModule(nn.Module):
                 registered in this module.
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
-        terms = [
+        is_rolled_out = self.drafter.trunk.feature_input is not None
+        length = AcceptedLength(self.settings, reader.heads, batch, is_rolled_out)
+        terms = []
+        for sample, output in enumerate(outputs):
             # With tail layers, the regression goal is the state at the input of these layers.
-            drafter_loss(
-                output,
-                Goals(view.features, view.tail_input, output.state),
-                batch,
-                sample,
-                reader.heads,
-                self.settings,
-            )
-            for sample, output in enumerate(outputs)
-        ]
-        return LossTerms(*(torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True)))
+            goals = Goals(view.features, view.tail_input, output.state)
+            arguments = (batch, sample, reader.heads, self.settings)
+            terms.append(drafter_loss(output, goals, *arguments))
+            length.add(output, sample)
+        summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
+        return length.added_to(LossTerms(*summed))
 
 
 _PER_LEVEL = {"token", "multiple_choice", "feature", "contrast", "correct", "level_count"}
@@ -201,6 +200,7 @@ class Meter:
             ],
             "router_imbalance": terms.balance[0] / count,
             "router_entropy": terms.router_entropy[0] / count,
+            "accepted_length": terms.accepted_length[0] / max(terms.num_trees[0], 1.0),
             "expert_load": [load / count for load in terms.expert_load],
             "positions": int(terms.num_positions[0]),
             "tokens": int(num_tokens[0]),

@@ -107,9 +107,10 @@ def _methods(target: TargetAdapter, drafter: JakiroDrafter | None) -> list[tuple
         methods += [
             ("drafter", drafter, "forward"),
             ("memory", drafter, "encode_memory"),
-            ("kv", drafter.trunk.self_attention, "kv"),
             ("kv", drafter.trunk, "store_tokens"),
         ]
+        own = drafter.trunk.self_attention
+        methods += [] if own is None else [("kv", own, "kv")]
     return methods
 
 

@@ -114,6 +114,24 @@ def ablate(
             rich_help_panel=_MEASURING,
         ),
     ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of this measurement, such as the kind of its prompts. Its results are "
+            "written into a folder of this name inside --out, and measurements with different "
+            "names share the trainings.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = None,
+    separately: Annotated[
+        bool,
+        typer.Option(
+            "--separately",
+            help="Measure each arm in a process of its own, so that an interrupted measurement "
+            "continues with the next arm. Speeds are then not interleaved.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = False,
     candidates: Annotated[
         int, typer.Option(help="Number of nodes of a draft tree.", rich_help_panel=_MEASURING)
     ] = 8,

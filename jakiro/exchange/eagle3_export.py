@@ -12,6 +12,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.exchange.eagle3_config import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers
+from jakiro.experts import MixtureOfExperts
 from jakiro.target.record import TargetRecord
 
 Layout = Literal["eagle3", "speculators"]
@@ -153,6 +154,7 @@ def _weights(drafter: JakiroDrafter, layer: str) -> dict[str, Tensor]:
     """Return the drafter's tensors under their published names."""
     state = drafter.state_dict()
     trunk = drafter.trunk.self_attention
+    assert trunk is not None, "`_problems` names other trunks"
     head_rows = (trunk.num_heads, trunk.num_kv_heads, trunk.num_kv_heads)
     rows = [count * trunk.head_dim for count in head_rows]
     projections = state["trunk.self_attention.project.weight"].split(rows)
@@ -263,5 +265,5 @@ def _speculators_keys(settings: DrafterSettings, facts: ServedTarget) -> dict[st
 def _dropped(drafter: JakiroDrafter) -> Iterator[str]:
     """Yield the parts of a drafter that the layouts do not have."""
     yield "draft trees: vLLM drafts chains of the most likely tokens"
-    if drafter.experts.router.weight.any():
+    if isinstance(drafter.experts, MixtureOfExperts) and drafter.experts.router.weight.any():
         yield "the router of the experts: with a single expert, it has no effect"

@@ -22,7 +22,7 @@ from moa.target_kv import TargetKV
 ARCHITECTURE = "Eagle3JakiroForCausalLM"
 _PROBE = 8  # tokens whose keys and values are compared
 _CLOSE = 2e-2  # relative difference of probed values, in half precision
-_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.")
+_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.", "level_masks.")
 _LEFT_OUT = (*_OTHER_LEVELS, "experts.router.weight", "own_head.weight")  # starts of names
 
 
@@ -85,9 +85,9 @@ def _check_settings(settings: DrafterSettings) -> None:
             got=True,
             remedy="train a drafter with drafter.trunk.first_position=false",
         )
-    if settings.trunk.num_layers > 1:
+    if settings.trunk.num_layers != 1:
         raise ConfigError(
-            "this drafter cannot be exported for vLLM, because its trunk has several layers",
+            "this drafter cannot be exported for vLLM, because its trunk has not one layer",
             expected="drafter.trunk.num_layers of 1",
             got=settings.trunk.num_layers,
             remedy="train a drafter with one layer",

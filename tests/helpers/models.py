@@ -7,11 +7,11 @@ from jakiro.config import (
     DrafterSettings,
     ExpertsSettings,
     MemorySettings,
-    ScheduleSettings,
     TrunkSettings,
     config_for,
 )
 from jakiro.drafter import JakiroDrafter
+from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 

@@ -16,7 +16,10 @@ FUSED = FEEDBACK | {"fusion_layers": (0, 2, 3)}
 EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
 
 BRANCH = {"parallel_heads": "branch"}
+MASKS = {"parallel_heads": "masks"}
 LAYERS = {"num_layers": 2}
+NO_LAYER = {"num_layers": 0}
+TRANSFER = FEEDBACK | NO_LAYER | {"input": "wide", "input_norms": False, "attention_norm": False}
 TRIGRAM = {"tokens": "trigram"}
 
 WIDE = FUSED | NO_FIRST | {"input": "wide", "attention_norm": False, "input_bias": False}
@@ -85,6 +88,16 @@ VARIANTS = {
         parallel_levels=2, trunk=HYBRID | TRIGRAM, output_norm="head", **BRANCH
     ),
     "gumiho": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK | LAYERS, **BRANCH),
+    "parallel-spec": tiny_settings(parallel_levels=3, trunk=FEEDBACK, **MASKS),
+    "hybrid-masks-two-layers-no-first": tiny_settings(
+        4, "sum", 2, trunk=HYBRID | LAYERS | NO_FIRST, draft_vocab_size=23, **MASKS
+    ),
+    "tensor": tiny_settings(4, parallel_levels=3, trunk=FEEDBACK | NO_LAYER),
+    "medusa": tiny_settings(1, parallel_levels=3, trunk=TRANSFER),
+    "hidden-transfer": tiny_settings(
+        1, "sum", 3, trunk=TRANSFER, tail_layers=2, parallel_heads="transfer"
+    ),
+    "hybrid-no-layer": tiny_settings(parallel_levels=2, trunk=HYBRID | NO_LAYER | TRIGRAM),
     "moa-three-layers": tiny_settings(trunk={"num_layers": 3}),
     "hybrid-two-layers-no-first": tiny_settings(trunk=HYBRID | LAYERS | NO_FIRST | TRIGRAM),
     "wide-two-layers-tail-1": tiny_settings(

@@ -14,8 +14,8 @@ from training.loop.muon import take_muon_step
 ADAMW_SHARE = 0.15  # ratio of AdamW's learning rate to Muon's when both are used
 
 
-# Parameters that map to scores of experts or tokens, and gains of norms for several layers.
-_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm")
+# Parameters that map to scores of experts or tokens, gains of norms for several layers, and inputs.
+_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm", "level_masks")
 
 
 class MuonBesideAdamW(AdamW):

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
+from jakiro.levels.transfer import HiddenTransfer, PseudoRows, with_features
 from jakiro.target.masks import same_document
 from jakiro.target.tail import JoinedCache, TargetTail
 from moa.attention import KV, KVStore
@@ -111,7 +112,9 @@ def _rolled_out(
         inputs = inputs._replace(previous=previous, earlier=earlier_tokens)
         stores = tuple(layer.of_pass(sample) for layer in earlier)
         output = halves.draft(view.embeddings, batch.positions, mask, inputs, stores)
-        if tail is not None and predicted is not None:
+        if tail is not None and isinstance(drafter.experts, HiddenTransfer):
+            output = _transferred(output, tail, view, batch, sample)
+        elif tail is not None and predicted is not None:
             output = _rolled_through_tail(output, tail, batch, sample, predicted)
         yield output
         previous = _shifted(output.mean_feature, batch)
@@ -237,6 +240,24 @@ def _rolled_through_tail(
     verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
     visible = [verified, *_own_passes(batch, sample + 1)]
     return _with_tail_output(output, tail, batch, visible, cache)
+
+
+def _transferred(
+    output: ExpertsOutput, tail: TargetTail, view: TargetView, batch: Batch, sample: int
+) -> ExpertsOutput:
+    """Return the output after the target's last layers, which read the states of all levels.
+
+    A state attends to the target's own keys and values up to the anchor of its position, and to the
+    states of earlier levels at the same position.
+    """
+    rows = PseudoRows.of(output, batch.positions)
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
+    verified = verified.repeat_interleave(output.features.shape[2], dim=1)
+    visible = torch.cat((verified, rows.own), dim=2)
+    seen_positions = torch.cat((batch.positions, rows.positions), dim=1)
+    cache = JoinedCache(view.tail_kv, tail.input_state)
+    return with_features(output, tail.forward(*rows[:2], visible, seen_positions, cache))
 
 
 def _with_tail_output(

@@ -101,6 +101,13 @@ class ObjectiveSettings(Settings):
     distance_decay: float = Field(1.0, gt=0, le=1)
     """Factor by which each additional token of distance from the anchor (the last verified token)
     multiplies the weight of a position."""
+    accepted_length_weight: float = Field(0.0, ge=0)
+    """Weight of the expected accepted length of the drafted tree, which is maximized. The length is
+    that of the tree's longest path that agrees with the text, if accepted_length_children
+    candidates below each node are sampled from the draft distribution. A path has as many tokens as
+    there are passes in training (trunk.ttt_steps; for a moa trunk, one) and parallel levels."""
+    accepted_length_children: int = Field(4, ge=1)
+    """Number of candidates below each node for accepted_length_weight."""
     contrast_temperature: float = Field(0.1, gt=0)
     """Temperature of the contrastive loss."""
     chunk_size: int = Field(256, ge=1)
@@ -126,6 +133,8 @@ class LossTerms(NamedTuple):
     correct: Float[Tensor, " levels"]
     level_count: Float[Tensor, " levels"]  # number of positions that carry a loss at each level
     num_positions: Float[Tensor, ""]  # number of positions that carry a loss
+    accepted_length: Float[Tensor, ""]  # sum of the expected accepted lengths of trees
+    num_trees: Float[Tensor, ""]  # number of these trees; 0 if the lengths are not computed
 
 
 def drafter_loss(
@@ -216,6 +225,8 @@ def _weighted(
         correct=(results.correct & examples.valid).sum(dim=0).float(),
         level_count=examples.valid.sum(dim=0).float(),
         num_positions=examples.valid[:, 0].sum().float(),
+        accepted_length=torch.zeros_like(token),
+        num_trees=torch.zeros_like(token),
     )
 
 

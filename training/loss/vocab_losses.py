@@ -266,19 +266,28 @@ def _token_results(
         choice, used = torch.zeros_like(loss), weights
         is_last = level + 1 == features.shape[1]
         if has_choice or not is_last:
-            at_token = _at_token(joint, next_tokens[:, level], drafted)
+            of_text = at_token(joint, next_tokens[:, level], drafted)
         if has_choice:
-            choice = choice_losses(at_token, weights)
+            choice = choice_losses(of_text, weights)
         if not is_last:
-            weights = posterior_log_weights(at_token, weights)
+            weights = posterior_log_weights(of_text, weights)
         levels.append((loss, choice, best, best == guess, used.exp()))
     return TokenResults(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
 
 
-def _at_token(joint: Tensor, tokens: Tensor, drafted: Tensor | None) -> Tensor:
+def at_token(
+    joint: Float[Tensor, "n components drafted"],
+    tokens: Int[Tensor, " n"],
+    drafted: Int[Tensor, " drafted"] | None,
+) -> Float[Tensor, "n components"]:
     """Return `log(w_e p_e(t))` of each component e at one token t per position.
 
     The result is -inf if t is not in `drafted`.
+
+    Args:
+        joint: values of all tokens that may be drafted.
+        tokens: one token per position.
+        drafted: ids of the tokens that may be drafted, in ascending order; None for all tokens.
     """
     indices = tokens
     if drafted is not None:

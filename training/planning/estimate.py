@@ -70,7 +70,7 @@ class Estimate:
     def flops(self) -> int:
         """The floating-point operations of an optimizer step on one process."""
         flops = self.micro_batch.drafter_flops
-        if self.settings.target_states.source == "online":
+        if self.shards.size == 0:  # the target runs during training
             flops += self.micro_batch.target_flops
         return flops * self.settings.batch.accumulation(self.num_processes)
 

@@ -138,9 +138,9 @@ def _attention_to_start_from(
 
 def _check_trunk(trunk: TrunkSettings) -> None:
     """Raise an error unless the trunk's attention has the form of a target layer's attention."""
-    if trunk.num_layers > 1:
+    if trunk.num_layers != 1:
         raise ConfigError(
-            "a trunk of several layers cannot start with one layer of the target",
+            "only a trunk of one layer can start with a layer of the target",
             expected="drafter.trunk.num_layers of 1",
             got=trunk.num_layers,
             remedy="set initialize.attention_layer to null",

@@ -59,7 +59,7 @@ def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) 
     """
     feature_input, settings = drafter.trunk.feature_input, drafter.config.settings
     assert feature_input is not None
-    dtype = drafter.trunk.self_attention.output.weight.dtype
+    dtype = drafter.dtype
     batch_size, length = batch.token_ids.shape
     sources = drafter.state_sources._replace(memory=None)
     cache = target.new_cache(batch_size, length, sources.hidden_states)

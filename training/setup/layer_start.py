@@ -42,6 +42,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
         attention: weights of the layer's attention.
     """
     own = trunk.self_attention
+    assert own is not None
     own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
     own.output.weight.copy_(attention.output)
     _set_gain(own.norm, attention.gain)
@@ -168,6 +169,7 @@ def scale_to_features(
         output.weight.copy_(fit.encoder)
         output.bias.zero_()
     gain = attention.gain * fit.shrinkage / fit.scale
+    assert trunk.self_attention is not None
     _set_gain(trunk.self_attention.norm, gain)
     added = fit.scale[:, None] * attention.output
     trunk.self_attention.output.weight.copy_(0 * added if views_layer else added)
@@ -178,6 +180,7 @@ def scale_to_features(
         trunk.feed_forward.down.weight.zero_()
     if feed_forward is None:
         return 0
+    assert isinstance(drafter.experts, MixtureOfExperts)
     return _start_experts(drafter.experts, feed_forward, fit, seed)
 
 

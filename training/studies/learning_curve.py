@@ -197,12 +197,12 @@ class LearningCurve:
                 got=f"epochs of {settings.epochs:g}",
                 remedy="pass --set epochs=null --set steps=1000",
             )
-        if settings.target_states.source == "offline":
+        if settings.target_states.source != "online":
             raise ConfigError(
                 "a learning curve packs different sequences for each fraction, but target states "
                 "on disk belong to the sequences for which they were written",
                 expected="target_states.source=online",
-                got="offline",
+                got=settings.target_states.source,
                 remedy="pass --set target_states.source=online",
             )
         self._settings = settings

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,10 @@ class TargetStateIndex(Settings):
     def bytes_per_position(self) -> int:
         """The number of bytes that all parts of one position take."""
         return sum(self.widths.values()) * {"fp32": 4, "bf16": 2}[self.fingerprint.dtype]
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of the given parts that the shards lack."""
+        return [name for name in names if name not in self.widths]
 
     def sequences_of(self, number: int) -> range:
         """Return the indices of the sequences in a shard, given by its number."""

@@ -102,11 +102,13 @@ def expected_bytes(
     if target_states.source == "online" or target_states.folder is None:
         return ExpectedBytes(0, is_exact=True)
     index = read_index(target_states.folder.expanduser().absolute())
+    needed = States.needed_by(config).widths(spec)
+    if index is not None and target_states.source == "available" and index.missing(needed):
+        return ExpectedBytes(0, is_exact=True)
     if index is not None:
         num_sequences, num_bytes = index.fingerprint.total_sequences, index.bytes_per_position
     else:
-        widths = States.needed_by(config).widths(spec)
-        num_bytes = sum(widths.values()) * TORCH_DTYPES[target_states.dtype].itemsize
+        num_bytes = sum(needed.values()) * TORCH_DTYPES[target_states.dtype].itemsize
         num_sequences = settings.num_steps * batch.global_batch_size
     size = num_sequences * settings.data.sequence_length * num_bytes
     return ExpectedBytes(size, is_exact=index is not None)

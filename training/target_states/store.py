@@ -69,8 +69,9 @@ class TargetStateStore:
 def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
-    The sizes of all shards are checked. The checksum of a shard is verified only if this machine
-    has not verified it since the shard was last written.
+    If the source is "available", and the folder lacks states that the drafter reads, the target
+    runs. The sizes of all shards are checked. The checksum of a shard is verified only if this
+    machine has not verified it since the shard was last written.
 
     Raises:
         CheckpointError: shards are missing or damaged, or belong to a different target or data.
@@ -84,6 +85,9 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
         raise _unusable(folder, "a shard index", "no index")
     needed = list(States.needed_by(inputs.drafter_config).widths(inputs.target.spec))
     _check_fingerprint(folder, index, inputs)
+    if settings.source == "available" and (missing := index.missing(needed)):
+        _logger.info(f"the target runs, because {folder} lacks {', '.join(missing)}")
+        return None
     _check_parts(folder, index, needed)
     _check_shards(folder, index)
     _check_bytes_once(folder, index.shards, inputs.settings.data.cache_folder)
@@ -104,8 +108,7 @@ def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: RunInputs)
 
 
 def _check_parts(folder: Path, index: TargetStateIndex, needed: Iterable[str]) -> None:
-    missing = [name for name in needed if name not in index.widths]
-    if missing:
+    if index.missing(needed):
         raise CheckpointError(
             f"the target states in {folder} lack states that this drafter reads",
             expected=", ".join(needed),

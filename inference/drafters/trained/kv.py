@@ -264,13 +264,11 @@ class DrafterCache:
     def __init__(
         self, model: JakiroDrafter, tail: TargetTail | None, batch: int, capacity: int
     ) -> None:
-        like = model.trunk.self_attention.output.weight
+        like = next(model.parameters())
         self.model = model
         self.tail = tail
-        # keys and values of the trunk's self-attention: those of its first layer, and of the others
-        self.own, *self.further = (
-            KVBuffer(batch, capacity, shapes, like) for shapes in model.trunk.kv_shapes
-        )
+        # keys and values of each layer of the trunk's self-attention
+        self.layers = [KVBuffer(batch, capacity, shapes, like) for shapes in model.trunk.kv_shapes]
         self.kept = KVBuffer(batch, capacity, model.memory_shapes, like)
         self.tokens: KVBuffer | None = None  # embeddings
         if model.num_earlier:
@@ -283,7 +281,7 @@ class DrafterCache:
     @property
     def capacity(self) -> int:
         """The number of slots of each sequence."""
-        return self.own.capacity
+        return self.kept.capacity
 
     def write(
         self,
@@ -306,11 +304,11 @@ class DrafterCache:
         if self.tokens is not None:
             self.tokens.write((embeddings.unsqueeze(1),), positions)
         inputs = self._inputs(positions)
-        if self.further:
+        if len(self.layers) > 1:
             self._run_layers(embeddings, positions, highest, inputs)
-        else:
+        elif self.layers:
             own = self.model.trunk.kv(embeddings, positions, inputs.previous, inputs.earlier)
-            self.own.write(own, positions)
+            self.layers[0].write(own, positions)
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
@@ -323,7 +321,11 @@ class DrafterCache:
             slots: slots of the new tokens.
             count: number of slots that the queries of the new tokens may attend to.
         """
-        return tuple(layer.write_through(slots, count) for layer in (self.own, *self.further))
+        return tuple(layer.write_through(slots, count) for layer in self.layers)
+
+    def num_visible(self, count: int) -> int:
+        """Return the number of slots in the stores for queries that may attend to `count` slots."""
+        return min(bucketed(count), self.capacity)
 
     def select_sequences(
         self, indices: Sequence[int], num_used: Sequence[int] | None = None
@@ -358,7 +360,7 @@ class DrafterCache:
     def buffers(self) -> list[KVBuffer]:
         """All buffers of verified tokens except the cache of the target's last layers."""
         tokens = [] if self.tokens is None else [self.tokens]
-        return [self.own, *self.further, self.kept, *tokens]
+        return [*self.layers, self.kept, *tokens]
 
     @property
     def _all(self) -> list[KVBuffer | SlotCache]:
@@ -382,7 +384,7 @@ class DrafterCache:
         result is finite, and not read.
         """
         stores = self.write_through(positions, highest)
-        slots = torch.arange(stores[0].count, device=positions.device)
+        slots = torch.arange(self.num_visible(highest), device=positions.device)
         mask = slots <= positions[:, :, None]
         if not self.model.attends_first:
             mask &= (slots > 0) | (slots == positions[:, :, None])

@@ -8,7 +8,10 @@ from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
 from inference.trees.builder import TreeLevel
 from jakiro.draft_head import DraftHead
 from jakiro.experts import ExpertsOutput, posterior_log_weights
+from jakiro.levels.transfer import HiddenTransfer, PseudoRows, with_features
+from jakiro.target.cache import SlotCache
 from jakiro.target.masks import positions_in_slots, slot_mask
+from jakiro.target.tail import TargetTail
 
 
 class TreePass:
@@ -98,8 +101,9 @@ class TreePass:
         self.positions = torch.cat((self.positions, positions), dim=1)
         written = base + torch.arange(self.positions.shape[1], device=base.device)
         slots = written[:, -count:]
-        stores = self.cache.write_through(slots, self.highest + self.positions.shape[1])
-        mask = slot_mask(self.lengths, written, self.seen, stores[0].count)
+        highest = self.highest + self.positions.shape[1]
+        stores = self.cache.write_through(slots, highest)
+        mask = slot_mask(self.lengths, written, self.seen, self.cache.num_visible(highest))
         embeddings = self.head.target.embed(token_ids).to(model.dtype)
         output: ExpertsOutput = model(
             embeddings,
@@ -123,12 +127,27 @@ class TreePass:
         tail, cache = self.cache.tail, self.cache.tail_cache
         if tail is None or cache is None:
             return output
+        if isinstance(self.cache.model.experts, HiddenTransfer):
+            return self._through_layers(output, positions, tail, cache)
         cache.set_slots(slots, mask.shape[2])
         written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
         seen = positions_in_slots(written, self.positions, mask.shape[2])
         return output.with_tail_output(
             tail.forward(output.mean_feature, positions, mask, seen, cache)
         )
+
+    def _through_layers(
+        self, output: ExpertsOutput, positions: Tensor, tail: TargetTail, cache: SlotCache
+    ) -> ExpertsOutput:
+        """Return the output after the target's last layers, which read the states of all levels."""
+        rows = PseudoRows.of(output, positions)
+        count = rows.states.shape[1]
+        slots = self.lengths[:, None] + torch.arange(count, device=positions.device)
+        num_visible = self.cache.num_visible(self.highest + count)
+        mask = slot_mask(self.lengths, slots, rows.own, num_visible)
+        cache.set_slots(slots, num_visible)
+        seen = positions_in_slots(slots, rows.positions, num_visible)
+        return with_features(output, tail.forward(*rows[:2], mask, seen, cache))
 
     def _extend_seen(self, count: int, frontier: TreeLevel | None) -> None:
         """Let each new query attend to itself and to the nodes that its parent attended to."""

@@ -157,6 +157,7 @@ class DraftNetwork(nn.Module):
     def _use_cache(self, vllm_config: VllmConfig, prefix: str) -> None:
         """Let the trunk attend to vLLM's cache."""
         own, cross = self.trunk.self_attention, self.trunk.cross_attention
+        assert own is not None, "the export checks it"
         first = vllm_config.model_config.get_total_num_hidden_layers()
         # If all layers of the target have a window, this config has it, too; a drafter has none.
         cache = copy(vllm_config.cache_config)

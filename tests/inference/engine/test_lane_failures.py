@@ -159,7 +159,7 @@ def test_nan_in_the_caches_of_a_drafter_does_not_reach_the_next_sequence() -> No
     session = lane.context.session
     assert isinstance(session, TrainedSession)
     with torch.inference_mode():
-        session.cache.own._tensors[0][1, :, 130:132] = torch.nan
+        session.cache.layers[0]._tensors[0][1, :, 130:132] = torch.nan
     lane.step()
     assert all(state.error is None for state in states)
     lane.remove(states[1:])

@@ -31,12 +31,16 @@ KINDS = {
     "feedback-fused": tiny_settings(combine="sum", trunk=FEEDBACK | {"fusion_layers": (0, 2, 3)}),
     "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
     "sparse": tiny_settings(8, parallel_levels=1, active_experts=2, trunk=HYBRID),
+    "sparse-one": VARIANTS["E8-1-active"],
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
     "eagle": tiny_settings(1, "sum", 0, trunk=EAGLE, norm_eps=1e-3),
     "eagle3": tiny_settings(1, "sum", 0, trunk=WIDE, draft_vocab_size=5, **OWN),
     "chimera": VARIANTS["chimera"],
     "gumiho": VARIANTS["gumiho"],
+    "parallel-spec": VARIANTS["parallel-spec"],
+    "tensor": VARIANTS["tensor"],
+    "hidden-transfer": VARIANTS["hidden-transfer"],
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])
@@ -81,7 +85,7 @@ def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: Draft
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("feedback-fused", "hybrid")  # the code of both also runs in `feedback`
+        if name in ("feedback-fused", "hybrid", "sparse-one")  # their code runs in others, too
         else name
         for name in KINDS
     ],

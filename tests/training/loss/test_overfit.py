@@ -4,7 +4,18 @@ import pytest
 import torch
 from helpers.models import tiny_llama, tiny_settings
 from helpers.training import TinyTraining, one_document, tiny_training
-from helpers.variants import BRANCH, FEEDBACK, FUSED, HYBRID, LAYERS, PUBLISHED, TRIGRAM
+from helpers.variants import (
+    BRANCH,
+    FEEDBACK,
+    FUSED,
+    HYBRID,
+    LAYERS,
+    MASKS,
+    NO_LAYER,
+    PUBLISHED,
+    TRANSFER,
+    TRIGRAM,
+)
 from torch import Tensor
 
 from inference import SpeculativeDecoder
@@ -36,9 +47,22 @@ VARIETY = {
     "gumiho": tiny_settings(
         1, parallel_levels=5, trunk=FEEDBACK | LAYERS | {"ttt_steps": LEVELS}, **BRANCH
     ),
+    "parallel-spec": tiny_settings(
+        parallel_levels=3, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **MASKS
+    ),
+    "hidden-transfer": tiny_settings(
+        1, "sum", trunk=TRANSFER, tail_layers=2, parallel_heads="transfer"
+    ),
+    "tensor": tiny_settings(4, trunk=FEEDBACK | NO_LAYER),
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),
 }
-RELATIVES = ["chimera", "gumiho"]  # drafters of related papers
+RELATIVES = [
+    "chimera",
+    "gumiho",
+    "hidden-transfer",
+    "parallel-spec",
+    "tensor",
+]  # drafters of related papers
 
 
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:

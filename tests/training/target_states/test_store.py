@@ -19,6 +19,7 @@ from training.config import TrainSettings
 from training.setup.preparation import prepare
 from training.target_states import store
 from training.target_states.index import Shard, fingerprint_of, is_intact
+from training.target_states.plan import expected_bytes
 from training.target_states.store import open_target_states
 from training.train import train
 
@@ -47,6 +48,23 @@ def refuse(settings: TrainSettings, message: str, model: Any = None) -> None:
 
 def test_missing_target_states_are_refused(workshop: Path) -> None:
     refuse(offline_run(workshop), "expected: a shard index; got: no index; remedy: run `jakiro")
+
+
+def test_available_states_are_read_and_otherwise_the_target_runs(
+    settings: TrainSettings, workshop: Path
+) -> None:
+    folder = str(settings.target_states.folder)
+    group = {"source": "available", "folder": folder, "dtype": "fp32"}
+    some = tiny_run(workshop, steps=2, target_states=group)
+    other = {"memory": {"source": "hidden", "layers": (1,)}}
+    for drafter, is_stored in (({}, True), (other, False)):
+        changed = tiny_run(workshop, steps=2, target_states=group, drafter=drafter)
+        inputs = prepare(changed)
+        assert (open_target_states(inputs) is not None) is is_stored
+        expected = expected_bytes(changed, inputs.drafter_config, inputs.target.spec)
+        assert (expected.size > 0) is is_stored
+    shards(settings)[0].unlink()
+    refuse(some, "incomplete or damaged")
 
 
 def test_offline_needs_a_folder(workshop: Path) -> None:

@@ -194,9 +194,9 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
     drafter = arm.settings.drafter
     before = drafter.experts.intermediate_size
     count = num_active_parameters(drafter, target)
-    # The number of parameters is linear in the width.
+    # The number of parameters is linear in the width, and constant if there are no experts.
     per_width = num_active_parameters(_with_width(drafter, before + 1), target) - count
-    width = before + round((goal - count) / per_width)
+    width = before + round((goal - count) / max(per_width, 1))
     fitted = _with_width(drafter, max(width, 1))
     parameters = num_active_parameters(fitted, target)
     if width < 1 or abs(parameters / goal - 1) > TOLERANCE:

@@ -55,6 +55,26 @@ class Measurement:
         """
         return self._of({run.arm: run for run in runs}, [AUTOREGRESSIVE], f"seed-{runs[0].seed}")
 
+    def of_arms(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
+        """Return the figures of `of_seed`, with each arm measured in a process of its own.
+
+        After an interruption, only the remaining arms are measured. Speeds are those of different
+        times, so that other programs on the machine affect their ratios.
+
+        Args:
+            runs: finished runs of one seed.
+
+        Raises:
+            JakiroError: a measurement failed.
+        """
+        first, *others = (
+            self._of({run.arm: run}, [] if number else [AUTOREGRESSIVE], f"{run.arm}-{run.seed}")
+            for number, run in enumerate(runs)
+        )
+        methods = (method for document in (first, *others) for method in document.methods)
+        trees = (tree for document in (first, *others) for tree in document.trees)
+        return first.model_copy(update={"methods": tuple(methods), "trees": tuple(trees)})
+
     def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
         """Return the figures of one arm, with one method per swept value, named after the value.
 

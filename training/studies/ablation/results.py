@@ -172,6 +172,17 @@ class StudyResults(Settings):
     experts: tuple[ArmExperts, ...] = ()
     sweep: SweepResults | None = None
 
+    def of_arm(self, name: str) -> "StudyResults":
+        """Return the results of one arm, compared with the base.
+
+        Args:
+            name: name of the arm.
+        """
+        rows = tuple(row for row in self.rows if row.arm == name)
+        experts = tuple(found for found in self.experts if found.arm == name)
+        changes = {"rows": rows, "experts": experts, "interactions": (), "sweep": None}
+        return self.model_copy(update=changes)
+
     @property
     def temperatures(self) -> list[float]:
         """The temperatures, in the study's order."""

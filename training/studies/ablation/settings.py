@@ -28,6 +28,9 @@ class StudySettings(Settings):
         overrides: overrides `key.path=value`, merged into the base and thus into every arm.
         seeds: number of seeds with which every arm is trained.
         max_steps: largest number of optimizer steps of a run; None for the number in the settings.
+        separately: whether each arm is measured in a process of its own.
+        cell: name of the measurement and of the folder of its results inside `out`; None to write
+            results into `out` itself.
         launcher: "inline" to train in this process, "deepspeed" to train on all devices of this
             machine.
         sweep: setting and values to try, as `key.path=VALUE,VALUE,...`; every arm gets its best
@@ -50,6 +53,8 @@ class StudySettings(Settings):
     overrides: tuple[str, ...] = ()
     seeds: PositiveInt = 3
     max_steps: PositiveInt | None = None
+    separately: bool = False
+    cell: str | None = Field(None, pattern=r"^\w[\w.-]*$")
     launcher: Launcher = "inline"
     sweep: str | None = None
     dev_prompts: Path | None = None

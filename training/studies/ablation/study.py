@@ -48,6 +48,7 @@ class Study:
     def __init__(self, settings: StudySettings) -> None:
         self.settings = settings
         self.folder = settings.out.expanduser().absolute()
+        self.results_folder = self.folder / (settings.cell or "")
         arms = read_arms(settings.base, settings.config, settings.overrides, settings.max_steps)
         base = arms[0].settings
         model, tokenizer = load_model(base.target), load_tokenizer(base.target)
@@ -112,12 +113,15 @@ class Study:
         """
         names = [arm.name for arm in self.arms]
         runs, sweep = self._trained(names, rerun)
+        folder = ensure_writable_folder(self.results_folder)
         measurement = replace(
-            self._measurement(self.prompts.test_file(self.folder), "measurements"),
+            self._measurement(self.prompts.test_file(folder), "measurements"),
             trees=self.trees,
+            folder=folder / "measurements",
         )
+        measure = measurement.of_arms if self.settings.separately else measurement.of_seed
         documents = {
-            seed: measurement.of_seed([run for run in runs if run.seed == seed])
+            seed: measure([run for run in runs if run.seed == seed])
             for seed in sorted({run.seed for run in runs})
         }
         facts = [_facts(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
@@ -200,9 +204,13 @@ class Study:
                 indent=1,
             ),
         }
+        arms = ensure_writable_folder(self.results_folder / "arms")
+        for arm in self.arms:
+            text = results.of_arm(arm.name).model_dump_json(indent=1)
+            write_atomically(arms / f"{arm.name}.json", text + "\n")
         for name, text in texts.items():
-            write_atomically(self.folder / name, text)
-        plot(results, self.folder / "results.png")
+            write_atomically(self.results_folder / name, text)
+        plot(results, self.results_folder / "results.png")
         Console().print(to_terminal(results))
 
 

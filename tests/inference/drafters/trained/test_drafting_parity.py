@@ -76,7 +76,7 @@ def test_the_self_attention_row_of_the_first_token_is_drafted_from_only_if_wante
     tokens = torch.randint(0, 61, (1, length + 1))
     session, _ = prefilled(drafter, tokens, length)
     before = session.propose(Budget(8), StepRandom())
-    for layer in (session.cache.own, *session.cache.further):
+    for layer in session.cache.layers:
         for rows in layer.prefix(length):
             rows[:, :, 0] += 1.0
     after = session.propose(Budget(8), StepRandom())
@@ -99,6 +99,12 @@ TREES = {
     # Siblings do not see each other, and a parallel level reads the path of its true ancestors.
     "branch-heads-A1-P2": (1, tiny_settings(1, parallel_levels=2, trunk=FEEDBACK, **BRANCH)),
     "gumiho-A2-P5": (2, VARIANTS["gumiho"]),
+    "parallel-spec-A1-P3": (1, VARIANTS["parallel-spec"]),
+    "hidden-transfer-A1-P3": (1, VARIANTS["hidden-transfer"]),
+    "hidden-transfer-A2-P3": (2, VARIANTS["hidden-transfer"]),
+    "tensor-A1-P3": (1, VARIANTS["tensor"]),
+    "no-layer-A2-P2": (2, VARIANTS["hybrid-no-layer"]),
+    "masks-A2-P2": (2, VARIANTS["hybrid-masks-two-layers-no-first"]),
     "moa-three-layers-A3-P1": (3, VARIANTS["moa-three-layers"]),
     "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
 }
@@ -133,6 +139,9 @@ SESSIONS = {
     "chimera": VARIANTS["chimera"],
     "branch-heads": VARIANTS["hybrid-branch-heads"],
     "gumiho": VARIANTS["gumiho"],
+    "parallel-spec": VARIANTS["parallel-spec"],
+    "tensor": VARIANTS["tensor"],
+    "hidden-transfer": VARIANTS["hidden-transfer"],
     "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
 }
 

@@ -12,7 +12,7 @@ from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 KINDS = ["E2-mixture-P1", "feedback-E1-P0", "hybrid-mixture-P2", "tail-2-E1", "hybrid-tail-1"]
-KINDS += ["chimera", "gumiho"]
+KINDS += ["chimera", "gumiho", "tensor", "hidden-transfer"]
 
 
 def _bytes_of(rows: DrafterCache) -> int:

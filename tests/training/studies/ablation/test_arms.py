@@ -9,8 +9,10 @@ from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.key_rotation import KeyRotation
 from jakiro.target.record import TargetRecord
-from jakiro.utils.settings import dump_settings
+from jakiro.utils.settings import dump_settings, read_layered_yaml, validate_settings
+from training.config import TrainSettings
 from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare
 from training.studies.ablation.arms import (
@@ -20,6 +22,7 @@ from training.studies.ablation.arms import (
     num_parameters,
     read_arms,
 )
+from training.target_states.states import States
 from training.train import train
 
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -107,13 +110,41 @@ def test_experts_that_do_not_run_are_not_counted_as_active() -> None:
     assert sparse.parameters == active + 7 * per_expert + of_router
 
 
-def test_all_drafters_of_the_repository_but_the_largest_are_equally_large_in_a_study() -> None:
-    # Gumiho's five joining matrices and second layer alone are larger than the base's drafter.
-    drafters = [path for path in DRAFTERS if path.stem != "gumiho"]
+def test_all_drafters_of_the_repository_but_two_are_equally_large_in_a_study() -> None:
+    # Gumiho's five joining matrices and second layer alone are larger than the base's drafter, and
+    # Hidden Transfer has no experts.
+    drafters = [path for path in DRAFTERS if path.stem not in ("gumiho", "hidden-transfer")]
     arms = equally_sized(read_arms(CONFIGS / "study.yaml", drafters, REQUIRED), TARGET)
     assert len(arms) == len(drafters) + 1
-    with pytest.raises(ConfigError, match="the arm gumiho cannot be made as large as the base"):
-        equally_sized(read_arms(CONFIGS / "study.yaml", DRAFTERS, REQUIRED), TARGET)
+    for name in ("gumiho", "hidden-transfer"):
+        arm = read_arms(CONFIGS / "study.yaml", [CONFIGS / f"drafters/{name}.yaml"], REQUIRED)
+        with pytest.raises(ConfigError, match=f"arm {name} cannot be made as large as the base"):
+            equally_sized(arm, TARGET)
+
+
+def test_arms_of_the_screening_are_equally_large_and_read_the_states_that_it_stores() -> None:
+    heads = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, rope_theta=100_000.0)
+    target = TARGET.model_copy(
+        update={
+            "hidden_size": 576,
+            "vocab_size": 49_152,
+            "kv_widths": (384,) * 30,
+            "num_hidden_states": 31,
+            "attention": heads,
+            "key_rotation": KeyRotation(frequencies=(1.0,) * 32),
+        }
+    )
+    folder = CONFIGS / "screening"
+    arms = equally_sized(read_arms(folder / "base.yaml", sorted(folder.glob("arms/*"))), target)
+    assert len(arms) == 1 + 10
+    stored = validate_settings(TrainSettings, read_layered_yaml(folder / "states.yaml"), source="")
+    parts = States.needed_by(config_for(stored.drafter, target))
+    online = []
+    for arm in arms:
+        needed = States.needed_by(config_for(arm.arm.settings.drafter, target))
+        if not set(needed.hidden) <= set(parts.hidden) or needed.layers:
+            online.append(arm.name)
+    assert online == ["memory-kv"]
 
 
 def test_parameters_are_counted_as_the_drafter_has_them() -> None:

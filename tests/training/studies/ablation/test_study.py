@@ -82,6 +82,33 @@ def test_a_study_trains_measures_and_continues_where_it_stopped(
 
 
 @pytest.mark.slow
+def test_cells_share_trainings_and_arms_are_measured_one_by_one(
+    command: list[str], workshop: Path
+) -> None:
+    out, prompts = workshop / "study", workshop / "own.jsonl"
+    words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--separately"]
+    weights = None
+    for cell in ("first", "second"):
+        prompts.write_text("".join(json.dumps({"prompt": cell + end}) + "\n" for end in "ab"))
+        assert exit_code("ablate", *words, "--cell", cell, "--prompts", str(prompts)) == 0
+        names = sorted(path.name for path in (out / cell / "measurements").glob("*.json"))
+        assert names == ["base-0.json", "contrast-loss-off-0.json"]
+        for arm in ("base", "contrast-loss-off"):
+            text = (out / cell / "arms" / f"{arm}.json").read_text()
+            found = StudyResults.model_validate_json(text)
+            assert {row.arm for row in found.rows} == {arm}
+            assert [row.temperature for row in found.rows] == [0.0, 1.0]
+            assert found.rows[0].seconds_per_draft is not None
+            assert found.experts[0].router_entropy > 0
+        weights = weights or _modified(out, "drafter/*.safetensors")
+        assert _modified(out, "drafter/*.safetensors") == weights
+    (out / "second" / "measurements" / "base-0.json").unlink()
+    kept = _modified(out / "second" / "measurements", "contrast*.json")
+    assert exit_code("ablate", *words, "--cell", "second", "--prompts", str(prompts)) == 0
+    assert _modified(out / "second" / "measurements", "contrast*.json") == kept
+
+
+@pytest.mark.slow
 def test_other_prompts_are_measured_again(command: list[str], workshop: Path) -> None:
     prompts = workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]

@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.trees.shape import TreeShape
 from jakiro.experts import ExpertsOutput
-from jakiro.level_heads import LevelHeads
+from jakiro.levels.branch import LevelHeads
 from jakiro.target.adapter import TargetAdapter
 from moa.trunk import TrunkInputs
 

@@ -1,0 +1,153 @@
+"""The expected accepted length of drafted trees, as a term of the training objective.
+
+Let a tree have k candidates below each node, each sampled from the draft distribution there; equal
+candidates are one node. The target's continuation x_1, x_2, ... is sampled, independently of the
+tree, and decoding accepts the longest prefix of it that is a path of the tree. Given the prefix,
+the candidates below it contain x_d with the probability
+
+    a_d = 1 - (1 - q_d(x_d | x_1, ..., x_{d-1}))^k,
+
+and samples below different nodes are independent. So the first d tokens are accepted with the
+probability a_1 a_2 ... a_d, and the expected number of accepted tokens is
+
+    L = E[a_1 + a_1 a_2 + a_1 a_2 a_3 + ...],
+
+where the expectation is over continuations. A text that the target has written is a sample of them,
+so the sum in brackets, computed for this text, is an unbiased estimate of L, with a gradient
+through every q_d. The weight of the gradient of q_d is the probability that depth d is reached,
+times the length that is expected from there on: early tokens count for more, and a token counts
+only if those before it are drafted as well.
+
+With experts, q_d is the mixture whose weights are conditioned on x_1, ..., x_{d-1}.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from jakiro.experts import ExpertsOutput, joint_log_probs, posterior_log_weights
+from training.loss.batch import Batch
+from training.loss.objectives import LossTerms, ObjectiveSettings
+from training.loss.positions import Examples, gather_examples
+from training.loss.vocab_losses import Heads, at_token
+
+
+def expected_accepted_length(
+    log_probs: Float[Tensor, "n depths"], exists: Bool[Tensor, "n depths"], children: int
+) -> Float[Tensor, " n"]:
+    """Return `a_1 + a_1 a_2 + ...` for each of n texts.
+
+    Args:
+        log_probs: draft log-probability of each token of a text, given those before it.
+        exists: whether there is such a token.
+        children: number k of candidates below each node.
+    """
+    hit = 1 - (1 - log_probs.exp().clamp(max=1)).pow(children)
+    return torch.where(exists, hit, 0).cumprod(dim=1).sum(dim=1)
+
+
+def text_log_probs(examples: Examples, heads: Heads, chunk_size: int) -> Float[Tensor, "n levels"]:
+    """Return the draft log-probability of the next token of the text at each position and level.
+
+    The distributions of only one chunk of positions are in memory at a time, because the backward
+    pass computes them again.
+
+    Args:
+        examples: positions that carry a loss.
+        heads: heads of target and drafter.
+        chunk_size: number of positions in a chunk.
+    """
+    parts = (examples.features, examples.log_weights, examples.next_tokens)
+    chunks = zip(*(part.split(chunk_size) for part in parts), strict=True)
+    return torch.cat(
+        [
+            checkpoint(_chunk, heads, *chunk, use_reentrant=False, preserve_rng_state=False)
+            for chunk in chunks
+        ]
+    )
+
+
+def _chunk(heads: Heads, features: Tensor, log_weights: Tensor, next_tokens: Tensor) -> Tensor:
+    weights, levels = log_weights.float(), []
+    for level in range(features.shape[1]):
+        joint = joint_log_probs(heads.draft(features[:, level]), weights)
+        of_text = at_token(joint, next_tokens[:, level], heads.token_ids)
+        # Without a draft of the token, there is neither a probability nor a gradient.
+        absent = of_text.isneginf().all(dim=1)
+        safe = torch.where(absent[:, None], 0.0, of_text)
+        levels.append(torch.where(absent, float("-inf"), safe.logsumexp(dim=1)))
+        weights = torch.where(absent[:, None], weights, posterior_log_weights(safe, weights))
+    return torch.stack(levels, dim=1)
+
+
+class AcceptedLength:
+    """The term of a batch, whose trees take candidates from one or several anchor samples.
+
+    In a rollout, pass s drafts at the distance s + 1 from the last verified token. With two passes
+    and one parallel level, the path of the tree below position i consists of
+
+        depth           1                2                    3
+        pass            0, at i          1, at i + 1          1, at i + 1
+        level           0                0                    1
+
+    Without a rollout, the anchors of neighboring positions differ, so that a path consists only of
+    the levels of one position.
+
+    Args:
+        settings: weights of the objective; if that of the length is 0, nothing is computed.
+        heads: heads of target and drafter.
+        batch: the packed sequences.
+        is_rolled_out: whether the anchor samples are the passes of a rollout.
+    """
+
+    def __init__(
+        self, settings: ObjectiveSettings, heads: Heads, batch: Batch, is_rolled_out: bool
+    ) -> None:
+        self._settings, self._heads, self._batch = settings, heads, batch
+        self._is_rolled_out = is_rolled_out
+        self._log_probs: list[Tensor] = []  # of each anchor sample, [batch, length, levels]
+
+    def add(self, output: ExpertsOutput, sample: int) -> None:
+        """Add an anchor sample.
+
+        Args:
+            output: the drafter's output at every position.
+            sample: index of the anchor sample, in ascending order.
+        """
+        if not self._settings.accepted_length_weight:
+            return
+        places = self._batch.token_ids
+        # No value depends on the target's features.
+        examples = gather_examples(output, output.features[:, :, 0, 0], self._batch, sample, 1.0)
+        of_text = text_log_probs(examples, self._heads, self._settings.chunk_size)
+        whole = of_text.new_zeros(places.numel(), of_text.shape[1])
+        whole = whole.index_copy(0, examples.indices, of_text)
+        self._log_probs.append(whole.unflatten(0, tuple(places.shape)))
+
+    def added_to(self, terms: LossTerms) -> LossTerms:
+        """Return the loss terms of all anchor samples, with this term subtracted from the loss."""
+        if not self._log_probs:
+            return terms
+        samples = self._log_probs
+        trees = [samples] if self._is_rolled_out else [[sample] for sample in samples]
+        lengths = [self._lengths(passes, sample) for sample, passes in enumerate(trees)]
+        total = torch.stack([length.sum() for length, _ in lengths]).sum()
+        return terms._replace(
+            total=terms.total - self._settings.accepted_length_weight * total,
+            accepted_length=total.detach(),
+            num_trees=torch.stack([count for _, count in lengths]).sum(),
+        )
+
+    def _lengths(self, passes: Sequence[Tensor], sample: int) -> tuple[Tensor, Tensor]:
+        """Return the lengths below all positions, and the number of positions with a tree."""
+        batch, last = self._batch, len(passes) - 1
+        depths = [one[..., :1].roll(-step, dims=1) for step, one in enumerate(passes[:-1])]
+        path = torch.cat([*depths, passes[-1].roll(-last, dims=1)], dim=2)
+        exists = torch.stack([batch.targets_exist(1 + d) for d in range(path.shape[2])], dim=2)
+        index = torch.arange(path.shape[1], device=path.device)
+        exists = exists & (index > batch.anchors[:, sample])[..., None]
+        count, children = exists[..., 0].sum().float(), self._settings.accepted_length_children
+        return expected_accepted_length(path.flatten(0, 1), exists.flatten(0, 1), children), count
