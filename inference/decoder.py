@@ -79,7 +79,7 @@ class SpeculativeDecoder:
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
-            fastest number; None for torch's current number.
+            fastest number on this machine; None for torch's current number.
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
             that are fastest on this machine, which are measured once. The formats change the
             drafts, but never the distribution of the output. Other drafters ignore this argument.
@@ -164,7 +164,7 @@ class SpeculativeDecoder:
         *,
         compiled: bool = False,
         packed: Packed = "auto",
-        threads: Threads = None,
+        threads: Threads = "auto",
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
