@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inference.benchmark.method_names import DRAFTER, parse_methods
 from jakiro.cli import options
 from jakiro.cli.bench_server import (
     OF_SERVERS,
@@ -68,7 +69,12 @@ def _show_methods(is_asked: bool) -> bool:
 def bench(
     context: Context,
     target: Annotated[
-        str | None, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The model to decode with.",
+        ),
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -89,6 +95,7 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="JSONL file with one of the keys prompt, turns and messages on each line, and "
             "optionally the key category; or a text file with one prompt per line.",
         ),
@@ -191,6 +198,8 @@ def bench(
             got="only some of these options, or none",
             remedy="see `jakiro bench --help`",
         )
+    for name in parse_methods(methods):
+        name.refuse_missing()
     from inference.benchmark.document import ComparisonSettings
 
     settings = settings_from(
@@ -218,7 +227,6 @@ def bench(
 def _measured(
     settings: "ComparisonSettings", target: str, dtype: str, device: options.Device
 ) -> "ComparisonDocument":
-    from inference.benchmark.method_names import parse_methods
     from inference.benchmark.run import Comparison, prompts_for, trial_for
     from inference.benchmark.subject import Subject, build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
@@ -280,7 +288,6 @@ def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options
     from rich.console import Console
 
     from inference.benchmark.costs_table import costs_tables
-    from inference.benchmark.method_names import DRAFTER, parse_methods
     from inference.benchmark.subject import load_target
     from jakiro.drafter import JakiroDrafter
     from jakiro.target.adapter import TargetAdapter

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from huggingface_hub import constants
 from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
 
 from jakiro.errors import CheckpointError
@@ -54,6 +55,30 @@ def hub_options(name_or_path: str | Path) -> dict[str, bool]:
     """
     may_ask = Path(name_or_path).exists() or is_hub_reachable()
     return {} if may_ask else {"local_files_only": True}
+
+
+def why_out_of_reach() -> str | None:
+    """Return in words that a model is not on this machine and why it cannot come from the hub.
+
+    Returns:
+        None if the hub may be within reach.
+    """
+    if not is_hub_reachable():
+        reason = f"no connection to {HF_ENDPOINT}"
+    elif constants.HF_HUB_OFFLINE:
+        reason = "HF_HUB_OFFLINE is set"
+    else:
+        return None
+    return f"no such folder, no such model in the cache, and {reason}"
+
+
+def is_in_cache(name: str) -> bool:
+    """Return whether the hub's cache on this machine has files of a model.
+
+    Args:
+        name: hub id of the model.
+    """
+    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
 
 
 def is_hub_reachable() -> bool:
