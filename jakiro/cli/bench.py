@@ -195,7 +195,7 @@ def bench(
             "there is nothing to compare",
             expected="--target, --prompts and at least one --method; or --target and --costs; or "
             "--compare A.json B.json; or --url and --prompts",
-            got="only some of these options, or none",
+            got=f"no {' and no '.join(_missing(target, methods, prompts))}",
             remedy="see `jakiro bench --help`",
         )
     for name in parse_methods(methods):
@@ -222,6 +222,14 @@ def bench(
     with _terminated_like_interrupted():
         document = _measured(settings, target, dtype, device)
         _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
+
+
+def _missing(
+    target: str | None, methods: Sequence[str] | None, prompts: Path | None
+) -> Iterator[str]:
+    """Yield the options that a comparison lacks."""
+    given = {"--target": target, "--method": methods, "--prompts": prompts}
+    yield from (name for name, value in given.items() if not value)
 
 
 def _measured(

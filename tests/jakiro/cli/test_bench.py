@@ -103,7 +103,7 @@ def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "there is nothing to compare"),
+        ([], "got: no --method; remedy: "),
         (["--method", "small-lm"], "cannot be used"),
         (["--method", "autoregressive", "--batch-size", "0"], "'--batch-size'"),
         (
