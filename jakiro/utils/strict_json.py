@@ -32,7 +32,7 @@ def parse_json_line(line: str | bytes) -> Any:
     try:
         return parse_json(line.rstrip())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at column {error.colno}") from error
+        raise ValueError(f"{error.msg} (column {error.colno})") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def test_what_is_not_plain_json_is_refused(text: str | bytes, message: str) -> N
 
 def test_a_mistake_in_a_line_is_named_by_its_column() -> None:
     assert parse_json_line(b'{"a": 1}\r\n') == {"a": 1}
-    with pytest.raises(ValueError, match=r"^Expecting ',' delimiter at column 8$"):
+    with pytest.raises(ValueError, match=r"^Expecting ',' delimiter \(column 8\)$"):
         parse_json_line('{"a": 1\n')
     with pytest.raises(ValueError, match="the key 'a' is repeated"):
         parse_json_line('{"a": 1, "a": 2}\n')
