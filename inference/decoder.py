@@ -16,7 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.compute import Packed, Threads
+from inference.autotune.compute import Packed, Threads, refuse_unusable
 from inference.autotune.online import AutoTree
 from inference.autotune.policy import RequestGroup, numbered, policy_for
 from inference.autotune.setup import set_up_drafter, set_up_target
@@ -202,6 +202,7 @@ class SpeculativeDecoder:
             "draft_forms": draft_forms,
             "other_weights": other_weights,
         }
+        refuse_unusable(threads, packed)
         parts = load_parts(drafter, target, tree, **shared, **load)
         return cls(
             *parts,
