@@ -16,7 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.compute import Packed, Threads
+from inference.autotune.compute import Packed, Threads, refuse_unusable
 from inference.autotune.online import AutoTree
 from inference.autotune.policy import RequestGroup, numbered, policy_for
 from inference.autotune.setup import set_up_drafter, set_up_target
@@ -79,7 +79,7 @@ class SpeculativeDecoder:
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
-            fastest number; None for torch's current number.
+            fastest number on this machine; None for torch's current number.
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
             that are fastest on this machine, which are measured once. The formats change the
             drafts, but never the distribution of the output. Other drafters ignore this argument.
@@ -164,7 +164,7 @@ class SpeculativeDecoder:
         *,
         compiled: bool = False,
         packed: Packed = "auto",
-        threads: Threads = None,
+        threads: Threads = "auto",
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
@@ -202,6 +202,7 @@ class SpeculativeDecoder:
             "draft_forms": draft_forms,
             "other_weights": other_weights,
         }
+        refuse_unusable(threads, packed)
         parts = load_parts(drafter, target, tree, **shared, **load)
         return cls(
             *parts,

@@ -10,20 +10,20 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
-from inference.drafters.registry import (
+from inference.drafters.names import (
+    TARGET_REMEDY,
     PairName,
     UntrainedName,
-    build_second,
-    build_untrained,
     refuse_misspelt,
+    without_target,
 )
+from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
@@ -85,12 +85,7 @@ def load_parts(
         )
         parts = Parts(model, loaded, tokenizer, tree)
     elif target is None:
-        raise ConfigError(
-            f"a target must be given, because the drafter {first} does not name one",
-            expected="a target",
-            got="no target",
-            remedy="pass target=, or --target on the command line",
-        )
+        raise without_target(first)
     else:
         parts = parts_over(first, *_load_target(str(target), load))._replace(tree=tree)
     if pair is None:
@@ -181,8 +176,7 @@ def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    remedy = "pass target=, or --target on the command line, with the target's current folder or id"
     return (
-        load_causal_lm(name_or_path, remedy=remedy, **load),
-        load_tokenizer(name_or_path, "the tokenizer of the target", remedy=remedy),
+        load_causal_lm(name_or_path, remedy=TARGET_REMEDY, **load),
+        load_tokenizer(name_or_path, "the tokenizer of the target", remedy=TARGET_REMEDY),
     )

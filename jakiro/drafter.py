@@ -24,9 +24,9 @@ from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.utils.fetch import KNOWN_MODELS
-from jakiro.utils.gguf import find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
+from jakiro.utils.model_names import DRAFTER_REMEDY, find_gguf, no_such_drafter
 from jakiro.utils.packaged_drafters import packaged_drafter
 from jakiro.utils.pretrained import (
     LOADING_ERRORS,
@@ -38,7 +38,6 @@ from moa.memory import MemoryEncoder
 from moa.target_kv import with_rotated_keys
 from moa.trunk import Trunk, TrunkInputs
 
-_REMEDY = "check the path, or train a drafter with `jakiro train`"
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 
 
@@ -196,7 +195,7 @@ class JakiroDrafter(PreTrainedModel):
             ResourceError: there is too little memory for the drafter.
         """
         path = packaged_drafter(path) or path
-        refuse_missing_folder(path, "a drafter from", _REMEDY)
+        refuse_missing_folder(path, "a drafter from", DRAFTER_REMEDY)
         refuse_files_elsewhere(Path(path), "the drafter")
         # With these options, transformers does not raise an error for mismatched weights, but
         # returns a report of them, which `_check_report` reads.
@@ -210,13 +209,7 @@ class JakiroDrafter(PreTrainedModel):
         except LOADING_ERRORS as error:
             if is_out_of_memory(error):
                 raise too_little_memory(f"the drafter {path}", error) from error
-            raise CheckpointError(
-                f"cannot load a drafter from {path}",
-                expected="a folder or hub id with config.json and model.safetensors, as written by "
-                "save_pretrained",
-                got=reason_of(error, path),
-                remedy=_REMEDY,
-            ) from error
+            raise no_such_drafter(path, reason_of(error, path)) from error
         drafter, report = loaded
         _check_report(report, path)
         _check_finite(drafter, path)

@@ -235,8 +235,8 @@ class TrainSettings(Settings):
         if self.optimizer.warmup_for(steps) > steps:
             raise ConfigError(
                 "the warm-up is longer than the run",
-                expected=f"optimizer.warmup_steps of at most {steps}, the number of "
-                f"steps in {self.epochs:g} epoch(s)",
+                expected=f"optimizer.warmup_steps of at most {steps}, the number of steps for "
+                f"epochs={self.epochs:g}",
                 got=self.optimizer.warmup_steps,
                 remedy="set optimizer.warmup_steps to auto, or raise epochs",
             )

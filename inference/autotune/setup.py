@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.autotune.compute import Compute, Packed, Threads, choose_compute
+from inference.autotune.compute import Compute, Packed, Threads, choose_compute, refuse_unusable
 from inference.autotune.draft_forms import with_forms
 from inference.autotune.policy import refuse_shape, shapes_of
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -41,8 +41,10 @@ def set_up_target(
     Raises:
         TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered, or it
             cannot be batch-invariant.
-        ConfigError: compilation cannot be combined with another argument.
+        ConfigError: `threads` or `packed` has an unusable value, or compilation cannot be combined
+            with another argument.
     """
+    refuse_unusable(threads, packed)
     if compiled:
         _check_compilation(packed, batch_invariant=batch_invariant, captured=captured)
         packed = False

@@ -22,12 +22,8 @@ from inference.benchmark.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.registry import (
-    UNTRAINED,
-    UntrainedName,
-    build_second,
-    build_untrained,
-)
+from inference.drafters.names import UNTRAINED, UntrainedName
+from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice

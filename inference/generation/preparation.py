@@ -141,7 +141,11 @@ def prepare(
     try:
         prepared = capture(model, ids, torch.ones_like(ids), **arguments)
     except (ImportError, TypeError, ValueError) as error:
-        raise PromptError("generate() rejects the arguments", got=error) from error
+        raise PromptError(
+            "generate() of transformers rejects the arguments",
+            got=error,
+            remedy="use its names and values, such as max_new_tokens (not max_tokens)",
+        ) from error
     if (count := prepared.config.num_return_sequences) not in (1, None):
         raise PromptError(
             "num_return_sequences is not supported by this method",

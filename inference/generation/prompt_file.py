@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import PromptError
-from jakiro.utils.strict_json import parse_json
+from jakiro.utils.strict_json import parse_json_line
 
 BUILT_IN: tuple[str, ...] = (
     "def read_lines(path):\n    ",
@@ -166,7 +166,7 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
 
 def _parsed(text: str, location: str) -> PromptLine:
     try:
-        fields = parse_json(text)
+        fields = parse_json_line(text)
     except ValueError as error:
         raise PromptError(
             f"{location} is not JSON",

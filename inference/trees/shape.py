@@ -7,10 +7,8 @@ from pydantic import Field, model_validator
 
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
+from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
 from jakiro.utils.settings import Settings
-
-MAX_PASSES = 16  # largest number of drafter passes for one tree
-MOST_CANDIDATES = 4096  # larger trees take gigabytes, and are never faster
 
 
 class TreeShape(Settings):

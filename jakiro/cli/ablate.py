@@ -19,7 +19,12 @@ _MEASURING = "Measurement"
 def ablate(
     context: Context,
     base: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file with the settings of a training run.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            callback=options.readable_settings,
+            help="YAML file with the settings of a training run.",
+        ),
     ],
     config: Annotated[
         list[Path],
@@ -78,6 +83,7 @@ def ablate(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="File of the prompts on which --sweep selects values; must not contain a test "
             "prompt.",
             rich_help_panel=_SWEEP,
@@ -94,6 +100,7 @@ def ablate(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="Prompt file, as for `jakiro bench`; by default, the prompts are the beginnings "
             "of validation documents.",
             rich_help_panel=_MEASURING,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from jakiro.cli import options
 from jakiro.cli.output import say, writer
 from jakiro.utils.logs import quiet_libraries
 
@@ -33,7 +34,12 @@ def build(
         ),
     ],
     tokenizer: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")
+        str,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_tokenizer,
+            help="The target's tokenizer.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the trigrams to.")],
     max_bigrams: Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inference.benchmark.method_names import DRAFTER, parse_methods
 from jakiro.cli import options
 from jakiro.cli.bench_server import (
     OF_SERVERS,
@@ -68,7 +69,12 @@ def _show_methods(is_asked: bool) -> bool:
 def bench(
     context: Context,
     target: Annotated[
-        str | None, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The model to decode with.",
+        ),
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -89,6 +95,7 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="JSONL file with one of the keys prompt, turns and messages on each line, and "
             "optionally the key category; or a text file with one prompt per line.",
         ),
@@ -188,9 +195,11 @@ def bench(
             "there is nothing to compare",
             expected="--target, --prompts and at least one --method; or --target and --costs; or "
             "--compare A.json B.json; or --url and --prompts",
-            got="only some of these options, or none",
+            got=f"no {' and no '.join(_missing(target, methods, prompts))}",
             remedy="see `jakiro bench --help`",
         )
+    for name in parse_methods(methods):
+        name.refuse_missing()
     from inference.benchmark.document import ComparisonSettings
 
     settings = settings_from(
@@ -215,10 +224,17 @@ def bench(
         _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
 
 
+def _missing(
+    target: str | None, methods: Sequence[str] | None, prompts: Path | None
+) -> Iterator[str]:
+    """Yield the options that a comparison lacks."""
+    given = {"--target": target, "--method": methods, "--prompts": prompts}
+    yield from (name for name, value in given.items() if not value)
+
+
 def _measured(
     settings: "ComparisonSettings", target: str, dtype: str, device: options.Device
 ) -> "ComparisonDocument":
-    from inference.benchmark.method_names import parse_methods
     from inference.benchmark.run import Comparison, prompts_for, trial_for
     from inference.benchmark.subject import Subject, build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
@@ -280,7 +296,6 @@ def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options
     from rich.console import Console
 
     from inference.benchmark.costs_table import costs_tables
-    from inference.benchmark.method_names import DRAFTER, parse_methods
     from inference.benchmark.subject import load_target
     from jakiro.drafter import JakiroDrafter
     from jakiro.target.adapter import TargetAdapter

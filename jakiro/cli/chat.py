@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
 from jakiro.cli.generate import load_decoder
 from jakiro.cli.options import Context, settings_from
-from jakiro.errors import JakiroError, PromptError
+from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ def chat(
 ) -> None:
     """Chat with a target in the terminal; colors show which tokens were drafted.
 
-    If standard input is not a terminal, each of its lines is a message.
+    If standard input is not a terminal, each of its lines is a message. Lines with a wrong command
+    are then reported and left out, and the exit code is 2.
     """
+    refuse_missing_parts(drafter, target)
     from jakiro.cli.dialogue import Dialogue, DialogueSettings
 
     settings = settings_from(context, DialogueSettings)
@@ -75,11 +78,16 @@ class _Terminal:
 
         self.dialogue = dialogue
         self.is_interactive = sys.stdin.isatty()
+        self._is_misspelt = False  # whether there was a wrong command
         self._answers = Console(highlight=False)
         self._notices = Console(stderr=True, highlight=False)
 
     def run(self) -> None:
-        """Answer lines until the input or the chat ends."""
+        """Answer lines until the input or the chat ends.
+
+        Raises:
+            typer.Exit: the input is not a terminal, and contains a wrong command.
+        """
         if self.is_interactive:
             with suppress(ImportError):  # some systems lack this module
                 import readline  # noqa: F401 - lets users edit lines and recall earlier lines
@@ -87,7 +95,9 @@ class _Terminal:
         for line in self._lines():
             self._handle(line)
             if self.dialogue.is_over:
-                return
+                break
+        if self._is_misspelt and not self.is_interactive:
+            raise typer.Exit(EXIT_CODE_BAD_INPUT)
 
     def _lines(self) -> Iterator[str]:
         while True:
@@ -115,8 +125,7 @@ class _Terminal:
     def _handle(self, line: str) -> None:
         try:
             if line.startswith("/"):
-                self._say(self.dialogue.execute(line))
-                self._show_legend(line)
+                self._execute(line)
             elif line.strip():
                 self._answer(line.strip())
         except JakiroError as error:
@@ -127,6 +136,15 @@ class _Terminal:
             if not self.is_interactive:
                 raise
             self._say("\nstopped")
+
+    def _execute(self, line: str) -> None:
+        """Execute a command; a wrong one does not end the chat, even if it comes from a file."""
+        try:
+            self._say(self.dialogue.execute(line))
+        except JakiroError as error:
+            self._is_misspelt = True
+            self._say(f"error: {error}")
+        self._show_legend(line)
 
     def _answer(self, question: str) -> None:
         with self._stoppable(), closing(self.dialogue.answer(question)) as pieces:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jakiro.cli import options
 from jakiro.utils.logs import quiet_libraries
 
 data = typer.Typer(
@@ -14,13 +15,25 @@ data = typer.Typer(
     no_args_is_help=True,
 )
 
-_Tokenizer = Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")]
+_Tokenizer = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH_OR_HUB_ID",
+        callback=options.existing_tokenizer,
+        help="The target's tokenizer.",
+    ),
+]
 
 
 @data.command()
 @quiet_libraries()
 def texts(
-    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="Causal language model.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID", callback=options.existing_model, help="Causal language model."
+        ),
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="File to write.")],
     files: Annotated[int, typer.Option(min=1, help="Number of source files.")] = 200,
     batches: Annotated[

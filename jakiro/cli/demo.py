@@ -30,6 +30,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
             help="Model to draft for, instead of the preset's model; the default preset is then "
             "small.",
         ),

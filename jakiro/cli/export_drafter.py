@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from jakiro.cli import options
 from jakiro.errors import CheckpointError, ConfigError, TargetMismatch
+from jakiro.utils.files import ensure_new_file
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.model_names import refuse_missing_drafter
 
 if TYPE_CHECKING:
     from jakiro.drafter import JakiroDrafter
@@ -35,6 +38,7 @@ def export_drafter(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
             help="The target; by default the one that the drafter's config names. Its weights are "
             "read only for vllm.",
         ),
@@ -52,19 +56,19 @@ def export_drafter(
 
     The layouts eagle3 and speculators require the architecture of EAGLE-3.
     """
-    from jakiro.drafter import JakiroDrafter
-    from jakiro.exchange.eagle3_export import export_eagle3, without_ids
-    from jakiro.exchange.serve_commands import serve_commands
-    from jakiro.exchange.writing import checksums_in, write_export
-    from jakiro.utils.files import ensure_new_file
-    from jakiro.utils.pretrained import local_model
-
     if without_layer_ids and to == "vllm":
         raise ConfigError(
             "--without-layer-ids cannot be used with --to vllm",
             remedy="leave out this option",
         )
+    refuse_missing_drafter(drafter)
     ensure_new_file(out, "a drafter")
+    from jakiro.drafter import JakiroDrafter
+    from jakiro.exchange.eagle3_export import export_eagle3, without_ids
+    from jakiro.exchange.serve_commands import serve_commands
+    from jakiro.exchange.writing import checksums_in, write_export
+    from jakiro.utils.pretrained import local_model
+
     loaded = JakiroDrafter.from_pretrained(drafter)
     name = target or loaded.config.target_record.name_or_path
     if to == "vllm":

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 @quiet_libraries()
 def features(
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file with the training settings.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            callback=options.readable_settings,
+            help="YAML file with the training settings.",
+        ),
     ],
     out: Annotated[
         Path,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.errors import PromptError
@@ -58,10 +59,11 @@ def generate(
     device: options.Device = "auto",
 ) -> None:
     """Answer a question or continue a text exactly as the target would, but faster."""
+    text = _prompt_text(prompt)
+    _refuse_empty(text)
+    refuse_missing_parts(drafter, target)
     from inference.generation.streaming import TextPrinter
 
-    text = _prompt_text(prompt)
-    _refuse_empty(text)  # before the models are loaded
     decoder = load_decoder(context)
     is_chat = _is_chat(decoder, raw, system)
     if len(text) > _LONG and decoder.tokenizer is not None:

@@ -8,6 +8,8 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.errors import CheckpointError, ConfigError
+from jakiro.utils.files import ensure_new_file
+from jakiro.utils.hub import refuse_missing_folder
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ def import_drafter(
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH_OR_HUB_ID", help="The target that the drafter was published for."
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The target that the drafter was published for.",
         ),
     ] = None,
     out: Annotated[
@@ -42,6 +46,7 @@ def import_drafter(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="Prompt file to measure agreement and tau with, as for `jakiro bench`; by default "
             "a few built-in prompts.",
         ),
@@ -74,11 +79,12 @@ def import_drafter(
     The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
     Before anything is written, the drafter's agreement with the target and tau are measured.
     """
+    refuse_missing_folder(head, "a published drafter from", "check the path or id")
+    _check_options(target, out, num_prompts, max_new_tokens, dry_run=dry_run)
     from jakiro.exchange.checkpoint import read_checkpoint
     from jakiro.exchange.families import plan_import
     from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_import
 
-    _check_options(target, out, num_prompts, max_new_tokens, dry_run=dry_run)
     plan = plan_import(read_checkpoint(head, revision))
     for line in plan.lines():
         typer.echo(line)
@@ -110,8 +116,6 @@ def import_drafter(
 def _check_options(
     target: str | None, out: Path | None, num_prompts: int, max_new_tokens: int, *, dry_run: bool
 ) -> None:
-    from jakiro.utils.files import ensure_new_file
-
     if not dry_run and (target is None or out is None):
         raise ConfigError(
             "an import needs a target and a folder to write",

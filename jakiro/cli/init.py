@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.errors import ConfigError
 
@@ -16,6 +17,7 @@ def init(
         str,
         typer.Argument(
             metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
             help="The target; only its config is read.",
             show_default=False,
         ),

@@ -8,7 +8,12 @@ import typer
 
 from jakiro.errors import ConfigError
 from jakiro.utils.dtype_names import long_dtype
-from jakiro.utils.settings import Settings, validate_settings
+from jakiro.utils.settings import (
+    Settings,
+    apply_overrides,
+    read_layered_yaml,
+    validate_settings,
+)
 
 if TYPE_CHECKING:
     from typer import Context as Context
@@ -24,6 +29,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY.PATH=VALUE",
+        callback=lambda overrides: _checked_overrides(overrides),
         help="Replace a value of the settings file; may be repeated.",
     ),
 ]
@@ -67,6 +73,7 @@ TargetOfDrafter = Annotated[
     str | None,
     typer.Option(
         metavar="PATH_OR_HUB_ID",
+        callback=lambda name: existing_model(name),
         help="The target; by default the one that the drafter's config names.",
     ),
 ]
@@ -107,6 +114,7 @@ ThreadCount = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
+        callback=lambda value: _checked_threads(value),
         help="Number of threads of decoding steps on a CPU; auto measures which is fastest.",
     ),
 ]
@@ -135,6 +143,7 @@ WritingDrafter = Annotated[
     str | None,
     typer.Option(
         metavar="DRAFTER",
+        callback=lambda name: _existing_drafter(name),
         help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
     ),
 ]
@@ -155,6 +164,72 @@ def as_threads(value: str) -> "Threads":
             got=value,
         )
     return int(value)
+
+
+def _checked_threads(value: str) -> str:
+    as_threads(value)
+    return value
+
+
+def _checked_overrides(overrides: list[str] | None) -> list[str] | None:
+    apply_overrides({}, overrides or ())
+    return overrides
+
+
+def readable_settings(path: Path) -> Path:
+    """Return the path or the name of a settings file that is YAML, as those that it extends are.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not YAML.
+    """
+    read_layered_yaml(path)
+    return path
+
+
+def existing_file(path: Path | None) -> Path | None:
+    """Return a path that was given for a file to read, or None if none was given.
+
+    Raises:
+        ConfigError: there is no file at the path.
+    """
+    if path is not None and not path.is_file():
+        raise ConfigError(
+            f"there is no file {path}",
+            expected="an existing file",
+            got="a folder" if path.is_dir() else "nothing at this path",
+            remedy="check the path",
+        )
+    return path
+
+
+def existing_model(name: str | None) -> str | None:
+    """Return a name that was given for a model, or None if none was given.
+
+    Raises:
+        CheckpointError: there is certainly no such model (see `refuse_missing_model`).
+        ConfigError: the name is that of a missing GGUF file.
+    """
+    from jakiro.utils.model_names import refuse_missing_model
+
+    if name is not None:
+        refuse_missing_model(name)
+    return name
+
+
+def _existing_drafter(name: str | None) -> str | None:
+    from inference.drafters.names import refuse_missing_drafters
+
+    if name is not None:
+        refuse_missing_drafters(name)
+    return name
+
+
+def existing_tokenizer(name: str) -> str:
+    """Return a name that was given for a tokenizer; this raises the errors of `existing_model`."""
+    from jakiro.utils.model_names import refuse_missing_model
+
+    refuse_missing_model(name, "a tokenizer from")
+    return name
 
 
 def as_packed(value: Literal["auto", "yes", "no"]) -> "Packed":

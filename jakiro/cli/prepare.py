@@ -5,12 +5,21 @@ from typing import Annotated, Literal
 
 import typer
 
+from jakiro.cli import options
+
 DATA = "Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT; may be repeated."
 SKIP = "Leave out unusable records and report how many; by default, they are errors."
 
 
 def prepare(
-    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to draft for.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The model to draft for.",
+        ),
+    ],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
     sequence_length: Annotated[
         int, typer.Option(min=2, help="Number of tokens of a packed sequence.")
@@ -31,6 +40,9 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenize data into the cache that training uses, and report what was read and left out."""
+    from training.data.sources import find_sources
+
+    find_sources(data)  # refuses missing files before the libraries are imported
     from rich.console import Console
 
     from jakiro.utils.logs import quiet_libraries

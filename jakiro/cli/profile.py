@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from jakiro.cli.options import Context, settings_from
+from jakiro.cli.options import Context, existing_file, existing_model, settings_from
 from jakiro.cli.output import say
 from jakiro.utils.dtype_names import long_dtype
 from jakiro.utils.logs import quiet_libraries
@@ -20,6 +20,7 @@ _Target = Annotated[
     str | None,
     typer.Option(
         metavar="PATH_OR_HUB_ID",
+        callback=existing_model,
         help="The target; by default a small model with random weights.",
     ),
 ]
@@ -44,6 +45,7 @@ _Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
+        callback=existing_file,
         help="Prompt file, as for `jakiro bench`; by default built-in prompts. A model with "
         "random weights gets random prompts.",
     ),

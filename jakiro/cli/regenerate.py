@@ -10,6 +10,7 @@ from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.prepare import DATA, SKIP
 from jakiro.utils.progress import writing_progress
+from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 def regenerate(
     context: Context,
     target: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the answers.")
+        str,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The model that writes the answers.",
+        ),
     ],
     data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
     out: options.RecordsOut,
@@ -43,15 +49,16 @@ def regenerate(
 ) -> None:
     """Replace the answers in training data with the target's own, for a higher acceptance rate."""
     from training.data.regeneration.output_file import OutputFile, check_apart
-    from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
     from training.data.sources import find_sources
 
-    settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
+    from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
+
+    settings = settings_from(context, RegenerationSettings)
     inputs = _inputs_fingerprint(target, drafter, dtype, settings, sources)
     if inputs is not None and output.is_finished_from(inputs):
-        typer.echo(f"{output.num_records:,} records in {out}, 0 of them new")
+        typer.echo(f"{counted(output.num_records, 'record')} in {out}, 0 of them new")
         return
     regenerator = Regenerator(load_decoder(target, drafter, dtype, device), settings)
     total = sum(source.num_records() for source in sources)
@@ -109,16 +116,17 @@ def load_decoder(
 
 
 def _report(written: "RegenerationCounts", num_records: int, out: Path, temperature: float) -> None:
-    typer.echo(f"{num_records:,} records in {out}, {written.records:,} of them new")
+    typer.echo(f"{counted(num_records, 'record')} in {out}, {written.records:,} of them new")
     typer.echo(
-        f"{written.answers:,} answers ({written.tokens:,} tokens), tau {written.tau:.2f}; "
-        f"{written.left_out:,} unusable records left out"
+        f"{counted(written.answers, 'answer')} ({written.tokens:,} tokens), tau {written.tau:.2f}; "
+        f"{counted(written.left_out, 'unusable record')} left out"
     )
     if written.kept:
-        typer.echo(f"{written.kept:,} records kept, because none of their answers had been cut off")
+        kept = counted(written.kept, "record")
+        typer.echo(f"{kept} without answers that had been cut off: unchanged")
     if written.cut:
         remedy = "choose another --out" if temperature else "only their records are answered again"
         typer.echo(
-            f"{written.cut:,} answers reached the length limit and are marked as cut off; "
+            f"{counted(written.cut, 'answer')} reached the length limit, marked as cut off; "
             f"with a larger --max-new-tokens, {remedy}"
         )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
 from jakiro.cli.generate import load_decoder
 from jakiro.cli.options import Context, settings_from
@@ -143,10 +144,12 @@ def serve(
     JAKIRO_API_KEY is set; it has several keys if they are separated by commas.
     """
     require_extra("serve")
+    keys = _api_keys()
+    refuse_missing_parts(drafter, target)
     from inference.serving.server import serve as serve_decoder
     from inference.serving.settings import ServeSettings
 
-    settings = settings_from(context, ServeSettings, api_keys=_api_keys())
+    settings = settings_from(context, ServeSettings, api_keys=keys)
 
     def on_ready(url: str) -> None:
         say(f"ready: {url}")

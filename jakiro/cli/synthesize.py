@@ -9,6 +9,7 @@ from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.regenerate import load_decoder
 from jakiro.utils.progress import writing_progress
+from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
     from training.data.synthesis import SynthesisCounts
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 def synthesize(
     context: Context,
     target: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the conversations.")
+        str,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The model that writes the conversations.",
+        ),
     ],
     conversations: Annotated[int, typer.Option(help="Number of records in the finished file.")],
     out: options.RecordsOut,
@@ -72,6 +78,6 @@ def synthesize(
 
 
 def _report(counts: "SynthesisCounts", num_records: int, out: Path) -> None:
-    typer.echo(f"{num_records:,} records in {out}, {counts.records:,} of them new")
+    typer.echo(f"{counted(num_records, 'record')} in {out}, {counts.records:,} of them new")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.most_common())
     typer.echo(f"{counts.tokens:,} tokens generated; dropped: {reasons or 'nothing'}")

@@ -13,7 +13,12 @@ from jakiro.utils.logs import quiet_libraries
 @quiet_libraries()
 def throughput(
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file with the settings of a training run.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            callback=options.readable_settings,
+            help="YAML file with the settings of a training run.",
+        ),
     ],
     overrides: options.Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps to time.")] = 12,

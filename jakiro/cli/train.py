@@ -21,7 +21,12 @@ _GIB = 2**30
 
 
 def train(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="YAML file with the settings.")],
+    config: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", callback=options.readable_settings, help="YAML file with the settings."
+        ),
+    ],
     overrides: options.Overrides = None,
     processes: Annotated[
         int | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
 from jakiro.cli.options import DRAFTERS, Context, refuse_given, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
@@ -36,6 +37,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="Prompt file, as for `jakiro bench`; by default a few built-in prompts.",
         ),
     ] = None,
@@ -89,9 +91,11 @@ def verify(
     With --url, check a running server instead: the command runs the target itself, and
     compares its output with the texts of the server.
     """
+    _refuse_unusable(context)
     from inference.generation.prompt_file import BUILT_IN, read_prompts
+    from inference.losslessness.records import QUICK_SAMPLES
 
-    count = _samples(samples, quick=quick)
+    count = QUICK_SAMPLES if quick else samples
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file, standard_output=True)
     show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
@@ -125,20 +129,13 @@ def _verified(
     from inference.losslessness import VerifySettings, verify_losslessness
     from jakiro.utils.pretrained import choose_device
 
-    refuse_given(context, _OF_SERVERS, "--url")
     chosen = context.params
-    if chosen["drafter"] is None:
-        raise ConfigError(
-            "there is nothing to verify",
-            expected="--drafter, or --url and --target",
-            got="neither --drafter nor --url",
-            remedy="see `jakiro verify --help`",
-        )
     settings = settings_from(context, VerifySettings, samples=samples)
     decoder = SpeculativeDecoder.from_pretrained(
         chosen["drafter"],
         chosen["target"],
         chosen["tree"],
+        threads=None,  # those of the target alone: their number may change how numbers are rounded
         batch_invariant=chosen["batch_invariant"],
         dtype=chosen["dtype"],
         device_map=choose_device(chosen["device"]),
@@ -147,17 +144,27 @@ def _verified(
         return verify_losslessness(decoder, prompts, settings, show_check, tracked(progress))
 
 
-def _samples(samples: int | None, *, quick: bool) -> int | None:
-    from inference.losslessness.records import QUICK_SAMPLES
-
-    if samples is not None and quick:
+def _refuse_unusable(context: Context) -> None:
+    """Raise an error for options that do not fit together or name what does not exist."""
+    chosen = context.params
+    if chosen["samples"] is not None and chosen["quick"]:
         raise ConfigError(
             "--quick chooses the number of samples",
             expected="--quick or --samples",
-            got=f"--quick --samples {samples}",
+            got=f"--quick --samples {chosen['samples']}",
             remedy="leave one of them out",
         )
-    return QUICK_SAMPLES if quick else samples
+    if chosen["url"] is not None:
+        return
+    refuse_given(context, _OF_SERVERS, "--url")
+    if chosen["drafter"] is None:
+        raise ConfigError(
+            "there is nothing to verify",
+            expected="--drafter, or --url and --target",
+            got="neither --drafter nor --url",
+            remedy="see `jakiro verify --help`",
+        )
+    refuse_missing_parts(chosen["drafter"], chosen["target"])
 
 
 def _word(passed: bool) -> str:

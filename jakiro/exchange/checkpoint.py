@@ -17,7 +17,8 @@ from torch import Tensor
 
 from jakiro.errors import CheckpointError
 from jakiro.utils.hub import hub_options, is_written_as_path
-from jakiro.utils.pretrained import refuse_files_elsewhere, summary_of
+from jakiro.utils.packaged_drafters import packaged_drafter
+from jakiro.utils.pretrained import reason_of, refuse_files_elsewhere, summary_of
 from jakiro.utils.strict_json import parse_json
 
 _SAFETENSORS = "model.safetensors"
@@ -157,8 +158,8 @@ def read_checkpoint(name_or_path: str | Path, revision: str | None = None) -> Dr
 
 
 def _folder_of(name: str, revision: str | None) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
+    if (folder := packaged_drafter(name) or Path(name)).is_dir():
+        return folder
     if is_written_as_path(name) or Path(name).exists():
         raise _unusable(Path(name), "a folder or a hub id such as owner/name", "no such folder")
     try:
@@ -170,7 +171,7 @@ def _folder_of(name: str, revision: str | None) -> Path:
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         raise _unusable(
-            Path(name), "a folder, or a drafter on the hub", summary_of(error)
+            Path(name), "a folder, or a drafter on the hub", reason_of(error, name)
         ) from error
 
 

@@ -45,6 +45,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def publish(partial: Path, final: Path) -> None:
     """Rename a finished folder once all its contents are on disk.
 
+    Everyone who may read the folder may read its files: safetensors writes files that only their
+    owner may read.
+
     Args:
         partial: finished folder under its temporary name.
         final: new path, on the same file system; either nothing exists there, or an empty folder.
@@ -53,6 +56,8 @@ def publish(partial: Path, final: Path) -> None:
         OSError: the disk is full, or the name is taken; `partial` keeps its name.
     """
     for path in (*partial.rglob("*"), partial):
+        if path.is_file():
+            path.chmod(path.parent.stat().st_mode & 0o666)
         _bring_to_disk(path)
     partial.rename(final)
     _bring_to_disk(final.parent)

@@ -18,49 +18,16 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import CheckpointError
 from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 
-SUFFIX = ".gguf"
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
 CONFIG_KEY = "gguf"
 
 _logger = get_logger(__name__)
-
-
-def find_gguf(name_or_path: str | Path) -> Path | None:
-    """Return the GGUF file that a path refers to; None if the path refers to something else.
-
-    Args:
-        name_or_path: path of a GGUF file, or of a folder that contains one and has no config.json.
-
-    Raises:
-        ConfigError: the file does not exist, or the folder contains several GGUF files.
-    """
-    path = Path(name_or_path)
-    if path.suffix.lower() == SUFFIX:
-        if not path.is_file():
-            raise ConfigError(
-                f"there is no file {path}",
-                expected="an existing GGUF file",
-                got="nothing at this path" if not path.exists() else "a folder",
-                remedy="check the path",
-            )
-        return path
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX)
-    if len(files) > 1:
-        raise ConfigError(
-            f"the folder {path} contains several models",
-            expected="a folder with a single GGUF file, or the path of a GGUF file",
-            got=", ".join(file.name for file in files),
-            remedy="pass the path of the file to load",
-        )
-    return files[0] if files else None
 
 
 def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: bool = False) -> Path:

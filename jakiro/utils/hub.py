@@ -1,14 +1,17 @@
 """Names of folders and of repositories on the hub, and whether the hub can be reached."""
 
-import os
 import socket
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from huggingface_hub import constants
 from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
 
 from jakiro.errors import CheckpointError
+
+_SECONDS = 3.0  # time in which a hub or a proxy must accept a connection
 
 
 def is_written_as_path(name: str) -> bool:
@@ -56,16 +59,48 @@ def hub_options(name_or_path: str | Path) -> dict[str, bool]:
     return {} if may_ask else {"local_files_only": True}
 
 
+def why_out_of_reach() -> str | None:
+    """Return in words that a model is not on this machine and why it cannot come from the hub.
+
+    Returns:
+        None if the hub may be within reach.
+    """
+    if not is_hub_reachable():
+        reason = f"no connection to {HF_ENDPOINT}"
+    elif constants.HF_HUB_OFFLINE:
+        reason = "HF_HUB_OFFLINE is set"
+    else:
+        return None
+    return f"no such folder, no such model in the cache, and {reason}"
+
+
+def is_in_cache(name: str) -> bool:
+    """Return whether the hub's cache on this machine has files of a model.
+
+    Args:
+        name: hub id of the model.
+    """
+    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
+
+
 def is_hub_reachable() -> bool:
-    """Return False if the hub's address is unknown to this machine and no proxy is set."""
-    if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
-        return True
-    return _is_known(urlsplit(HF_ENDPOINT).hostname)
+    """Return whether the hub, or the proxy between this machine and the hub, accepts connections.
+
+    The libraries would try again for up to a minute before they report that there is no connection.
+    """
+    hub = urlsplit(HF_ENDPOINT)
+    proxy = getproxies().get(hub.scheme)
+    if proxy is None or proxy_bypass(hub.netloc):
+        return _answers(HF_ENDPOINT)
+    return _answers(proxy if "://" in proxy else f"http://{proxy}")
 
 
-@cache  # a loader asks several times, and a failed answer may take seconds
-def _is_known(host: str | None) -> bool:
+@cache  # a loader asks several times, and a missing answer takes seconds
+def _answers(url: str) -> bool:
     try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
+        address = urlsplit(url)
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname or "", port), timeout=_SECONDS).close()
+    except (OSError, ValueError):  # a ValueError for a port that is no number
         return False
+    return True

@@ -8,14 +8,12 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -28,12 +26,13 @@ from transformers import (
 )
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
-from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
+from jakiro.utils.fetch import fetched_model
 from jakiro.utils.files import file_states
-from jakiro.utils.gguf import convert_gguf, find_gguf
-from jakiro.utils.hub import hub_options, refuse_missing_folder
+from jakiro.utils.gguf import convert_gguf
+from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reach
 from jakiro.utils.logs import get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
+from jakiro.utils.model_names import CHECK_THE_PATH, find_gguf, no_such_model
 
 _logger = get_logger(__name__)
 
@@ -49,7 +48,6 @@ TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_CHECK_THE_PATH = "check the path"
 # Errors of transformers and of the libraries it uses when files are damaged or do not fit together,
 # or when memory does not suffice.
 LOADING_ERRORS = (
@@ -75,7 +73,7 @@ def load_causal_lm(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     attn_implementation: str | None = None,
-    remedy: str = _CHECK_THE_PATH,
+    remedy: str = CHECK_THE_PATH,
     **load: Any,
 ) -> PreTrainedModel:
     """Return a causal language model in evaluation mode.
@@ -179,7 +177,7 @@ def load_tokenizer(
     name_or_path: str | Path,
     what: str = "a tokenizer from",
     *,
-    remedy: str = _CHECK_THE_PATH,
+    remedy: str = CHECK_THE_PATH,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer from a folder or from the hub.
 
@@ -215,7 +213,7 @@ def load_config(
     name_or_path: str | Path,
     what: str = "the config of the target",
     *,
-    remedy: str = _CHECK_THE_PATH,
+    remedy: str = CHECK_THE_PATH,
 ) -> PreTrainedConfig:
     """Return a model's config; for PEFT adapters, the config of the model that they adapt.
 
@@ -292,13 +290,7 @@ def _cannot_load(
 ) -> CheckpointError | ResourceError:
     if is_out_of_memory(error):
         return too_little_memory(f"{what} {name_or_path}", error)
-    similar = get_close_matches(str(name_or_path), KNOWN_MODELS, n=1)
-    return CheckpointError(
-        f"cannot load {what} {name_or_path}",
-        expected="a folder or hub id of a causal language model with its tokenizer",
-        got=reason_of(error, name_or_path),
-        remedy=f"use {similar[0]}, which `jakiro fetch` downloads" if similar else remedy,
-    )
+    return no_such_model(name_or_path, what, reason_of(error, name_or_path), remedy)
 
 
 def reason_of(error: Exception, name_or_path: str | Path) -> str:
@@ -308,8 +300,9 @@ def reason_of(error: Exception, name_or_path: str | Path) -> str:
         error: error of a library.
         name_or_path: folder or hub id that could not be loaded.
     """
-    if hub_options(name_or_path) and isinstance(error, OSError):
-        return f"no such folder, no such model in the cache, and no connection to {HF_ENDPOINT}"
+    missing = None if Path(name_or_path).exists() else why_out_of_reach()
+    if missing is not None and isinstance(error, OSError):
+        return missing
     return summary_of(error)
 
 

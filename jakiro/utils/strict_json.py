@@ -20,6 +20,21 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("brackets are nested too deeply") from error
 
 
+def parse_json_line(line: str | bytes) -> Any:
+    """Return the value of a line of a JSONL file.
+
+    Args:
+        line: line, with or without the newline at its end; bytes in UTF-8.
+
+    Raises:
+        ValueError: as for `parse_json`; the message names the column.
+    """
+    try:
+        return parse_json(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} (column {error.colno})") from error
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):

@@ -48,6 +48,13 @@ def test_a_drafter_loads_the_target_and_tokenizer_it_was_made_for(drafter_path: 
     assert output.stats.emitted == len(output.new_token_ids) == len(output.depths) == 12
 
 
+def test_a_loaded_decoder_chooses_the_number_of_threads(drafter_path: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
+    assert decoder.compute.threads is not None
+    unchanged = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed", threads=None)
+    assert unchanged.compute.threads is None
+
+
 def test_forms_reach_the_trained_drafter_alone_and_in_a_pair(drafter_path: Path) -> None:
     alone = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     allowed = head_forms(alone.target)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import counted
 
 Fill = Literal["texts", "all"]  # kinds of documents that are split to fill sequences
 
@@ -67,22 +68,23 @@ class DataCounts(Settings):
     def lines(self) -> Iterator[str]:
         """Yield log lines that report the counts."""
         read, packed = self.read, self.packed
-        dropped = f", {read.dropped:,} dropped because they have fewer than two tokens"
+        dropped = f", {read.dropped:,} with fewer than two tokens dropped"
         yield (
-            f"{read.records:,} records read, {read.skipped:,} skipped; "
-            f"{read.documents:,} documents kept{dropped if read.dropped else ''}"
+            f"{counted(read.records, 'record')} read, {read.skipped:,} skipped; "
+            f"{counted(read.documents, 'document')} kept{dropped if read.dropped else ''}"
         )
         fraction = read.responses / read.tokens
-        yield f"{read.tokens:,} tokens, {read.responses:,} of them in responses ({fraction:.0%})"
+        tokens = counted(read.tokens, "token")
+        yield f"{tokens}, {read.responses:,} of them in responses ({fraction:.0%})"
         parts = [
-            f"{packed.documents:,} documents packed into {packed.sequences:,} sequences with "
-            f"{packed.padding:.1%} padding"
+            f"{counted(packed.documents, 'document')} packed into "
+            f"{counted(packed.sequences, 'sequence')} with {packed.padding:.1%} padding"
         ]
         if packed.split:
-            parts.append(f"{packed.split:,} were split")
+            parts.append(f"{counted(packed.split, 'document')} split")
         if packed.left_out:
             parts.append(
-                f"{packed.left_out:,} pieces without a response or of fewer than two tokens were "
-                f"dropped ({packed.left_out_tokens:,} tokens)"
+                f"{counted(packed.left_out, 'piece')} without a response or of fewer than two "
+                f"tokens dropped ({counted(packed.left_out_tokens, 'token')})"
             )
         yield "; ".join(parts)

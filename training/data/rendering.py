@@ -294,5 +294,5 @@ def _length(
         got=f"{type(tokenizer).__name__}, which reports no offsets and has a token "
         "that spans the beginning or end of a response",
         remedy="put the tokenizer.json of a fast tokenizer into the target's folder, provide the "
-        "records as input_ids with loss_mask, or set data.skip_bad_records=true to skip them",
+        "records as input_ids with loss_mask",
     )

@@ -10,15 +10,30 @@ from typing import Any, NamedTuple
 from jakiro.errors import DataError
 from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.logs import get_logger
-from jakiro.utils.strict_json import parse_json
+from jakiro.utils.strict_json import parse_json, parse_json_line
 
+_SKIPPING = "skip such records: --skip-bad-records, or data.skip_bad_records=true in settings"
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted
 
 _logger = get_logger(__name__)
 
 
 class RecordError(DataError):
-    """A single record cannot be used; other records may be usable."""
+    """A single record cannot be used; other records may be usable.
+
+    Args:
+        message: as for `JakiroError`.
+        **parts: the other arguments of `JakiroError`.
+    """
+
+    def __init__(self, message: str, **parts: Any) -> None:
+        super().__init__(message, **parts)
+        self.message, self.parts = message, parts
+
+    def with_choice(self) -> "RecordError":
+        """Return the same error with the advice that unusable records can be skipped."""
+        remedy = self.parts.get("remedy") or "correct the record"
+        return RecordError(self.message, **self.parts | {"remedy": f"{remedy}, or {_SKIPPING}"})
 
 
 @dataclass
@@ -27,11 +42,12 @@ class Intake:
 
     Attributes:
         is_skipping: whether unusable records are skipped; if not, the first one raises an error.
+            None if the user cannot choose to skip them.
         num_records: number of records read so far, unusable records included.
         num_skipped: number of unusable records skipped so far.
     """
 
-    is_skipping: bool = False
+    is_skipping: bool | None = None
     num_records: int = 0
     num_skipped: int = 0
 
@@ -45,8 +61,10 @@ class Intake:
         try:
             yield
         except RecordError as error:
-            if not self.is_skipping:
+            if self.is_skipping is None:
                 raise
+            if not self.is_skipping:
+                raise error.with_choice() from error
             self.num_skipped += 1
             if self.num_skipped <= _SHOWN:
                 _logger.warning(f"skipped: {error}")
@@ -173,11 +191,19 @@ def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
         intake: counter of records, which may also skip malformed records.
 
     Raises:
-        DataError: in the same cases as in the `records` method of each source.
+        DataError: there are no records; or in the same cases as in the `records` method of each
+            source.
     """
     for number, source in enumerate(sources):
         for record in source.records(intake):
             yield record._replace(source=number)
+    if intake.num_records == 0:
+        raise DataError(
+            f"there are no records in {', '.join(source.name for source in sources)}",
+            expected='at least one record, such as {"text": "..."} or {"messages": [...]}',
+            got="an empty file" if len(sources) == 1 else "empty files",
+            remedy="check --data, or data.paths in settings, and how the data was written",
+        )
 
 
 def is_data(path: Path) -> bool:
@@ -219,7 +245,7 @@ def _sources_at(name: str) -> list[Source]:
             f"there is no file or folder {hub_name}",
             expected="training data",
             got="nothing",
-            remedy="check data.paths",
+            remedy="check the path, which is given by --data, or by data.paths in settings",
         )
     return [HubSource(hub_name, split or "train")]
 
@@ -309,7 +335,7 @@ def _as_record(value: Any, location: str, number: int) -> Record:
 
 def _parse(line: bytes, location: str) -> Any:
     try:
-        return parse_json(line)
+        return parse_json_line(line)
     except ValueError as error:
         raise RecordError(f"{location} is not JSON", expected="valid JSON", got=error) from error
 

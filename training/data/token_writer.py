@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from jakiro.errors import DataError, ResourceError
 from jakiro.utils.files import publish, write_atomically
+from jakiro.utils.wording import counted
 from training.data.counts import ReadCounts
 from training.data.documents import Document
 from training.data.sources import Intake, Record
@@ -84,8 +85,11 @@ def _write(
         raise DataError(
             "the data contains nothing to learn from",
             expected="documents with response tokens",
-            got=f"{counts.documents} documents without response tokens, "
-            f"{counts.skipped} records skipped",
+            got=f"{counted(counts.documents, 'document')} without response tokens, "
+            f"{counted(counts.skipped, 'record')} skipped",
+            remedy="add answers of the assistant to the records"
+            if counts.documents
+            else "correct the records; the warnings, or a run that skips none, tell what is wrong",
         )
     _save_array(folder / "starts.npy", np.array(starts, np.int64))
     _save_array(folder / "hashes.npy", np.array(hashes, np.uint64))

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from jakiro.utils.files import write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
+from jakiro.utils.wording import counted
 
 _logger = get_logger(__name__)
 
@@ -71,8 +72,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return []
     whole_lines = path.read_bytes().split(b"\n")[:-1]
     found = [record for line in whole_lines if (record := _record_of(line)) is not None]
-    if len(found) < len(whole_lines):
-        _logger.warning(f"{path}: left out {len(whole_lines) - len(found)} damaged line(s)")
+    if num_damaged := len(whole_lines) - len(found):
+        _logger.warning(f"{path}: left out {counted(num_damaged, 'damaged line')}")
     return found
 
 

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
+from jakiro.utils.wording import counted
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.distributed.checkpoint import Checkpoints
@@ -249,8 +250,8 @@ class Run:
         if patience is None or self._state.num_without_gain < patience:
             return False
         _logger.info(
-            f"the run ends after {self._state.step} steps, because {patience} evaluation(s) in a "
-            "row showed no improvement (evaluation.patience)"
+            f"the run ends after {self._state.step} steps, because of "
+            f"{counted(patience, 'evaluation')} in a row without improvement (evaluation.patience)"
         )
         return True
 

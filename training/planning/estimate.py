@@ -10,6 +10,7 @@ from rich.table import Table
 
 from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import TORCH_DTYPES, Kind
+from jakiro.utils.wording import counted
 from training.config import TrainSettings
 from training.module import TrainingModule
 from training.planning.simulation import Simulation, drafter_on_meta, simulate, target_on_meta
@@ -219,6 +220,7 @@ def _parameters(found: Estimate) -> str:
 
 def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     states, batch = found.states, found.settings.batch
+    processes = counted(found.num_processes, "process", "processes")
     sizes = f"{batch.micro_batch_size} of {batch.global_batch_size} sequences"
     return {
         "target": size_text(found.target),
@@ -230,7 +232,7 @@ def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
         "of the above, in main memory": size_text(states.host),
         "states and cache of the target": size_text(found.micro_batch.target_states),
         "activations": size_text(found.micro_batch.activations),
-        "a micro-batch": f"{sizes}, {found.num_processes} process(es)",
+        "a micro-batch": f"{sizes}, {processes}",
         "main memory of a process while loading": size_text(found.host_bytes),
         **_shards(found),
         "disk, total": size_text(found.disk_bytes),

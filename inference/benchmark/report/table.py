@@ -8,7 +8,7 @@ from rich.table import Table
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.report.style import interval
-from inference.benchmark.report.verdict import has_too_few
+from inference.benchmark.report.verdict import has_too_few, rounding_note
 from inference.benchmark.stats import FEWEST_PROMPTS
 
 _COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
@@ -37,7 +37,13 @@ def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
             if method.temperature == temperature:
                 table.add_row(*_cells(method))
         yield table
+    yield from _notes(document)
+
+
+def _notes(document: ComparisonDocument) -> Iterator[str]:
     yield LEGEND
+    if any(method.identical_to_target is False for method in document.methods):
+        yield rounding_note(document.environment.target.dtype)
     if any(has_too_few(method.samples) for method in document.methods):
         yield f"Intervals need at least {FEWEST_PROMPTS} prompts."
     load, processors = document.environment.load_average, document.environment.num_cpus

@@ -35,6 +35,20 @@ def num_groups(samples: Iterable[SampleRecord]) -> int:
     return len({sample.group for sample in samples})
 
 
+def rounding_note(dtype: str) -> str:
+    """Return why greedy answers can differ from the target's own, although decoding is lossless.
+
+    Args:
+        dtype: dtype of the target.
+    """
+    often = f" (often in {dtype})" if dtype in ("float16", "bfloat16") else ""
+    return (
+        "Answers that differ need not be wrong: when several tokens are computed together, logits "
+        "are rounded differently, which can decide between tokens that are almost equally likely"
+        f"{often}. `jakiro verify` checks that nothing else differs."
+    )
+
+
 def has_too_few(samples: Iterable[SampleRecord]) -> bool:
     """Return whether there are too few independent samples for an interval."""
     return num_groups(samples) < FEWEST_PROMPTS
@@ -144,7 +158,8 @@ def verdict(document: ComparisonDocument, temperature: float, looks: Looks) -> M
         speed = significant(methods[0].tokens_per_second)
         sentences = [Markup("Only {}: {} tokens/s.").format(names[methods[0].name], speed)]
     sentences += _described_steps(methods, names)
-    return Markup(" ").join([*sentences, _exactness(methods, names, is_greedy=temperature == 0)])
+    dtype = None if temperature else document.environment.target.dtype
+    return Markup(" ").join([*sentences, _exactness(methods, names, dtype)])
 
 
 def _described_speed(rivals: Methods, baseline: Markup, names: Names) -> Iterator[Markup]:
@@ -206,8 +221,9 @@ def _ratio(method: MethodFigures, names: Names) -> Markup:
     return Markup("{} <b>{}</b> {}").format(names[method.name], fixed(method.speedup), limits)
 
 
-def _exactness(methods: Methods, names: Names, *, is_greedy: bool) -> Markup:
-    if not is_greedy:
+def _exactness(methods: Methods, names: Names, dtype: str | None) -> Markup:
+    """Say which greedy answers are the target's own; `dtype` is None if tokens were sampled."""
+    if dtype is None:
         return Markup("Sampled tokens are not compared with the target's.")
     compared = [method for method in methods if method.identical_to_target is not None]
     if not compared:
@@ -218,8 +234,8 @@ def _exactness(methods: Methods, names: Names, *, is_greedy: bool) -> Markup:
             Markup("{} {}").format(names[method.name], percent(method.identical_share))
             for method in differing
         ]
-        sentence = Markup("Share of samples identical to the target's own greedy tokens: {}.")
-        return sentence.format(enumeration(shares))
+        sentence = Markup("Share of samples identical to the target's own greedy tokens: {}. {}")
+        return sentence.format(enumeration(shares), rounding_note(dtype))
     named = enumeration([names[method.name] for method in compared])
     listed = Markup("all methods") if compared == methods else named
     return Markup("Identical to the target's own greedy tokens: {}.").format(listed)

@@ -19,6 +19,7 @@ from inference.drafters.aded.index import (
     TrigramIndex,
     trigrams_of,
 )
+from inference.drafters.names import unusable_table
 from jakiro.errors import CheckpointError, TargetMismatch
 from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import write_atomically
@@ -167,7 +168,7 @@ def load_trigrams(
             record = _record_of(file.metadata())
             keys, ids, weights = (file.get_tensor(name) for name in ("keys", "ids", "weights"))
     except _DAMAGE as error:
-        raise _damaged(path, str(error).strip().splitlines()[0]) from error
+        raise unusable_table(path, str(error).strip().splitlines()[0]) from error
     got = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(
@@ -177,7 +178,7 @@ def load_trigrams(
             remedy="pass the target's tokenizer to `jakiro aded build`, and build the file again",
         )
     if fault := _fault(keys, ids, weights, record.vocab_size):
-        raise _damaged(path, fault)
+        raise unusable_table(path, fault)
     index = TrigramIndex(keys, Successors(ids, weights))
     return index if vocab_size is None else index.within(vocab_size)
 
@@ -204,12 +205,3 @@ def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
     if (np.diff(is_missing.astype(np.int8), axis=1) < 0).any() or (ids[~is_missing] < 0).any():
         return "gaps between the successors of a bigram"
     return None
-
-
-def _damaged(path: Path, got: str) -> CheckpointError:
-    return CheckpointError(
-        f"cannot load trigrams from {path}",
-        expected="a file that `jakiro aded build` wrote",
-        got=got,
-        remedy="check the path, or build the file again",
-    )

@@ -134,6 +134,11 @@ def test_no_room_for_new_tokens_is_refused(arguments: dict[str, int]) -> None:
         _decoder().generate([1, 2, 3], **arguments)
 
 
+def test_an_argument_that_generate_does_not_have_is_answered_with_a_remedy() -> None:
+    with pytest.raises(PromptError, match=r"max_tokens.*; remedy: use its names .*max_new_tokens"):
+        _decoder().generate([1, 2, 3], max_tokens=3)
+
+
 def test_duplicate_stop_strings_are_one_and_empty_ones_are_refused() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))

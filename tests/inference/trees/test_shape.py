@@ -10,7 +10,8 @@ from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupSettings
 from inference.drafters.repeating import RepeatSettings
 from inference.drafters.small_lm import SmallLMSettings
-from inference.trees.shape import MOST_CANDIDATES, TreeShape
+from inference.trees.limits import MOST_CANDIDATES
+from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, validate_settings
 

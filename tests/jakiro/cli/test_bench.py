@@ -103,7 +103,7 @@ def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "there is nothing to compare"),
+        ([], "got: no --method; remedy: "),
         (["--method", "small-lm"], "cannot be used"),
         (["--method", "autoregressive", "--batch-size", "0"], "'--batch-size'"),
         (
@@ -246,7 +246,7 @@ def test_a_missing_target_or_prompt_file_is_named(
     assert bench("--method", "autoregressive", target="nowhere") == 2
     assert "cannot load the target" in capsys.readouterr().err
     assert bench("--method", "autoregressive", prompts="nowhere.jsonl") == 2
-    assert "cannot read the prompts" in capsys.readouterr().err
+    assert "nowhere.jsonl; expected: an existing file" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_a_result_cannot_be_compared(

@@ -94,7 +94,7 @@ def test_a_difference_gives_exit_code_1(
         (["--concurrency", "0"], "'--concurrency'"),
         (["--url", "nonsense"], "--url is not the address"),
         (["--method", "lookup"], "--url measures a server; other options would have no effect"),
-        (["--prompts", "missing.txt"], "cannot read the prompts"),
+        (["--prompts", "missing.txt"], "there is no file"),
         (["--max-new-tokens", "1000"], "does not answer a request"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_missing_key_and_a_missing_server_are_named(
 
 
 def test_options_of_servers_require_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("bench", "--target", "x", "--concurrency", "4") == 2
+    assert exit_code("bench", "--target", ".", "--concurrency", "4") == 2
     assert "--concurrency requires --url" in capsys.readouterr().err
     assert exit_code("bench", "--url", "http://127.0.0.1:1") == 2
     assert "there are no prompts to send" in capsys.readouterr().err

@@ -14,6 +14,7 @@ def test_the_demo_gets_its_options(
     plant_demo: Callable[[Demo], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "t").mkdir()
     calls: list[dict[str, Any]] = []
     plant_demo(lambda **options: calls.append(options))
     assert exit_code("demo", "--preset", "small") == 0

@@ -95,7 +95,7 @@ def test_short_names_of_dtypes_are_accepted(
 def test_an_unknown_dtype_is_refused_with_the_known_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _run("lookup", "def", "--target", "x", "--dtype", "half") == 2
+    assert _run("lookup", "def", "--target", ".", "--dtype", "half") == 2
     error = capsys.readouterr().err
     assert "'half' is not one of 'auto', 'float32'" in error
     assert "Value error" not in error

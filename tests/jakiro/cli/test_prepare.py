@@ -31,7 +31,7 @@ def test_prepare_fills_the_cache_that_training_reads(
     assert run_on_records(folder, "prepare", *words) == 0
     printed = capsys.readouterr().out
     assert "4 records read, 2 skipped; 2 documents" in printed
-    packed = r"2 documents packed into \d sequences with [\d.]+% padding; 1 were split"
+    packed = r"2 documents packed into \d sequences with [\d.]+% padding; 1 document split"
     assert re.search(packed, printed)
     monkeypatch.delattr(token_store, "encode_records")
     store = open_tokens(

@@ -173,7 +173,7 @@ def test_a_dry_run_for_several_machines_elsewhere_needs_no_gpu_here(
     ]
     assert run(*words) == 0
     printed = capsys.readouterr().out
-    assert "4 process(es)" in printed
+    assert "4 processes" in printed
     assert "80.0 GiB" in printed
 
 

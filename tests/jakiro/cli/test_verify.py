@@ -118,7 +118,7 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--prompts", "missing.jsonl"], "cannot read the prompts in missing.jsonl"),
+        (["--prompts", "missing.jsonl"], "there is no file missing.jsonl"),
         (["--samples", "5"], "unusable value for '--samples'"),
         (["--temperature", "0"], "unusable value for '--temperature'"),
         (["--target", "nowhere/to be found"], "cannot load the target"),

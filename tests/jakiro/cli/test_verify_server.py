@@ -89,7 +89,7 @@ def test_options_of_servers_require_a_server_and_a_target(
 ) -> None:
     assert exit_code("verify", "--url", server.url) == 2
     assert "name the model that the server serves with --target" in capsys.readouterr().err
-    assert exit_code("verify", "--drafter", "lookup", "--target", "x", "--model", "y") == 2
+    assert exit_code("verify", "--drafter", "lookup", "--target", ".", "--model", "y") == 2
     assert "--model requires --url" in capsys.readouterr().err
-    assert exit_code("verify", "--target", "x") == 2
+    assert exit_code("verify", "--target", ".") == 2
     assert "there is nothing to verify" in capsys.readouterr().err

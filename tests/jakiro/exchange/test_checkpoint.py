@@ -89,6 +89,12 @@ def test_folders_without_weights_and_missing_folders_are_refused(tmp_path: Path)
         read_checkpoint(tmp_path)
 
 
+def test_a_drafter_of_the_package_is_known_and_a_missing_one_is_explained() -> None:
+    assert read_checkpoint("smollm2-135m-instruct").config["model_type"] == "jakiro"
+    with pytest.raises(CheckpointError, match="no such folder, no such model in the cache, and"):
+        read_checkpoint("nobody/nothing")
+
+
 def test_an_index_may_only_name_files_in_the_folder(tmp_path: Path) -> None:
     folder = save_published(tmp_path / "head", eagle_weights(), eagle_config(), "sharded")
     index = folder / "model.safetensors.index.json"

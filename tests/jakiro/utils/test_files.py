@@ -12,6 +12,7 @@ from jakiro.utils.files import (
     ensure_new_file,
     ensure_writable_folder,
     fingerprint,
+    publish,
     write_atomically,
 )
 
@@ -119,6 +120,18 @@ def _sorted(data: object) -> object:
     if isinstance(data, dict):
         return {key: _sorted(data[key]) for key in sorted(data)}
     return [_sorted(item) for item in data] if isinstance(data, list) else data
+
+
+def test_whoever_may_read_a_published_folder_may_read_its_files(tmp_path: Path) -> None:
+    partial = tmp_path / "partial"
+    (partial / "below").mkdir(parents=True)
+    for path in (partial / "a", partial / "below" / "b"):
+        path.touch(mode=0o600)
+    partial.chmod(0o755)
+    (partial / "below").chmod(0o750)
+    publish(partial, tmp_path / "final")
+    modes = [(tmp_path / "final" / name).stat().st_mode & 0o777 for name in ("a", "below/b")]
+    assert modes == [0o644, 0o640]
 
 
 def test_a_new_file_replaces_nothing_not_even_a_link_to_nothing(tmp_path: Path) -> None:

@@ -44,13 +44,25 @@ def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    hub._is_known.cache_clear()
+    hub._answers.cache_clear()
     started = time.monotonic()
     for load in (load_causal_lm, load_config, load_tokenizer):
         with pytest.raises(CheckpointError, match=r"no such folder.*no connection to https"):
             load("nobody/nothing")
     assert time.monotonic() - started < 10
     assert len(asked) == 1
-    hub._is_known.cache_clear()
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:80")
-    assert is_hub_reachable()  # a proxy finds the address
+    hub._answers.cache_clear()
+
+
+def test_a_proxy_is_asked_in_place_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for proxy in (address, f"http://{address}"):
+            monkeypatch.setenv("https_proxy", proxy)
+            assert is_hub_reachable()
+    hub._answers.cache_clear()
+    assert not is_hub_reachable()  # nothing listens there any more
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:none")
+    assert not is_hub_reachable()

@@ -11,3 +11,10 @@ def test_a_noun_agrees_with_its_number() -> None:
         "2 steps",
         "1,000 steps",
     ]
+
+
+def test_a_plural_that_does_not_end_in_s_is_given() -> None:
+    assert [counted(number, "process", "processes") for number in (1, 2)] == [
+        "1 process",
+        "2 processes",
+    ]

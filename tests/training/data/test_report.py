@@ -38,9 +38,12 @@ def test_counts_that_are_zero_are_left_out() -> None:
     split = counts(3).packed.model_copy(update={"split": 2, "left_out": 1, "left_out_tokens": 7})
     line = list(DataCounts(read=counts(3).read, packed=split).lines())[2]
     assert line.endswith(
-        "; 2 were split; 1 pieces without a response or of fewer than two tokens were dropped "
+        "; 2 documents split; 1 piece without a response or of fewer than two tokens dropped "
         "(7 tokens)"
     )
+    one = counts(3).read.model_copy(update={"records": 1, "documents": 1})
+    line = next(DataCounts(read=one, packed=split).lines())
+    assert line == "1 record read, 0 skipped; 1 document kept"
 
 
 def test_a_single_sequence_comes_without_advice_on_padding() -> None:

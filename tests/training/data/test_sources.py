@@ -11,7 +11,7 @@ import pytest
 from helpers.training import write_jsonl
 
 from jakiro.errors import DataError
-from training.data.sources import FileSource, HubSource, Intake, find_sources
+from training.data.sources import FileSource, HubSource, Intake, find_sources, read_all
 
 RECORDS = [{"text": "one"}, {"text": "two"}]
 
@@ -50,6 +50,28 @@ def test_a_malformed_line_is_named_with_file_and_line(tmp_path: Path, content: s
     path.write_text('{"text": "fine"}\n' + content + "\n")
     with pytest.raises(DataError, match=r"a\.jsonl:2 is not JSON"):
         read(path)
+
+
+def test_files_without_records_are_named(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("\n")
+    with pytest.raises(DataError, match=r"no records in .*a\.jsonl, .*b\.jsonl;.*--data") as found:
+        list(read_all(find_sources([str(tmp_path)]), Intake()))
+    assert "got: empty files; remedy: " in str(found.value)
+
+
+@pytest.mark.parametrize("line", ['{"text": "cut', "[]"])
+def test_the_advice_to_skip_a_record_is_given_where_that_is_possible(
+    tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(line + "\n")
+    for choice in (None, False):
+        with pytest.raises(DataError) as found:
+            list(FileSource(path).records(Intake(choice)))
+        advice = "; remedy: correct the record, or skip such records: --skip-bad-records, or "
+        assert (advice in str(found.value)) == (choice is False)
+    assert not list(FileSource(path).records(Intake(True)))
 
 
 def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:

@@ -34,4 +34,4 @@ def test_damaged_lines_are_left_out_with_a_warning(
     lines = (b'{"step": 1}', b'{"step": 2', b"\xff\xfe", b"[]", b'{"step": "x"}', b'{"step": 3}')
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines) + b'\n{"step": 4')
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
-    assert "left out 4 damaged line(s)" in caplog.text
+    assert "left out 4 damaged lines" in caplog.text

@@ -3,11 +3,12 @@
 from io import StringIO
 
 import pytest
-from helpers.comparisons import make_document
+from helpers.comparisons import make_document, with_figures
 from rich.console import Console
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.report.table import figures_table
+from inference.benchmark.report.verdict import rounding_note
 
 
 def printed(document: ComparisonDocument) -> str:
@@ -30,6 +31,15 @@ def test_intervals_of_too_few_prompts_are_left_out_and_one_sentence_says_why() -
     assert f"{document.figures('drafter=mine', 0.0).speedup:.2f} " in shown
     assert "[" not in shown.replace("speed-up [95%]", "")
     assert shown.count("Intervals need at least 5 prompts.") == 1
+
+
+def test_differences_by_rounding_are_explained_where_there_are_any() -> None:
+    same = make_document()
+    assert "rounded differently" not in printed(same)
+    other = with_figures(same, 1, identical_to_target=False, identical_share=0.5)
+    assert "rounded differently" in " ".join(printed(other).split())
+    assert rounding_note("bfloat16") in " ".join(printed(other).split())
+    assert "bfloat16" not in rounding_note("float32")
 
 
 @pytest.mark.parametrize(("load", "is_busy"), [(None, False), (2.0, False), (4.25, True)])

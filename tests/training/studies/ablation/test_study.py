@@ -192,7 +192,7 @@ def test_a_dry_run_prints_an_estimate_and_writes_nothing(
     [
         (["--rerun", "other"], "no such arm to run again"),
         (["--set", "data.validation_size=0"], "too few prompts to measure on"),
-        (["--prompts", "nowhere.jsonl"], "cannot read the prompts"),
+        (["--prompts", "nowhere.jsonl"], "there is no file"),
         (["--seeds", "0"], "seeds"),
         (["--trees", "candidates=costs"], "at least 6 different prompts"),
         (["--trees", "candidates=none"], "or candidates=costs"),

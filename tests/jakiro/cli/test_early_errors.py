@@ -1,0 +1,109 @@
+"""A wrong name or path is refused before the import of torch, which takes seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jakiro
+from jakiro.cli import main
+from jakiro.cli.options import existing_file, existing_model, readable_settings
+from jakiro.errors import CheckpointError, ConfigError
+
+MISTAKES = (
+    "generate /nope Why?",
+    "generate lookup Why?",
+    "generate lookup Why? --target /nope",
+    "generate aded=/nope Why? --target .",
+    "generate lm=/nope Why? --target .",
+    "generate lookup Why? --target . --threads none",
+    "chat lokup --target .",
+    "chat ./named",
+    "serve --drafter aded+drafter=/nope --target .",
+    "bench --target /nope --method lookup --prompts prompts.txt",
+    "bench --target . --method lokup --prompts prompts.txt",
+    "bench --target . --method lookup --prompts nope.txt",
+    "bench --target . --method lookup+drafter=/nope --prompts prompts.txt",
+    "bench --target . --method transformers-assisted=/nope --prompts prompts.txt",
+    "verify",
+    "verify --drafter /nope",
+    "verify --drafter lookup --target . --samples 60 --quick",
+    "train --config nope.yaml",
+    "train --config base --set steps",
+    "features --config broken.yaml --out states",
+    "ablate --base nope.yaml --config base --out study",
+    "throughput --config nope.yaml",
+    "init /nope",
+    "prepare --target . --data nope.jsonl",
+    "regenerate --target . --data nope.jsonl --out own.jsonl",
+    "synthesize --target . --conversations 1 --out own.jsonl --drafter /nope",
+    "import /nope --target . --out drafter",
+    "import . --target . --out named",
+    "export /nope --to vllm --out drafter",
+    "export named --to vllm --out named",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a drafter whose target is missing, prompts, and a broken file."""
+    (tmp_path / "named").mkdir()
+    config = {"target": {"name_or_path": "/nope"}}
+    (tmp_path / "named" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "prompts.txt").write_text("Why?\n")
+    (tmp_path / "broken.yaml").write_text("steps: [")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_mistakes_are_refused_before_torch_is_imported(folder: Path) -> None:
+    program = (
+        "import sys\n"
+        "from jakiro.cli import main\n"
+        "for words in sys.argv[1:]:\n"
+        "    try:\n"
+        "        main(words.split())\n"
+        "    except SystemExit as exit_:\n"
+        "        print(words, exit_.code, 'torch' in sys.modules, sep='|')\n"
+    )
+    command = [sys.executable, "-c", program, *MISTAKES]
+    environment = os.environ | {"PYTHONPATH": str(Path(jakiro.__file__).parents[1])}
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=folder, env=environment
+    )
+    assert done.stdout.splitlines() == [f"{words}|2|False" for words in MISTAKES]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(MISTAKES)
+    assert all(line.startswith("error: ") for line in lines)
+    assert [line for line in lines if "; remedy: " not in line] == [
+        "error: --threads cannot be used; expected: auto, or a number of at least 1; got: none"
+    ]
+
+
+def test_the_target_that_a_drafter_names_is_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", str(folder / "named"), "Why?"])
+    message = capsys.readouterr().err
+    assert message.startswith("error: cannot load the target /nope; ")
+    assert "--target on the command line" in message
+
+
+def test_what_exists_is_accepted(folder: Path) -> None:
+    assert existing_file(folder / "prompts.txt") == folder / "prompts.txt"
+    assert existing_model(str(folder)) == str(folder)
+    assert readable_settings(Path("base")) == Path("base")
+    assert existing_file(None) is existing_model(None) is None
+
+
+def test_a_folder_is_not_a_file_and_a_name_is_not_a_model(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="got: a folder"):
+        existing_file(folder)
+    with pytest.raises(CheckpointError, match="got: a path at which nothing exists"):
+        existing_model("./nope")
+    with pytest.raises(ConfigError, match=r"broken\.yaml is not YAML"):
+        readable_settings(folder / "broken.yaml")
