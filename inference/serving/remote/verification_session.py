@@ -81,6 +81,11 @@ class VerificationSession(DecodeBatch):
         return self._state.new_token_ids
 
     @property
+    def length(self) -> int:
+        """The number of tokens of prompt and text."""
+        return len(self._state.token_ids)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the text is complete."""
         return self._state.is_finished
@@ -181,6 +186,8 @@ class VerificationSession(DecodeBatch):
             text=text,
             finished=decoded.finished,
         )
+        if decoded.finished:
+            self.context.close()
         return verdict.model_dump_json().encode()
 
     def _publish(self, step: DecodeStep) -> str:

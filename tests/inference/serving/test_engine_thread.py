@@ -226,13 +226,19 @@ def test_a_function_that_fails_does_not_end_the_engine(decoder: SpeculativeDecod
 
 
 def test_functions_that_did_not_run_end_with_the_engine(decoder: SpeculativeDecoder) -> None:
-    may_go_on = Event()
-    with EngineThread(decoder, places=1, capacity=32) as engine:
-        engine.call(lambda: may_go_on.wait(30))
-        closing = ThreadPoolExecutor(1).submit(engine.close)
-        later = engine.call(lambda: 1)
+    has_begun, may_go_on = Event(), Event()
+
+    def waits() -> None:
+        has_begun.set()
+        may_go_on.wait(30)
+
+    with EngineThread(decoder, places=1, capacity=32) as engine, ThreadPoolExecutor(1) as pool:
+        engine.call(waits)
+        assert has_begun.wait(30)
+        before = engine.call(lambda: 1)
+        closing = pool.submit(engine.close)
         may_go_on.set()
         closing.result(30)
+    assert before.done()  # whether or not it has run
     with pytest.raises(EngineStopped):
         engine.call(lambda: 1)
-    assert later.exception(30) is None or isinstance(later.exception(30), EngineStopped)

@@ -4,16 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from helpers.remote import mixed, sequence_tree, tensors
+from helpers.remote import looked_up, mixed, sequence_tree, tensors
 from helpers.serving import tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT
-from inference.drafters.candidates import to_tree
-from inference.drafters.lookup import LookupDrafter
 from inference.generation.preparation import prepare_requests
 from inference.remote.client_session import ClientSession, Done, Draft, Open, Send
 from inference.remote.errors import MessageError, SessionGone, StepConflict
@@ -26,7 +22,7 @@ from inference.remote.messages import (
     Verdict,
     parse_message,
 )
-from inference.remote.step_frame import SubmittedTree, decode_step, encode_step
+from inference.remote.step_frame import decode_step, encode_step
 from inference.serving.remote.verification_session import VerificationSession
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
@@ -83,6 +79,7 @@ class Link:
         return SessionOpened(
             session=f"session {self.num_opened}",
             fingerprint="target",
+            samples=True,
             prompt_token_ids=request.prompt,
             emitted=server.emitted,
             text=server.text,
@@ -99,14 +96,6 @@ class Link:
             self.server.close()
         verdict = self.server.submit(sent.step, decode_step(sent.body))
         return None if self.num_sent in self.lost else parse_message(verdict, Verdict)
-
-
-def looked_up(token_ids: list[int]) -> SubmittedTree:
-    """Return the tree that prompt lookup drafts."""
-    own = LookupDrafter()
-    candidates = own.draft(np.array(token_ids), own.max_nodes, own.max_depth)
-    tree = to_tree([candidates], torch.tensor([len(token_ids) - 1]), 0).sequence_tree()
-    return encode_step(len(token_ids) - 1, token_ids[-1], tree)
 
 
 def written(link: Link, mode: str, max_tokens: int = 40) -> ClientSession:
