@@ -67,6 +67,11 @@ class ClientSession:
         self._pending: SubmittedTree | None = None
 
     @property
+    def session_id(self) -> str | None:
+        """The id of the session; None while there is none."""
+        return self._session
+
+    @property
     def action(self) -> Action:
         """The next thing to do; repeating it does no harm."""
         if self._session is None:

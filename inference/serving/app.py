@@ -35,6 +35,7 @@ _ROUTES = [
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
 ]
 _OPEN = {"/health", "/health/live"}  # paths that need no key, beside those of the playground
+_SESSIONS = "/v1/verify/sessions"
 _PATHS = {*_OPEN, "/metrics", *(route.path for route in _ROUTES if "{" not in route.path)}
 
 
@@ -60,7 +61,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     page = page_routes() if service.settings.playground else []
     open_paths = {*_OPEN, *(route.path for route in page)}
     remote = remote_routes() if service.settings.remote_sessions else []
-    paths = _PATHS | {route.path for route in remote if "{" not in route.path}
+    paths = _PATHS | ({"/v1/verify", _SESSIONS, f"{_SESSIONS}/*"} if remote else set())
     app = Starlette(
         routes=[*_ROUTES, *remote, *operations, *page],
         middleware=_checks(service, keys, open_paths, paths),

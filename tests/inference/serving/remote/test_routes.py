@@ -305,6 +305,7 @@ def test_the_metrics_count_steps_and_sessions(
         device.put(opened.session, 1, body)
     assert [value(name) for name in names] == [count + 1 for count in before]
     assert value("remote_sessions") == 1
+    assert value('requests_total{code="200",route="/v1/verify/sessions/*"}') > 0
 
 
 def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
