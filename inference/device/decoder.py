@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
 
 from inference.device.drafting import DeviceDrafting, check_reads_tokens
 from inference.device.link import ServerLink
+from inference.device.loading import device_drafter
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter, RequestTicket, request_counter_of
@@ -43,17 +44,20 @@ class RemoteDecoder:
     Args:
         url: address of the server.
         drafter: drafter that reads tokens alone, such as `LookupDrafter`, `AdedDrafter`, or a
-            `SmallLMDrafter`; None to draft nothing.
+            `SmallLMDrafter`; or its name: `lookup`, `aded`, or `lm=MODEL`, a smaller model with the
+            target's tokenizer. None to draft nothing.
         key: API key of the server; None if it has no keys.
         patience: seconds without any answer after which a text is given up.
+        **load: arguments of `jakiro.utils.pretrained.load_causal_lm` for a smaller model.
 
     Attributes:
         info: target and limits of the server.
 
     Raises:
-        ConfigError: the server refuses the key or verifies no drafts, or the drafter needs the
-            target's hidden states.
+        ConfigError: the server refuses the key or verifies no drafts, or the drafter is unknown or
+            needs the target's hidden states.
         ResourceError: the server cannot be reached, or is not ready.
+        TargetMismatch: the smaller model has another tokenizer than the target.
 
     Example:
         decoder = RemoteDecoder("http://127.0.0.1:8000/v1", LookupDrafter())
@@ -64,17 +68,19 @@ class RemoteDecoder:
     def __init__(
         self,
         url: str,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str | None = None,
         *,
         key: str | None = None,
         patience: float = 60.0,
+        **load: Any,
     ) -> None:
-        if drafter is not None:
+        if isinstance(drafter, Drafter):
             check_reads_tokens(drafter)
-        self.drafter = drafter
         self._link = ServerLink(url, key, patience)
         try:
             self.info = self._link.info()
+            is_named = isinstance(drafter, str)
+            self.drafter = device_drafter(drafter, self.info, **load) if is_named else drafter
         except BaseException:
             self._link.close()
             raise

@@ -116,8 +116,8 @@ def serve(
     remote_sessions: Annotated[
         int,
         typer.Option(
-            help="Largest number of texts at the same time whose drafts other machines send; "
-            "0 for none."
+            help="Largest number of texts at the same time whose drafts other machines send, see "
+            "`jakiro connect`; 0 for none."
         ),
     ] = 0,
     remote_sessions_per_key: Annotated[
