@@ -79,11 +79,12 @@ class RemoteDecoder:
         self._link = ServerLink(url, key, patience)
         try:
             self.info = self._link.info()
-            is_named = isinstance(drafter, str)
-            self.drafter = device_drafter(drafter, self.info, **load) if is_named else drafter
+            if isinstance(drafter, str):
+                drafter = device_drafter(drafter, self.info, **load)
         except BaseException:
             self._link.close()
             raise
+        self.drafter = drafter
 
     def __enter__(self) -> "RemoteDecoder":
         """Return the decoder; the end of the block closes its connections."""
