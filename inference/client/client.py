@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import httpx2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from inference.client.address import server_address
 from inference.client.answer import AnswerReader, ServerAnswer
 from inference.client.request import ServerRequest
 from jakiro.errors import ConfigError, JakiroError, ResourceError
@@ -53,7 +54,7 @@ class ServerClient:
     def __init__(
         self, url: str, key: str | None = None, connections: int = 16, seconds: float = 600.0
     ) -> None:
-        self.url = _normalized(url)
+        self.url = server_address(url)
         self.seconds = seconds
         self.model = ServedModel("", is_own=False)  # until `connect` is called
         self._has_key = key is not None
@@ -223,25 +224,6 @@ class ServerClient:
             got=_described(error),
             remedy="start the server, or check --url",
         )
-
-
-def _normalized(url: str) -> str:
-    """Return an address without a slash at its end, and with `/v1` if it has no path.
-
-    Raises:
-        ConfigError: the text is not an address.
-    """
-    try:
-        parsed = httpx2.URL(url.strip())
-    except httpx2.InvalidURL:
-        parsed = httpx2.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(
-            "--url is not the address of a server",
-            expected="an address such as http://127.0.0.1:8000/v1",
-            got=url,
-        )
-    return str(parsed).rstrip("/") + ("/v1" if parsed.path in ("", "/") else "")
 
 
 def _note(response: httpx2.Response, reader: AnswerReader) -> None:

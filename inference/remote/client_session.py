@@ -59,11 +59,17 @@ class ClientSession:
         self.text = ""
         self.next_step = 1
         self.is_finished = False
+        self.samples = False
         self.limits = TreeLimits()
         self.num_resumes = 0
         self._session: str | None = None
         self._fingerprint: str | None = None  # of the first server
         self._pending: SubmittedTree | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """The id of the session; None while there is none."""
+        return self._session
 
     @property
     def action(self) -> Action:
@@ -90,7 +96,7 @@ class ClientSession:
             self.num_resumes += 1
         self._session, self._fingerprint = opened.session, opened.fingerprint
         self.prompt_token_ids, self.emitted = opened.prompt_token_ids, opened.emitted
-        self.text, self.limits = opened.text, opened.limits
+        self.text, self.limits, self.samples = opened.text, opened.limits, opened.samples
         self.next_step, self.is_finished = opened.next_step, opened.finished
 
     def submit(self, tree: SubmittedTree) -> None:

@@ -1,5 +1,6 @@
 """The messages between a device that drafts and a server that verifies."""
 
+from secrets import token_hex
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,6 +12,7 @@ PROTOCOL: Literal[1] = 1
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class WireMessage(BaseModel):
@@ -25,24 +27,39 @@ MessageT = TypeVar("MessageT", bound=WireMessage)
 class Progress(WireMessage):
     """The state of a text as the device knows it, from which any server can continue."""
 
-    emitted: list[TokenId] = Field(min_length=1)  # tokens after the prompt
+    emitted: TokenIds  # tokens after the prompt
     next_step: int = Field(ge=1, lt=2**31)
+
+
+class ChatMessage(WireMessage):
+    """A message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
 
 
 class OpenSession(WireMessage):
     """A prompt to continue, and the options by which the server selects tokens.
 
-    The device chooses the seed, so that a session that is opened again repeats its first token.
+    The device chooses the seed, so that a session that is opened again repeats its first token. The
+    id of the text is chosen at random: a new session of a text ends the earlier one, of which the
+    device may never have heard.
     """
 
     protocol: Literal[1] = PROTOCOL
-    prompt: str | list[TokenId]
+    text_id: Digest = Field(default_factory=lambda: token_hex(16))
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[ChatMessage], Field(min_length=1, max_length=1024, fail_fast=True)]
+    )
     seed: int = Field(ge=0, lt=2**63)
     max_tokens: int = Field(ge=1, lt=2**31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
+    stop: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field([], max_length=4)
     resume: Progress | None = None
 
 
@@ -54,11 +71,26 @@ class TreeLimits(WireMessage):
     max_support: int = Field(256, ge=1)  # number of tokens of a draft distribution
 
 
+class VerifierInfo(WireMessage):
+    """The target of a server, by which a device checks its drafter, and the server's limits."""
+
+    protocol: Literal[1] = PROTOCOL
+    model: str  # name of the target
+    fingerprint: str  # as in `SessionOpened`
+    target: str  # fingerprint of the target's weights
+    tokenizer: str  # fingerprint of the target's vocabulary
+    has_template: bool  # whether a prompt may be a chat
+    vocab_size: int = Field(ge=1)
+    capacity: int = Field(ge=1)  # largest number of tokens of prompt and text
+    limits: TreeLimits
+
+
 class SessionOpened(WireMessage):
     """The answer to `OpenSession`."""
 
     session: str = Field(min_length=1, max_length=64)
     fingerprint: str  # of the target and of all that the text of a seed depends on
+    samples: bool  # whether tokens are sampled; otherwise, decoding is greedy
     prompt_token_ids: list[TokenId]
     emitted: list[TokenId]  # all tokens after the prompt; the last one is the root
     text: str  # text of the emitted tokens

@@ -45,6 +45,11 @@ class BatchSampling:
         """Whether `processed_draft` changes the draft distributions of any sequence."""
         return any(kind.each[0].processes_drafts for kind in self.kinds)
 
+    @property
+    def quantizes_drafts(self) -> bool:
+        """Whether any sequence needs draft distributions of integer weights."""
+        return any(own.quantizes_drafts for own in self.each)
+
     def processed_draft(
         self, log_probs: Float[Tensor, "batch parents m"]
     ) -> Float[Tensor, "batch parents m"]:

@@ -53,6 +53,9 @@ class Sampling:
     seed: int = 0
     batch_index: int = 0  # determines the random numbers, like the seed
     request_index: int = 0  # number of the request if requests are learned from, otherwise 0
+    # Whether candidates are sampled from distributions of integer weights, which another machine
+    # can verify them against, bit by bit.
+    quantizes_drafts: bool = False
 
     @property
     def is_unprocessed_greedy(self) -> bool:

@@ -1,5 +1,7 @@
 """Errors in the form of OpenAI's interface."""
 
+from typing import Any
+
 from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
 
 _FAILED = "decoding has failed; see the log of the server"
@@ -31,7 +33,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+        self.body = {"error": error}
 
 
 def api_error_of(error: JakiroError) -> ApiError:

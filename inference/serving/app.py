@@ -21,6 +21,8 @@ from inference.serving.journal import CLOSED, Journal
 from inference.serving.keys import ApiKeys
 from inference.serving.models import get_model, list_models
 from inference.serving.rate_limits import FailureLimit
+from inference.serving.remote.routes import remote_routes
+from inference.serving.remote.sessions import RemoteSessions
 from inference.serving.request_limits import BodyLimit, HeadLimit
 from inference.serving.service import Service
 from inference.serving.static_page import page_routes
@@ -33,6 +35,7 @@ _ROUTES = [
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
 ]
 _OPEN = {"/health", "/health/live"}  # paths that need no key, beside those of the playground
+_SESSIONS = "/v1/verify/sessions"
 _PATHS = {*_OPEN, "/metrics", *(route.path for route in _ROUTES if "{" not in route.path)}
 
 
@@ -57,26 +60,32 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     ]
     page = page_routes() if service.settings.playground else []
     open_paths = {*_OPEN, *(route.path for route in page)}
+    remote = remote_routes() if service.settings.remote_sessions else []
+    paths = _PATHS | ({"/v1/verify", _SESSIONS, f"{_SESSIONS}/*"} if remote else set())
     app = Starlette(
-        routes=[*_ROUTES, *operations, *page],
-        middleware=_checks(service, keys, open_paths),
+        routes=[*_ROUTES, *remote, *operations, *page],
+        middleware=_checks(service, keys, open_paths, paths),
         exception_handlers=handlers,
     )
     # A redirection from a path with a slash at its end would name `http` behind a proxy with TLS,
     # and clients would send their keys there.
     app.router.redirect_slashes = False
     app.state.service = service
+    if remote:
+        app.state.remote = RemoteSessions(service)
     return app
 
 
-def _checks(service: Service, keys: ApiKeys, open_paths: set[str]) -> list[Middleware]:
+def _checks(
+    service: Service, keys: ApiKeys, open_paths: set[str], paths: set[str]
+) -> list[Middleware]:
     """Return all that happens to a request before its route, in this order."""
     settings = service.settings
     origins = settings.allowed_origins
     cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
     failures = FailureLimit(settings.failures_per_minute)
     return [
-        Middleware(Journal, service.telemetry, _PATHS),
+        Middleware(Journal, service.telemetry, paths),
         Middleware(HeadLimit, settings.max_head_bytes),
         Middleware(HostCheck, settings.host, settings.allowed_hosts),
         Middleware(OriginCheck, origins),

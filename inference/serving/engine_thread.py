@@ -1,14 +1,16 @@
 """The thread that owns the models, and that other threads submit prompts to."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from transformers import LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 
 from inference.autotune.policy import fixed_policy, numbered
 from inference.decoder import SpeculativeDecoder
@@ -19,6 +21,7 @@ from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
+from inference.serving.engine_call import EngineCall
 from inference.serving.incremental_text import IncrementalText, TextStopRule
 from inference.serving.job import Job
 from inference.serving.scheduler import Scheduler
@@ -27,6 +30,7 @@ from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
 
+T = TypeVar("T")
 Command = Callable[[], None]
 
 _EXACT_BYTES = 4  # size of numbers whose rounding hardly ever changes a text
@@ -72,6 +76,7 @@ class EngineThread:
         self.error: BaseException | None = None  # why the thread died; None if it did not
         self._lock = Lock()  # held while commands are added, and while the thread stops
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._calls: deque[EngineCall[Any]] = deque()  # only the engine's thread uses it
         self._is_stopped = False
         _logger.info(
             "%d places of %d tokens take %.1f MB, and a prompt that is read takes up to %.1f MB",
@@ -170,9 +175,44 @@ class EngineThread:
             PromptError: the prompt or an argument cannot be used, or the text may become longer
                 than `capacity`.
         """
-        decoder = self.decoder
         if choices < 1:
             raise PromptError("a prompt needs a continuation", expected="at least 1", got=choices)
+        requests, config = self.requests_of(
+            prompt, choices, temperature=temperature, seed=seed, stops=stops, **generation
+        )
+        requests = [
+            replace(request, record=record, drafts=drafts)
+            for request in shifted(requests, first_row)
+        ]
+        self.scheduler.lane_of(Job(requests))
+        decoder = self.decoder
+        group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
+        return Job(group.requests, notify)
+
+    def requests_of(
+        self,
+        prompt: Prompt,
+        choices: int = 1,
+        *,
+        temperature: float | int | None = None,
+        seed: int | None = None,
+        stops: Sequence[str] = (),
+        **generation: Any,
+    ) -> tuple[list[Request], GenerationConfig]:
+        """Return a request for each continuation of a prompt, and their generation config.
+
+        Args:
+            prompt: as for `prepare`.
+            choices: as for `prepare`.
+            temperature: as for `prepare`.
+            seed: as for `prepare`.
+            stops: as for `prepare`.
+            **generation: as for `prepare`.
+
+        Raises:
+            PromptError: the prompt or an argument cannot be used.
+        """
+        decoder = self.decoder
         spec = decoder.target.spec
         token_ids = encode_prompt(prompt, decoder.tokenizer, spec.vocab_size)
         requests, config = prepare_requests(
@@ -184,15 +224,9 @@ class EngineThread:
             max_position=spec.max_position,
             tokenizer=decoder.tokenizer,
         )
-        requests = [
-            replace(request, record=record, drafts=drafts)
-            for request in shifted(requests, first_row)
-        ]
-        self.scheduler.lane_of(Job(requests))
         if stops:
             requests = [self._with_stops(request, stops) for request in requests]
-        group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
-        return Job(group.requests, notify)
+        return requests, config
 
     def start(self, job: Job) -> None:
         """Submit a job that was prepared; it is decoded as soon as there are places.
@@ -235,6 +269,23 @@ class EngineThread:
         with suppress(EngineStopped):
             self._command(lambda: self.scheduler.cancel(job))
 
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Let the engine's thread run a function, and return the future of its result.
+
+        The functions run in the order of the calls, one between two decoding steps, so that other
+        requests go on at least half of the time.
+
+        Args:
+            function: function that may use the models; it should take no longer than a step.
+
+        Raises:
+            EngineStopped: as for `start`; the future raises it if the engine stops before the
+                function runs.
+        """
+        call = EngineCall(function)
+        self._command(lambda: self._calls.append(call))
+        return call.future
+
     def close(self) -> None:
         """Stop the engine after the current decoding step.
 
@@ -262,6 +313,8 @@ class EngineThread:
                 if (command := self._commands.get()) is not None:
                     _tried(command)
         self.scheduler.close(_stopped(self.error))
+        while self._calls:
+            self._calls.popleft().fail(_stopped(self.error))
 
     def _loop(self) -> None:
         is_busy = False
@@ -272,7 +325,9 @@ class EngineThread:
                     return
                 command()
                 is_busy = True
-            is_busy = self.scheduler.turn()
+            if self._calls:
+                self._calls.popleft().run()
+            is_busy = self.scheduler.turn() or bool(self._calls)
 
 
 def _tried(command: Command) -> None:

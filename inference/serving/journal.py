@@ -1,7 +1,9 @@
 """The id of each request, its count in the metrics, and one line about it in the log."""
 
+import logging
 import time
 from collections.abc import Set
+from http import HTTPStatus
 from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +16,7 @@ from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
 
+_BELOW = "/*"
 CLOSED = 499  # status in logs and metrics of requests whose client has disconnected
 
 
@@ -26,7 +29,9 @@ class Journal:
     Args:
         app: application that answers the requests.
         telemetry: metrics of the server.
-        paths: paths that the metrics name; all others are counted together.
+        paths: paths that the metrics name; all others are counted together. A path that ends with
+            `/*` stands for all below it, each of which may be one of many requests for the same
+            text: if they are answered, the log has them in detail only.
     """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry, paths: Set[str]) -> None:
@@ -58,13 +63,29 @@ class Journal:
             codes.append(500)
             raise
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
+            path = self._name_of(scope["path"])
             self._telemetry.requests.labels(path, str(codes[-1])).inc()
             seconds = f"{time.monotonic() - started:.3f} s"
             who = _user_name(scope)
-            _logger.info(
-                "%s %s %s %d in %s%s", request_id, who, path, codes[-1], seconds, _tokens(scope)
+            is_detail = path.endswith(_BELOW) and codes[-1] < HTTPStatus.BAD_REQUEST
+            _logger.log(
+                logging.DEBUG if is_detail else logging.INFO,
+                "%s %s %s %d in %s%s",
+                request_id,
+                who,
+                path,
+                codes[-1],
+                seconds,
+                _tokens(scope),
             )
+
+    def _name_of(self, path: str) -> str:
+        """Return the name of a path in metrics and in the log."""
+        if path in self._paths:
+            return path
+        groups = (own for own in self._paths if own.endswith(_BELOW))
+        found = (own for own in groups if path.startswith(own.removesuffix("*")))
+        return next(found, "other")
 
 
 def _user_name(scope: Scope) -> str:

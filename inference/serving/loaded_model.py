@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 from transformers import LogitsProcessorList
 
+from inference.engine.request import Request
 from inference.generation.penalties import TokenPenalties
 from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import Drafter
@@ -123,6 +124,23 @@ class LoadedModel:
             raise
         return jobs
 
+    def request_of(self, prompt: Prompt, options: DecodingOptions) -> Request:
+        """Return a request that is decoded outside the lanes.
+
+        Its random numbers do not depend on other requests.
+
+        Args:
+            prompt: prompt to continue.
+            options: options of the request, which asks for no details.
+
+        Raises:
+            PromptError: the prompt or an option cannot be used.
+            ApiError: the prompt is too long.
+        """
+        token_ids, arguments = self._arguments(prompt, options)
+        (request,), _ = self.engine.requests_of(token_ids, **arguments)
+        return request
+
     def _job(
         self,
         prompt: Prompt,
@@ -130,23 +148,32 @@ class LoadedModel:
         first_row: int,
         notify: Callable[[], object],
     ) -> Job:
-        decoder = self.engine.decoder
-        token_ids = encode_prompt(prompt, decoder.tokenizer, decoder.target.spec.vocab_size)
-        temperature, others = options.selection(self._samples)
+        token_ids, arguments = self._arguments(prompt, options)
         return self.engine.prepare(
             token_ids,
             choices=options.choices,
-            temperature=temperature,
-            seed=options.seed % 2**63,
-            stops=options.stops,
             record=options.record,
             drafts=options.drafting,
             first_row=first_row,
             notify=notify,
-            max_new_tokens=self._num_new(prompt, len(token_ids), options.max_new_tokens),
+            **arguments,
+        )
+
+    def _arguments(
+        self, prompt: Prompt, options: DecodingOptions
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Return the tokens of a prompt, and arguments of the engine for it."""
+        decoder = self.engine.decoder
+        token_ids = encode_prompt(prompt, decoder.tokenizer, decoder.target.spec.vocab_size)
+        temperature, others = options.selection(self._samples)
+        return token_ids, {
+            "temperature": temperature,
+            "seed": options.seed % 2**63,
+            "stops": options.stops,
+            "max_new_tokens": self._num_new(prompt, len(token_ids), options.max_new_tokens),
             **others,
             **self._processors(len(token_ids), options),
-        )
+        }
 
     def _num_new(self, prompt: Prompt, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return the largest number of new tokens.
@@ -218,14 +245,22 @@ def _num_characters(prompt: Prompt) -> int:
     return sum(len(own["content"]) for own in prompt if isinstance(own, dict))
 
 
+def target_identity(engine: EngineThread) -> list[Any]:
+    """Return all of the target and the libraries that the text of a seed depends on."""
+    target = engine.decoder.target
+    model: Any = target.model
+    return [
+        [__version__, torch.__version__, transformers.__version__],
+        [target.spec.fingerprint, str(model.dtype), str(model.device.type)],
+    ]
+
+
 def _identity(engine: EngineThread) -> list[Any]:
     """Return all that the text of a seed depends on, except the settings of requests."""
     decoder, scheduler = engine.decoder, engine.scheduler
-    model: Any = decoder.target.model
     runs = [engine.policy.new_run(lane.sampling, lane.places) for lane in scheduler.lanes]
     return [
-        [__version__, torch.__version__, transformers.__version__],
-        [decoder.target.spec.fingerprint, str(model.dtype), str(model.device.type)],
+        *target_identity(engine),
         None if decoder.drafter is None else identity_of(decoder.drafter),
         [str(getattr(run, "budget", None)) for run in runs],
     ]

@@ -80,11 +80,18 @@ class RateLimit:
         Raises:
             ApiError: the user has sent too many requests, or used too many tokens.
         """
-        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None and (seconds := bucket.seconds_until(1.0)) > 0:
-                raise too_many(name, seconds)
+        _check("requests", self._requests)
+        self.check_tokens()
         if self._requests is not None:
             self._requests.take(1.0)
+
+    def check_tokens(self) -> None:
+        """Check the number of tokens before another part of a text that was begun.
+
+        Raises:
+            ApiError: the user has used too many tokens.
+        """
+        _check("tokens", self._tokens)
 
     def count_tokens(self, count: int) -> None:
         """Count the tokens of a request.
@@ -94,6 +101,11 @@ class RateLimit:
         """
         if self._tokens is not None:
             self._tokens.take(float(count))
+
+
+def _check(name: str, bucket: TokenBucket | None) -> None:
+    if bucket is not None and (seconds := bucket.seconds_until(1.0)) > 0:
+        raise too_many(name, seconds)
 
 
 class FailureLimit:

@@ -20,6 +20,7 @@ from inference.serving.engine_thread import EngineThread
 from inference.serving.keys import ApiKeys, read_keys
 from inference.serving.loaded_model import LoadedModel
 from inference.serving.loading import Loading
+from inference.serving.remote.sessions import memory_note
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError
@@ -136,6 +137,8 @@ class Server(uvicorn.Server):
         if loading.is_done:
             model = loading.result()
             _logger.info("%s", model)
+            if num_sessions := self.service.settings.remote_sessions:
+                _logger.info("%s", memory_note(model, num_sessions))
             self.service.start(model)
             if not self.service.is_draining and not serving.done():
                 on_ready(self.url)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 from inference.generation.prompts import Prompt
 from inference.serving.admission import Admission, Admitted
@@ -20,6 +21,8 @@ from jakiro.errors import EngineStopped, JakiroError, PromptError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 _RETRY_SECONDS = 5  # after which a client may ask again whether the server is ready
 
@@ -113,10 +116,27 @@ class Service:
                 why = "timeout"
                 raise self._too_long() from error
             except JakiroError as error:
-                raise _api_error_of(error) from error
+                raise logged_api_error(error) from error
             finally:
                 user.rate.count_tokens(reply.num_tokens)
                 self._finish(reply, why)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Count a request as active while the block runs: draining waits for its end."""
+        self.num_active += 1
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+
+    async def prepared(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that the thread of the tokenizer runs.
+
+        Args:
+            function: function that may use the tokenizer.
+        """
+        return await asyncio.wrap_future(self._preparing.submit(function))
 
     def close(self) -> None:
         """Free the thread that prepares prompts."""
@@ -128,12 +148,11 @@ class Service:
         self.check_ready()
         model = self.model
         admitted = self._admission.admit(model.lane_of(options), len(prompts) * options.choices)
-        self.num_active += 1
         try:
-            model.check_lengths(prompts, options)
-            yield admitted
+            with self.active():
+                model.check_lengths(prompts, options)
+                yield admitted
         finally:
-            self.num_active -= 1
             self._admission.release(admitted)
 
     async def _started(
@@ -146,7 +165,7 @@ class Service:
             for job in jobs:
                 self.model.engine.start(job)
         except JakiroError as error:
-            raise _api_error_of(error) from error
+            raise logged_api_error(error) from error
         admitted.jobs = jobs
         return Reply(
             jobs,
@@ -198,8 +217,12 @@ class Service:
         )
 
 
-def _api_error_of(error: JakiroError) -> ApiError:
-    """Return the error for a client, and log the causes that only the log has."""
+def logged_api_error(error: JakiroError) -> ApiError:
+    """Return the error for a client, and log the causes that only the log has.
+
+    Args:
+        error: why a request has failed.
+    """
     if not isinstance(error, PromptError | EngineStopped):  # the engine logs why it has died
         _logger.error("a request has failed: %s", error, exc_info=error)
     return api_error_of(error)

@@ -57,6 +57,12 @@ class ServeSettings(Settings):
     """Seconds after which a client that takes no data is disconnected."""
     request_seconds: float = Field(600.0, gt=0)
     """Largest number of seconds from the acceptance of a request to its last token."""
+    remote_sessions: int = Field(0, ge=0)
+    """Largest number of texts at the same time whose drafts other machines send; 0 for none."""
+    remote_sessions_per_key: int = Field(8, ge=1)
+    """Largest number of these texts of each key."""
+    remote_idle_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
+    """Seconds without a request after which the memory of such a text is freed."""
     playground: bool = True
     """Whether to serve the playground, a web page at `/`."""
     drain_seconds: float = Field(30.0, ge=0)

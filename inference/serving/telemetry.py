@@ -29,6 +29,8 @@ class Telemetry:
         self.accepted = count("accepted_by_depth", "Accepted drafts by depth in the tree.", "depth")
         self.steps = count("decoding_steps", "Decoding steps of all sequences.")
         self.cancelled = count("cancelled", "Requests that were cancelled.", "why")
+        self.remote_steps = count("remote_steps", "Trees from other machines.", "outcome")
+        self.remote_bytes = count("remote_bytes", "Bytes of these trees, and of verdicts.", "way")
         self.closed = count("closed_connections", "Connections closed by the server.", "why")
         self.first_token = times("first_token_seconds", "Seconds until the first token.", _SECONDS)
         self.duration = times("request_seconds", "Seconds until the last token.", _SECONDS)

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
+from inference.remote.integer_distribution import probabilities, quantized
 from inference.sampling.batch import BatchSampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
@@ -264,6 +266,8 @@ class TreeBuilder:
             columns, child_log_probs = likeliest
         else:
             draft_probs = _distribution(*likeliest)
+            if self.sampling.quantizes_drafts:
+                draft_probs = replace(draft_probs, probs=_quantized(draft_probs.probs))
             columns, child_log_probs = self._sample(draft_probs, noise, self.shape.children)
             draft_probs = replace(draft_probs, ids=_tokens(draft_probs.ids, draft_ids))
         at_token = joint.gather(3, columns[:, :, None].expand(-1, -1, joint.shape[2], -1))
@@ -321,6 +325,14 @@ def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _distribution(columns: Tensor, log_probs: Tensor) -> SparseDistribution:
     # If all values are -inf, their softmax is NaN, which is replaced by 0.
     return SparseDistribution(columns, log_probs.softmax(dim=-1).nan_to_num(nan=0.0))
+
+
+def _quantized(probs: Tensor) -> Float[Tensor, "batch parents m"]:
+    """Return the probabilities of integer weights; zeros where nothing can be sampled."""
+    exact = probs.double().cpu().numpy()
+    is_empty = exact.sum(axis=-1, keepdims=True) == 0
+    found = probabilities(quantized(np.where(is_empty, 1.0, exact)))
+    return torch.from_numpy(np.where(is_empty, 0.0, found)).to(probs)
 
 
 def _tokens(columns: Tensor, draft_ids: Tensor | None) -> Int[Tensor, "*batch"]:

@@ -18,6 +18,7 @@ from jakiro.cli.ablate import ablate
 from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
+from jakiro.cli.connect import connect
 from jakiro.cli.data import data
 from jakiro.cli.demo import demo
 from jakiro.cli.export_drafter import export_drafter
@@ -50,7 +51,7 @@ _DEBUG = "--debug"
 _BRACES = re.compile("[{}]")  # around required arguments
 _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed set of values
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Decode": (fetch, generate, chat, serve, demo),
+    "Decode": (fetch, generate, chat, serve, connect, demo),
     "Train": (init, train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),

@@ -12,6 +12,7 @@ from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
 from jakiro.cli.generate import load_decoder
 from jakiro.cli.options import Context, settings_from
+from jakiro.cli.output import UNSAFE
 from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 _GREETING = "/help lists the commands; Ctrl-C stops an answer, and Ctrl-D ends the chat"
 _PROMPT = "> "
-# Control characters other than tabs and newlines, which could change the state of a terminal.
-_UNSAFE = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 @quiet_libraries()
@@ -158,7 +157,7 @@ class _Terminal:
         from inference.generation.colored_text import terminal_style
 
         if self._answers.is_terminal:
-            text, style = piece.text.translate(_UNSAFE), terminal_style(piece.depth)
+            text, style = piece.text.translate(UNSAFE), terminal_style(piece.depth)
             self._answers.out(text, style=style, highlight=False, end="")
         else:
             typer.echo(piece.text, nl=False)

@@ -59,8 +59,7 @@ def generate(
     device: options.Device = "auto",
 ) -> None:
     """Answer a question or continue a text exactly as the target would, but faster."""
-    text = _prompt_text(prompt)
-    _refuse_empty(text)
+    text = prompt_text(prompt)
     refuse_missing_parts(drafter, target)
     from inference.generation.streaming import TextPrinter
 
@@ -70,7 +69,7 @@ def generate(
         say(f"reading a prompt of {len(decoder.tokenizer(text).input_ids)} tokens")
     sampling: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
     output = decoder.generate(
-        _messages(text, system) if is_chat else text,
+        messages(text, system) if is_chat else text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
@@ -116,10 +115,22 @@ def load_decoder(context: options.Context) -> "SpeculativeDecoder":
     return decoder
 
 
-def _prompt_text(prompt: str) -> str:
-    """Return the prompt; from standard input, without the newline at its end."""
-    if prompt != _STANDARD_INPUT:
-        return prompt
+def prompt_text(prompt: str) -> str:
+    """Return the prompt, which is not empty; from standard input, without its last newline.
+
+    Args:
+        prompt: prompt on the command line.
+
+    Raises:
+        PromptError: the prompt is empty, or not in UTF-8.
+    """
+    text = _standard_input() if prompt == _STANDARD_INPUT else prompt
+    if not text.strip():
+        raise PromptError("the prompt is empty", expected="a question or a text", got=repr(text))
+    return text
+
+
+def _standard_input() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -151,12 +162,13 @@ def _is_chat(decoder: "SpeculativeDecoder", raw: bool, system: str | None) -> bo
     return is_chat
 
 
-def _refuse_empty(text: str) -> None:
-    if not text.strip():
-        raise PromptError("the prompt is empty", expected="a question or a text", got=repr(text))
+def messages(text: str, system: str | None) -> list[dict[str, Any]]:
+    """Return the messages of a chat that begins with a question.
 
-
-def _messages(text: str, system: str | None) -> list[dict[str, Any]]:
+    Args:
+        text: the question.
+        system: system prompt; None for none.
+    """
     start = [] if system is None else [{"role": "system", "content": system}]
     return [*start, {"role": "user", "content": text}]
 

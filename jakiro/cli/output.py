@@ -9,6 +9,8 @@ import typer
 from jakiro.errors import ConfigError, ResourceError
 
 STANDARD_OUTPUT = Path("-")
+# Control characters other than tabs and newlines, which could change the state of a terminal.
+UNSAFE = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 def say(message: str) -> None:

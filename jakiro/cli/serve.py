@@ -114,6 +114,19 @@ def serve(
     request_seconds: Annotated[
         float, typer.Option(help="Seconds after which a request that is not complete is ended.")
     ] = 600.0,
+    remote_sessions: Annotated[
+        int,
+        typer.Option(
+            help="Largest number of texts at the same time whose drafts other machines send, see "
+            "`jakiro connect`; 0 for none."
+        ),
+    ] = 0,
+    remote_sessions_per_key: Annotated[
+        int, typer.Option(help="Largest number of these texts of each key.")
+    ] = 8,
+    remote_idle_seconds: Annotated[
+        float, typer.Option(help="Seconds after which the memory of such a text is freed.")
+    ] = 120.0,
     playground: Annotated[
         bool, typer.Option(help="Serve the playground, a web page at the path /.")
     ] = True,

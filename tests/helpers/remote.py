@@ -9,12 +9,14 @@ from helpers.branching import Chooser, distribution_of
 from helpers.tables import Prefix, Tables, no_processors, one_by_one
 
 from inference.draft_tree import ROOT, CandidateKind, SequenceTree
+from inference.drafters.candidates import to_tree
+from inference.drafters.lookup import LookupDrafter
 from inference.remote.client_session import ClientSession, Draft, Send
 from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
 from inference.remote.received_tree import receive_tree, to_draft_tree
 from inference.remote.step_book import Decision, StepBook
-from inference.remote.step_frame import decode_step, encode_step
+from inference.remote.step_frame import SubmittedTree, decode_step, encode_step
 from inference.remote.tree_tensors import TreeTensors
 
 LIMITS = TreeLimits(max_nodes=8, max_depth=4, max_support=8)
@@ -64,6 +66,14 @@ def sequence_tree(tree: TreeTensors) -> SequenceTree:
     return to_draft_tree(tree, torch.tensor([2])).sequence_tree()
 
 
+def looked_up(token_ids: list[int]) -> SubmittedTree:
+    """Return the tree that prompt lookup drafts."""
+    own = LookupDrafter()
+    candidates = own.draft(np.array(token_ids), own.max_nodes, own.max_depth)
+    tree = to_tree([candidates], torch.tensor([len(token_ids) - 1]), 0).sequence_tree()
+    return encode_step(len(token_ids) - 1, token_ids[-1], tree)
+
+
 def opened_device(prefix: Prefix = (0, 1)) -> ClientSession:
     """Return a session on the device that has just been opened after these tokens."""
     device = ClientSession(OpenSession(prompt=list(prefix[:-1]), seed=0, max_tokens=9))
@@ -76,6 +86,7 @@ def opening(prefix: Prefix = (0, 1), next_step: int = 1) -> SessionOpened:
     return SessionOpened(
         session="a",
         fingerprint="target",
+        samples=True,
         prompt_token_ids=list(prefix[:-1]),
         emitted=[prefix[-1]],
         text="",

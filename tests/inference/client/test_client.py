@@ -71,7 +71,7 @@ def test_a_server_that_cannot_be_reached_is_named() -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http://", "http://[::1", ""])
 def test_a_text_that_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--url is not the address"):
+    with pytest.raises(ConfigError, match="URL is not the address"):
         ServerClient(url)
 
 

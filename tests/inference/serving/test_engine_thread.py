@@ -198,3 +198,47 @@ def test_trees_chosen_by_measurement_have_one_size_per_lane(decoder: Speculative
     with EngineThread(other, places=2, capacity=64) as engine:
         assert isinstance(engine.policy, ReproducibleTree)
         assert list(engine.submit([1, 2, 3], temperature=0, max_new_tokens=9))
+
+
+def test_functions_run_between_the_steps_of_requests_which_keep_their_tokens(
+    decoder: SpeculativeDecoder,
+) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 40}
+    with EngineThread(decoder, places=2, capacity=64) as engine:
+        job = engine.submit([1, 2, 3], **options)
+        scheduler = engine.scheduler
+        calls = [engine.call(lambda: scheduler.num_running) for _ in range(20)]
+        tokens = [token for step in job for token in step.token_ids]
+        running = [call.result(30) for call in calls]
+    assert tokens == decoder.generate([1, 2, 3], **options).new_token_ids
+    assert max(running) == 1
+
+
+def test_functions_run_if_nothing_is_decoded(decoder: SpeculativeDecoder) -> None:
+    with EngineThread(decoder, places=1, capacity=32) as engine:
+        assert [engine.call(lambda n=n: n).result(30) for n in range(3)] == [0, 1, 2]
+
+
+def test_a_function_that_fails_does_not_end_the_engine(decoder: SpeculativeDecoder) -> None:
+    with EngineThread(decoder, places=1, capacity=32) as engine:
+        assert isinstance(engine.call(lambda: 1 // 0).exception(30), ZeroDivisionError)
+        assert engine.is_alive
+
+
+def test_functions_that_did_not_run_end_with_the_engine(decoder: SpeculativeDecoder) -> None:
+    has_begun, may_go_on = Event(), Event()
+
+    def waits() -> None:
+        has_begun.set()
+        may_go_on.wait(30)
+
+    with EngineThread(decoder, places=1, capacity=32) as engine, ThreadPoolExecutor(1) as pool:
+        engine.call(waits)
+        assert has_begun.wait(30)
+        before = engine.call(lambda: 1)
+        closing = pool.submit(engine.close)
+        may_go_on.set()
+        closing.result(30)
+    assert before.done()  # whether or not it has run
+    with pytest.raises(EngineStopped):
+        engine.call(lambda: 1)

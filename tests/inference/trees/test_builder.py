@@ -1,5 +1,7 @@
 """Shapes and bookkeeping of draft trees."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.tables import Prefix, Tables, TableSource, no_processors
@@ -7,6 +9,7 @@ from torch import Tensor
 from transformers import EtaLogitsWarper, LogitsProcessorList, TemperatureLogitsWarper
 
 from inference.draft_tree import ROOT, DraftTree
+from inference.remote.step_frame import encode_step
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
@@ -132,3 +135,39 @@ def test_where_a_distribution_is_not_finite_there_are_no_candidates(
     assert any(parent >= 0 for parent in row.children)
     empty = builder.build(HoledSource(tables, (4,), fault, after=4), torch.tensor([1]))
     assert not bool(empty.is_valid.any())
+
+
+def test_candidates_for_another_machine_are_sampled_from_integer_weights() -> None:
+    tables = Tables(vocab=6, components=2, seed=4)
+    sampling = replace(no_processors(), quantizes_drafts=True)
+    shape = TreeShape(
+        autoregressive_levels=2, parallel_levels=0, children=2, breadth=2, sampled=True
+    )
+    counts = torch.zeros(6)
+    for seed in range(600):
+        builder = TreeBuilder(shape, BatchSampling([sampling]), StepRandom([(seed,)]))
+        tree = builder.build(TableSource(tables, (0,)), torch.tensor([1])).sequence_tree()
+        encode_step(1, 0, tree)  # raises an error unless all weights are integers
+        counts[tree.token_ids[tree.sampled[ROOT][0]]] += 1
+    ids, probs = tree.draft_distribution(ROOT)
+    assert ((counts[ids] / 600 - probs) ** 2 / probs).sum() * 600 < 25  # chi-square, 5 degrees
+
+
+def test_nothing_is_sampled_from_integer_weights_if_a_distribution_is_not_finite() -> None:
+    sampling = replace(no_processors(), quantizes_drafts=True)
+    shape = TreeShape(
+        autoregressive_levels=1, parallel_levels=0, children=2, breadth=1, sampled=True
+    )
+    builder = TreeBuilder(shape, BatchSampling([sampling]), StepRandom([(0,)]))
+    tree = builder.build(_NotFinite(), torch.tensor([1]))
+    assert not tree.is_valid.any()
+
+
+class _NotFinite:
+    """A predictor whose distributions are not finite."""
+
+    draft_ids: Tensor | None = None
+
+    def joint(self, depth: int, frontier: TreeLevel | None) -> Tensor:
+        """Return NaN for six tokens."""
+        return torch.full((1, 1, 1, 6), torch.nan)

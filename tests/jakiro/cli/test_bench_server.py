@@ -92,7 +92,7 @@ def test_a_difference_gives_exit_code_1(
         (["--requests", "3", "--seconds", "3"], "--requests or --seconds"),
         (["--bad-share", "2"], "'--bad-share'"),
         (["--concurrency", "0"], "'--concurrency'"),
-        (["--url", "nonsense"], "--url is not the address"),
+        (["--url", "nonsense"], "URL is not the address"),
         (["--method", "lookup"], "--url measures a server; other options would have no effect"),
         (["--prompts", "missing.txt"], "there is no file"),
         (["--max-new-tokens", "1000"], "does not answer a request"),

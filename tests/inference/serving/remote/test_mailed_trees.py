@@ -6,7 +6,7 @@ from helpers.tables import no_processors
 
 from inference.protocol import Budget, Committed
 from inference.sampling.random_numbers import StepRandom
-from inference.serving.mailed_trees import MailedTrees
+from inference.serving.remote.mailed_trees import MailedTrees
 
 
 def _committed(length: int) -> Committed:

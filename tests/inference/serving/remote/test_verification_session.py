@@ -4,16 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from helpers.remote import mixed, sequence_tree, tensors
+from helpers.remote import looked_up, mixed, sequence_tree, tensors
 from helpers.serving import tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT
-from inference.drafters.candidates import to_tree
-from inference.drafters.lookup import LookupDrafter
 from inference.generation.preparation import prepare_requests
 from inference.remote.client_session import ClientSession, Done, Draft, Open, Send
 from inference.remote.errors import MessageError, SessionGone, StepConflict
@@ -26,8 +22,8 @@ from inference.remote.messages import (
     Verdict,
     parse_message,
 )
-from inference.remote.step_frame import SubmittedTree, encode_step
-from inference.serving.verification_session import VerificationSession
+from inference.remote.step_frame import decode_step, encode_step
+from inference.serving.remote.verification_session import VerificationSession
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 LIMITS = TreeLimits()
@@ -77,10 +73,13 @@ class Link:
         self.num_opened += 1
         assert own.tokenizer is not None
         server = VerificationSession(own.target, prepared, own.tokenizer, LIMITS, request.resume)
+        while not server.is_open:
+            server.read_chunk()
         self.server = server
         return SessionOpened(
             session=f"session {self.num_opened}",
             fingerprint="target",
+            samples=True,
             prompt_token_ids=request.prompt,
             emitted=server.emitted,
             text=server.text,
@@ -95,16 +94,8 @@ class Link:
         self.num_sent += 1
         if self.num_sent in self.crashes:
             self.server.close()
-        verdict = self.server.submit(sent.step, sent.body)
+        verdict = self.server.submit(sent.step, decode_step(sent.body))
         return None if self.num_sent in self.lost else parse_message(verdict, Verdict)
-
-
-def looked_up(token_ids: list[int]) -> SubmittedTree:
-    """Return the tree that prompt lookup drafts."""
-    own = LookupDrafter()
-    candidates = own.draft(np.array(token_ids), own.max_nodes, own.max_depth)
-    tree = to_tree([candidates], torch.tensor([len(token_ids) - 1]), 0).sequence_tree()
-    return encode_step(len(token_ids) - 1, token_ids[-1], tree)
 
 
 def written(link: Link, mode: str, max_tokens: int = 40) -> ClientSession:
@@ -218,18 +209,18 @@ def test_a_faulty_tree_decides_nothing(
     server, device = _opened(decoder)
     before = list(server.emitted)
     with pytest.raises(MessageError) as found:
-        server.submit(2, fault([*PROMPT, *device.emitted]))
+        server.submit(2, decode_step(fault([*PROMPT, *device.emitted])))
     assert found.value.code == code
     assert (server.emitted, server.book.next_step, server.num_steps) == (before, 2, 1)
     right = looked_up([*PROMPT, *device.emitted])
-    assert parse_message(server.submit(2, right.body), Verdict).digest == right.digest
+    assert parse_message(server.submit(2, decode_step(right.body)), Verdict).digest == right.digest
 
 
 def test_another_tree_for_a_decided_step_is_refused(decoder: SpeculativeDecoder) -> None:
     server, _ = _opened(decoder)
     other = encode_step(len(PROMPT), server.emitted[0], sequence_tree(tensors([1], [ROOT])))
     with pytest.raises(StepConflict) as found:
-        server.submit(1, other.body)
+        server.submit(1, decode_step(other.body))
     assert (found.value.code, found.value.next_step) == ("step_conflict", 2)
 
 
@@ -237,7 +228,7 @@ def test_another_tree_for_a_decided_step_is_refused(decoder: SpeculativeDecoder)
 def test_a_step_at_the_wrong_time_is_refused(decoder: SpeculativeDecoder, step: int) -> None:
     server, device = _opened(decoder)
     with pytest.raises(StepConflict) as found:
-        server.submit(step, looked_up([*PROMPT, *device.emitted]).body)
+        server.submit(step, decode_step(looked_up([*PROMPT, *device.emitted]).body))
     assert (found.value.code, server.num_steps) == ("out_of_order", 1)
 
 
@@ -245,14 +236,14 @@ def test_a_closed_session_refuses_trees(decoder: SpeculativeDecoder) -> None:
     server, device = _opened(decoder)
     server.close()
     with pytest.raises(SessionGone):
-        server.submit(2, looked_up([*PROMPT, *device.emitted]).body)
+        server.submit(2, decode_step(looked_up([*PROMPT, *device.emitted]).body))
 
 
 def test_a_tree_without_candidates_emits_one_token(decoder: SpeculativeDecoder) -> None:
     server, device = _opened(decoder)
     known = [*PROMPT, *device.emitted]
     nothing = encode_step(len(known) - 1, known[-1], sequence_tree(tensors([], [])))
-    assert len(parse_message(server.submit(2, nothing.body), Verdict).emitted) == 1
+    assert len(parse_message(server.submit(2, decode_step(nothing.body)), Verdict).emitted) == 1
 
 
 @pytest.mark.parametrize("extra", [[3], [10**6]], ids=["too long", "no token"])

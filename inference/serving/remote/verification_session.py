@@ -4,6 +4,9 @@ Only the target decides about tokens, with random numbers that depend on seed an
 therefore the one that the engine writes alone with the same trees, whatever is lost on the way.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -13,18 +16,21 @@ from inference.engine.decode_step import DecodeStep
 from inference.engine.policy import AlwaysDraft
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
+from inference.engine.threads import num_threads
 from inference.remote.errors import MessageError
 from inference.remote.messages import Progress, TreeLimits, Verdict
 from inference.remote.received_tree import receive_tree
 from inference.remote.step_book import Decision, StepBook
-from inference.remote.step_frame import ReceivedStep, decode_step
+from inference.remote.step_frame import ReceivedStep
 from inference.serving.incremental_text import IncrementalText
-from inference.serving.mailed_trees import MailedTrees
+from inference.serving.remote.mailed_trees import MailedTrees
 from jakiro.target.adapter import TargetAdapter
 
 
 class VerificationSession(DecodeBatch):
     """The server's side of a session; not thread-safe.
+
+    `read_chunk` must be called until the session is open.
 
     Args:
         target: frozen target.
@@ -32,6 +38,12 @@ class VerificationSession(DecodeBatch):
         tokenizer: the target's tokenizer.
         limits: largest tree.
         resume: text of an earlier session to go on with; None to begin.
+        stops: strings that end the text, which the stop rule knows as well.
+        threads: number of threads that decoding steps compute with on a CPU; None for torch's
+            current number.
+
+    Attributes:
+        is_open: whether the prompt has been read, so that trees can be submitted.
 
     Raises:
         MessageError: the text to go on with is complete before its end, or not a text of the
@@ -45,20 +57,23 @@ class VerificationSession(DecodeBatch):
         tokenizer: PreTrainedTokenizerBase,
         limits: TreeLimits,
         resume: Progress | None = None,
+        *,
+        stops: Sequence[str] = (),
+        threads: int | None = None,
     ) -> None:
         self._trees = MailedTrees(limits)
         self.limits = limits
         self.text = ""
-        self._incremental = IncrementalText(tokenizer)
+        self._incremental = IncrementalText(tokenizer, stops)
         self._state = SequenceState.of(0, request)
-        self.book = StepBook(1 if resume is None else resume.next_step)
+        self._root: int | None = None  # last token of a text to go on with, while it is read
+        self.book = StepBook()
+        if resume is not None:
+            self._continue(resume, target.spec.vocab_size)
+        self.is_open = self._state.is_finished
         context = Context(target, self._trees, request.sampling, 1, request.max_length)
-        super().__init__(context, AlwaysDraft.with_all_of(self._trees))
-        try:
-            self._begin() if resume is None else self._resume(resume)
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(context, AlwaysDraft.with_all_of(self._trees), threads)
+        self._prefill = Prefill(self.context, [self._state])
 
     @property
     def emitted(self) -> list[int]:
@@ -66,25 +81,51 @@ class VerificationSession(DecodeBatch):
         return self._state.new_token_ids
 
     @property
+    def length(self) -> int:
+        """The number of tokens of prompt and text."""
+        return len(self._state.token_ids)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the text is complete."""
         return self._state.is_finished
 
-    def submit(self, step: int, body: bytes) -> bytes:
+    @torch.inference_mode()
+    def read_chunk(self) -> None:
+        """Read a chunk of the prompt, or of the text to go on with.
+
+        The last chunk opens the session; a text that begins gets its first token.
+
+        Raises:
+            JakiroError: the target has failed; the session is closed.
+        """
+        with self._closing(), num_threads(self.prefill_threads):
+            self._prefill.read_chunk()
+            if not self._prefill.is_complete:
+                return
+            if self._root is None:
+                (step,) = self._emit_all([self._state], self._prefill.select_first())
+                self._publish(step)
+            else:
+                self._state.token_ids.append(self._root)
+        self.live = [] if self.is_finished else [self._state]
+        self.is_open = True
+
+    def submit(self, step: int, received: ReceivedStep) -> bytes:
         """Return the verdict of a submitted tree, which is decided once.
 
         Args:
             step: number of the step.
-            body: bytes of the tree.
+            received: the tree; only its form needs to be checked.
 
         Raises:
-            MessageError: the bytes are not a tree below this text that can be verified; the step
-                stays free.
+            MessageError: the tree is not one below this text that can be verified; the step stays
+                free.
             StepConflict: another tree was submitted for this step, or it is not this step's time.
             SessionGone: the session was closed.
             JakiroError: the target has failed; the session is closed.
         """
-        received = decode_step(body)
+        assert self.is_open or self.book.is_gone, "read the prompt first"
         digest = received.header.digest
         if step == self.book.next_step and not self.book.is_finished and not self.book.is_gone:
             self._check_tree(received)
@@ -101,20 +142,10 @@ class VerificationSession(DecodeBatch):
         self.live = []
         self.context.close()
 
-    @torch.inference_mode()
-    def _begin(self) -> None:
-        """Read the prompt, and emit the first token."""
-        prefill = self._read()
-        (step,) = self._emit_all([self._state], prefill.select_first())
-        self._publish(step)
-        self.live = [] if step.finished else [self._state]
-
-    @torch.inference_mode()
-    def _resume(self, progress: Progress) -> None:
-        """Read prompt and text; the last token becomes the root."""
-        vocab = self.target.spec.vocab_size
-        if wrong := [token for token in progress.emitted if token >= vocab]:
-            raise _not_resumable(f"the token {wrong[0]}", f"ids below {vocab}")
+    def _continue(self, progress: Progress, vocab_size: int) -> None:
+        """Take over the tokens of an earlier session; the last one becomes the root."""
+        if wrong := [token for token in progress.emitted if token >= vocab_size]:
+            raise _not_resumable(f"the token {wrong[0]}", f"ids below {vocab_size}")
         state = self._state
         for token in progress.emitted:
             if state.is_finished:
@@ -123,19 +154,9 @@ class VerificationSession(DecodeBatch):
             state.is_finished = state.is_complete()
         self._add_text(progress.emitted)
         state.num_steps = progress.next_step - 1
-        self.book.is_finished = state.is_finished
-        if state.is_finished:
-            return
-        root = state.token_ids.pop()
-        self._read()
-        state.token_ids.append(root)
-        self.live = [state]
-
-    def _read(self) -> Prefill:
-        prefill = Prefill(self.context, [self._state])
-        while not prefill.is_complete:
-            prefill.read_chunk()
-        return prefill
+        self.book.next_step, self.book.is_finished = progress.next_step, state.is_finished
+        if not state.is_finished:
+            self._root = state.token_ids.pop()
 
     def _check_tree(self, received: ReceivedStep) -> None:
         """Check a tree for the next step before anything is decided."""
@@ -153,12 +174,10 @@ class VerificationSession(DecodeBatch):
     def _verdict(self, step: int, received: ReceivedStep) -> bytes:
         """Verify a tree, and return the message about it."""
         self._trees.tree = received.tree
-        try:
-            (decoded,) = self.step()
-        except BaseException:
-            self.close()
-            raise
-        text = self._publish(decoded)
+        with self._closing():
+            with num_threads(self.threads):
+                (decoded,) = self.step()
+            text = self._publish(decoded)
         verdict = Verdict(
             step=step,
             digest=received.header.digest,
@@ -167,6 +186,8 @@ class VerificationSession(DecodeBatch):
             text=text,
             finished=decoded.finished,
         )
+        if decoded.finished:
+            self.context.close()
         return verdict.model_dump_json().encode()
 
     def _publish(self, step: DecodeStep) -> str:
@@ -176,10 +197,18 @@ class VerificationSession(DecodeBatch):
             JakiroError: the step has failed.
         """
         if step.error is not None:
-            self.close()
             raise step.error
         self.book.is_finished = step.finished
         return self._add_text(step.token_ids)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Close the session if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _add_text(self, token_ids: list[int]) -> str:
         text = "".join(self._incremental.push(token) for token in token_ids)

@@ -1,0 +1,268 @@
+"""A decoder that drafts on this machine, and whose target verifies on a server."""
+
+import secrets
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from inference.device.drafting import DeviceDrafting, check_reads_tokens
+from inference.device.link import ServerLink
+from inference.device.loading import device_drafter
+from inference.device.text import RemoteOutput, RemoteStep, RemoteText
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.protocol import Drafter, RequestTicket, request_counter_of
+from inference.remote.client_session import ClientSession
+from inference.remote.messages import ChatMessage, OpenSession
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import random_stream
+from jakiro.errors import PromptError
+
+RemotePrompt = str | Sequence[int] | Sequence[dict[str, Any]]
+
+_SEEDS = 2**63
+
+
+class RemoteDecoder:
+    """A lossless decoder whose drafter runs here and whose target runs on a server.
+
+    The server is `jakiro serve` with `--remote-sessions`. It decides about all tokens, so the text
+    is that of its target: greedy text equals the target's greedy text, and sampled text follows its
+    distribution. Each decoding step is one request, which may be repeated. If the connection is
+    lost, or the server is started again, the same text goes on. This machine needs neither the
+    target nor its tokenizer.
+
+    Args:
+        url: address of the server.
+        drafter: drafter that reads tokens alone, such as `LookupDrafter`, `AdedDrafter`, or a
+            `SmallLMDrafter`; or its name: `lookup`, `aded`, or `lm=MODEL`, a smaller model with the
+            target's tokenizer. None to draft nothing.
+        key: API key of the server; None if it has no keys.
+        patience: seconds without any answer after which a text is given up.
+        **load: arguments of `jakiro.utils.pretrained.load_causal_lm` for a smaller model.
+
+    Attributes:
+        info: target and limits of the server.
+
+    Raises:
+        ConfigError: the server refuses the key or verifies no drafts, or the drafter is unknown or
+            needs the target's hidden states.
+        ResourceError: the server cannot be reached, or is not ready.
+        TargetMismatch: the smaller model has another tokenizer than the target.
+
+    Example:
+        decoder = RemoteDecoder("http://127.0.0.1:8000/v1", LookupDrafter())
+        output = decoder.generate("def main(", max_new_tokens=32, temperature=0)
+        print(output.text, output.stats.tau, output.traffic.bytes_up)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        drafter: Drafter | str | None = None,
+        *,
+        key: str | None = None,
+        patience: float = 60.0,
+        **load: Any,
+    ) -> None:
+        if isinstance(drafter, Drafter):
+            check_reads_tokens(drafter)
+        self._link = ServerLink(url, key, patience)
+        try:
+            self.info = self._link.info()
+            if isinstance(drafter, str):
+                drafter = device_drafter(drafter, self.info, **load)
+        except BaseException:
+            self._link.close()
+            raise
+        self.drafter = drafter
+
+    def __enter__(self) -> "RemoteDecoder":
+        """Return the decoder; the end of the block closes its connections."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close all connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._link.close()
+
+    def generate(
+        self,
+        prompt: RemotePrompt,
+        *,
+        on_text: Callable[[str], object] | None = None,
+        **options: Any,
+    ) -> RemoteOutput:
+        """Return the continuation of a prompt.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            on_text: function that is called with each piece of text; None for no function.
+            **options: as for `steps`.
+
+        Raises:
+            PromptError: the server refuses the prompt or an option.
+            ConfigError: the server refuses the key, or the drafter cannot be used.
+            ResourceError: the server cannot be reached any more.
+            MessageError: the server has another target than before, or answers wrongly.
+            StepConflict: another client has submitted trees for this text.
+        """
+        text = self._text(prompt, **options)
+        with closing(text.steps()) as steps:
+            for step in steps:
+                if on_text is not None and step.text:
+                    on_text(step.text)
+        return text.output()
+
+    def stream(self, prompt: RemotePrompt, **options: Any) -> Iterator[str]:
+        """Yield the text of the continuation piece by piece.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            **options: as for `steps`.
+
+        Raises:
+            JakiroError: as for `generate`.
+        """
+        with closing(self.steps(prompt, **options)) as steps:
+            for step in steps:
+                if step.text:
+                    yield step.text
+
+    def steps(
+        self,
+        prompt: RemotePrompt,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float | int | None = None,
+        top_p: float | int | None = None,
+        top_k: int | None = None,
+        min_p: float | int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Generator[RemoteStep, None, None]:
+        """Yield the decoding steps that continue a prompt, each as soon as it is verified.
+
+        Closing the generator ends the text, and frees its memory on the server.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            max_new_tokens: largest number of new tokens.
+            temperature: 0 for greedy decoding; None for the target's own.
+            top_p: as in `generate()` of transformers; None for the target's own.
+            top_k: as in `generate()` of transformers; None for the target's own.
+            min_p: as in `generate()` of transformers; None for the target's own.
+            stop: strings before which the text ends.
+            seed: seed of all random numbers; None for a random seed.
+
+        Raises:
+            JakiroError: as for `generate`.
+        """
+        text = self._text(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=stop,
+            seed=seed,
+        )
+        return text.steps()
+
+    def _text(self, prompt: RemotePrompt, **options: Any) -> RemoteText:
+        counter = request_counter_of(self.drafter)
+        ticket = None if counter is None else counter.take()
+        request = _request(prompt, ticket, **options)
+
+        def new_drafting(session: ClientSession) -> DeviceDrafting:
+            capacity = len(session.prompt_token_ids) + request.max_tokens
+            sampling = _sampling(request, session.samples)
+            return DeviceDrafting(self.drafter, sampling, session.limits, capacity, self._device)
+
+        return RemoteText(self._link, request, new_drafting, ticket)
+
+    @property
+    def _device(self) -> torch.device:
+        drafter = self.drafter
+        return drafter.model.device if isinstance(drafter, SmallLMDrafter) else torch.device("cpu")
+
+
+def _request(
+    prompt: RemotePrompt,
+    ticket: RequestTicket | None,
+    *,
+    max_new_tokens: int = 128,
+    stop: Sequence[str] = (),
+    seed: int | None = None,
+    **sampling: Any,
+) -> OpenSession:
+    """Return the message that opens a session.
+
+    Raises:
+        PromptError: an option is out of range.
+    """
+    try:
+        return OpenSession(
+            prompt=_messages(prompt),
+            seed=_seed(seed, ticket),
+            max_tokens=max_new_tokens,
+            stop=[stop] if isinstance(stop, str) else list(stop),
+            **sampling,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise PromptError(
+            f"{first['loc'][0]} cannot be used",
+            expected=first["msg"],
+            got=repr(first["input"])[:80],
+        ) from error
+
+
+def _messages(prompt: RemotePrompt) -> str | list[int] | list[ChatMessage]:
+    if isinstance(prompt, str):
+        return prompt
+    own: list[Any] = list(prompt)
+    if own and isinstance(own[0], dict):
+        return [ChatMessage(**message) for message in own]
+    return own
+
+
+def _seed(seed: int | None, ticket: RequestTicket | None) -> int:
+    """Return the seed of a text.
+
+    What a drafter has learned from a text depends on its random numbers, so no later text may have
+    the same ones.
+    """
+    if seed is None:
+        return secrets.randbelow(_SEEDS)
+    if ticket is None or ticket.number == 0:
+        return seed % _SEEDS
+    return int(random_stream(seed, ticket.number).integers(_SEEDS))
+
+
+def _sampling(request: OpenSession, samples: bool) -> Sampling:
+    """Return the options by which drafts are processed, which the server need not share."""
+    processors = LogitsProcessorList()
+    if samples:
+        if request.temperature is not None:
+            processors.append(TemperatureLogitsWarper(float(request.temperature)))
+        if request.top_k is not None:
+            processors.append(TopKLogitsWarper(request.top_k))
+        if request.top_p is not None and request.top_p < 1:
+            processors.append(TopPLogitsWarper(float(request.top_p)))
+        if request.min_p is not None:
+            processors.append(MinPLogitsWarper(float(request.min_p)))
+    return Sampling(processors, samples, request.seed, quantizes_drafts=True)

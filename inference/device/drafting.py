@@ -1,0 +1,126 @@
+"""Draft trees of one text, from its tokens alone, on the machine of the drafter."""
+
+from collections.abc import Sequence
+
+import torch
+
+from inference.draft_tree import DraftTree, SequenceTree
+from inference.drafters.base import TokenSession
+from inference.protocol import AdaptiveSession, Budget, Committed, Drafter
+from inference.remote.messages import TreeLimits
+from inference.sampling.options import Sampling
+from inference.sampling.random_numbers import StepRandom
+from jakiro.errors import ConfigError
+
+_CHUNK = 512  # number of tokens that a drafter reads at once
+
+
+class DeviceDrafting:
+    """The drafter's side of one text.
+
+    Args:
+        drafter: drafter; None to draft nothing.
+        sampling: options by which the server selects tokens, with quantized drafts.
+        limits: largest tree.
+        capacity: largest number of tokens of prompt and text.
+        device: device of the drafter.
+
+    Raises:
+        ConfigError: the drafter needs more than tokens.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        sampling: Sampling,
+        limits: TreeLimits,
+        capacity: int,
+        device: torch.device,
+    ) -> None:
+        assert sampling.quantizes_drafts, "the server verifies integer weights"
+        self._sampling = sampling
+        self._device = device
+        self._known = 0  # number of tokens before the root that the drafter knows
+        self._session = None
+        if drafter is not None:
+            check_reads_tokens(drafter)
+            nodes, depth = drafter.max_nodes, drafter.max_depth
+            self._budget = Budget(min(nodes, limits.max_nodes), min(depth, limits.max_depth))
+            self._session = drafter.new_session(sampling, capacity + 1 + nodes)
+            _check_learns_from_tokens(self._session, drafter)
+
+    @torch.inference_mode()
+    def tree(self, token_ids: Sequence[int], step: int) -> SequenceTree:
+        """Return the tree of a decoding step.
+
+        Args:
+            token_ids: prompt and text, which begin with those of earlier calls; the last token is
+                the root.
+            step: number of the step, which determines the random numbers.
+        """
+        base_length = torch.tensor([len(token_ids) - 1], device=self._device)
+        if self._session is None:
+            return DraftTree.empty(base_length, step).sequence_tree()
+        for end in [*range(self._known + _CHUNK, len(token_ids) - 1, _CHUNK), len(token_ids) - 1]:
+            self._session.advance(self._committed(token_ids, end))
+            self._known = end
+        random = StepRandom([self._sampling.stream_key(step)], self._device)
+        return self._session.propose(self._budget, random).sequence_tree()
+
+    def close(self, token_ids: Sequence[int]) -> None:
+        """Free the memory; a drafter that learns reads the rest of the text.
+
+        Args:
+            token_ids: prompt and text.
+        """
+        if self._session is None:
+            return
+        if isinstance(self._session, TokenSession) and len(token_ids) > self._known:
+            self._session.on_finished(0, token_ids)
+        self._session.close()
+        self._session = None
+
+    def _committed(self, token_ids: Sequence[int], end: int) -> Committed:
+        """Return the tokens from the last known one to the root at position `end`."""
+        verified = list(token_ids[self._known : end])
+
+        def on_device(values: list[int] | list[list[int]]) -> torch.Tensor:
+            return torch.tensor(values, device=self._device, dtype=torch.long)
+
+        return Committed(
+            base_length=(end,),
+            num_verified=(len(verified),),
+            token_ids=on_device([verified]),
+            root=on_device([[token_ids[end]]]),
+            memory=None,
+            start=on_device([self._known]),
+            end=on_device([end]),
+            is_padded=False,
+        )
+
+
+def check_reads_tokens(drafter: Drafter) -> None:
+    """Raise an error if a drafter needs the target's hidden states.
+
+    Args:
+        drafter: drafter to use on a device.
+
+    Raises:
+        ConfigError: the drafter has a memory.
+    """
+    if drafter.needs or drafter.hidden_states:
+        raise ConfigError(
+            "this drafter needs the target's hidden states, which stay on the server",
+            expected="a drafter that reads tokens alone: lookup, aded, or lm=MODEL",
+            got=repr(drafter),
+            remedy="use one of these, or let the server draft with jakiro serve --drafter",
+        )
+
+
+def _check_learns_from_tokens(session: object, drafter: Drafter) -> None:
+    if isinstance(session, AdaptiveSession) and not isinstance(session, TokenSession):
+        raise ConfigError(
+            "this drafter learns from the target's distributions, which stay on the server",
+            expected="lookup, aded, or lm=MODEL",
+            got=repr(drafter),
+        )

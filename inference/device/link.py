@@ -1,0 +1,248 @@
+"""Requests to a server that verifies drafts, which are repeated until they are answered."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from inference.client.address import server_address
+from inference.client.patience import seconds_to_wait
+from inference.remote.client_session import Send
+from inference.remote.errors import MessageError, StepConflict
+from inference.remote.messages import (
+    OpenSession,
+    SessionOpened,
+    Verdict,
+    VerifierInfo,
+    WireMessage,
+    parse_message,
+)
+from jakiro.errors import ConfigError, JakiroError, PromptError, ResourceError
+
+MessageT = TypeVar("MessageT", bound=WireMessage)
+
+_SECONDS_TO_CONNECT = 10.0
+_SECONDS_TO_ANSWER = 60.0  # after which the same request is sent again
+_SECONDS_TO_CLOSE = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+_REPEATED = {408, 425, 429, 502, 503, 504}  # status codes after which a request is sent again
+_REFUSED = {401, 403}
+_GONE = {404, 410}  # status codes of a session that the server does not have
+
+
+@dataclass
+class Traffic:
+    """What was sent and received for one text."""
+
+    num_calls: int = 0  # number of requests, repeated ones included
+    num_repeats: int = 0  # number of requests that were sent again
+    num_resumes: int = 0  # number of sessions after the first one
+    bytes_up: int = 0  # size of the bodies of requests
+    bytes_down: int = 0  # size of the bodies of responses
+
+
+class _Problem(BaseModel):
+    """The error in a response of the server."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    message: str
+    code: str | None = None
+    next_step: int = 0
+
+
+class _Refusal(BaseModel):
+    error: _Problem
+
+
+class ServerLink:
+    """The connection to one server; thread-safe.
+
+    Args:
+        url: address of the server, with or without `/v1`.
+        key: API key; None to send none.
+        patience: seconds without any answer after which a request is given up.
+        sleep: function that waits for some seconds.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        patience: float = 60.0,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.url = server_address(url)
+        self._has_key = key is not None
+        self._patience = patience
+        self._sleep = sleep
+        self._http = httpx2.Client(
+            base_url=f"{self.url}/",
+            headers={} if key is None else {"authorization": f"Bearer {key}"},
+            timeout=httpx2.Timeout(_SECONDS_TO_ANSWER, connect=_SECONDS_TO_CONNECT),
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def info(self) -> VerifierInfo:
+        """Return the target and the limits of the server; this request is sent once.
+
+        Raises:
+            ConfigError: there is no such interface, or the key is refused.
+            ResourceError: the server cannot be reached, or is not ready.
+        """
+        try:
+            response = self._http.get("verify")
+        except httpx2.HTTPError as error:
+            raise self._unreachable(_described(error)) from error
+        if response.status_code in _REPEATED:
+            raise self._unreachable(_summary(response))
+        if response.status_code != httpx2.codes.OK:
+            raise self._refused(response)
+        try:
+            return parse_message(response.content, VerifierInfo)
+        except MessageError as error:
+            raise self._no_interface(str(error)) from error
+
+    def open(self, request: OpenSession, traffic: Traffic) -> SessionOpened:
+        """Open a session.
+
+        A repeated request ends the session that an earlier one may have opened.
+
+        Args:
+            request: prompt and options.
+            traffic: counters of the text.
+
+        Raises:
+            PromptError: the server refuses the prompt or an option.
+            ConfigError: there is no such interface, or the key is refused.
+            ResourceError: the server cannot be reached, or has no room.
+        """
+        body = request.model_dump_json().encode()
+        response, opened = self._answer("POST", "verify/sessions", body, SessionOpened, traffic)
+        if opened is not None:
+            return opened
+        if response.status_code == httpx2.codes.BAD_REQUEST:
+            raise PromptError(_problem(response).message)
+        raise self._refused(response)
+
+    def submit(self, sent: Send, traffic: Traffic) -> Verdict | None:
+        """Return the verdict of a step; None if the server does not have the session any more.
+
+        Args:
+            sent: bytes of the tree, which stay the same however often they are sent.
+            traffic: counters of the text.
+
+        Raises:
+            StepConflict: another tree was submitted for this step, by another client.
+            MessageError: the server refuses the tree.
+            ConfigError: the key is refused.
+            ResourceError: the server cannot be reached.
+        """
+        path = f"verify/sessions/{sent.session}/steps/{sent.step}"
+        response, verdict = self._answer("PUT", path, sent.body, Verdict, traffic)
+        if verdict is not None:
+            return verdict
+        if response.status_code in _GONE:
+            return None
+        problem = _problem(response)
+        if response.status_code == httpx2.codes.CONFLICT:
+            raise StepConflict(problem.code or "step_conflict", sent.step, problem.next_step)
+        if response.status_code == httpx2.codes.BAD_REQUEST:
+            raise MessageError(problem.code or "refused", problem.message)
+        raise self._refused(response)
+
+    def end(self, session: str) -> None:
+        """Let the server free a session; nothing happens if it cannot be reached.
+
+        Args:
+            session: id of the session.
+        """
+        try:
+            self._http.delete(f"verify/sessions/{session}", timeout=_SECONDS_TO_CLOSE)
+        except httpx2.HTTPError:  # the session ends by itself after some time
+            return
+
+    def _answer(
+        self, method: str, path: str, body: bytes, kind: type[MessageT], traffic: Traffic
+    ) -> tuple[httpx2.Response, MessageT | None]:
+        """Return the first final response, and its message unless the request was refused."""
+        started, pause = time.monotonic(), _FIRST_PAUSE
+        while True:
+            wait = pause * (1 + random.random())
+            try:
+                traffic.num_calls += 1
+                traffic.bytes_up += len(body)
+                response = self._http.request(method, path, content=body)
+                traffic.bytes_down += len(response.content)
+                if response.is_success:
+                    return response, parse_message(response.content, kind)
+                if response.status_code not in _REPEATED:
+                    return response, None
+                why = _summary(response)
+                if "retry-after" in response.headers:
+                    wait = max(wait, seconds_to_wait(response.headers["retry-after"]))
+            except (httpx2.HTTPError, MessageError) as error:
+                why = _described(error)
+            left = self._patience - (time.monotonic() - started)
+            if left <= 0:
+                raise self._unreachable(why)
+            self._sleep(min(wait, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            traffic.num_repeats += 1
+
+    def _refused(self, response: httpx2.Response) -> JakiroError:
+        """Return the error for a response that is final."""
+        status, problem = response.status_code, _problem(response)
+        if status in _REFUSED:
+            return ConfigError(
+                f"the server at {self.url} refuses the API key",
+                expected="a key that the server accepts",
+                got=f"status {status} with {'this key' if self._has_key else 'no key'}",
+                remedy="set the environment variable JAKIRO_API_KEY to a key of the server",
+            )
+        if status == httpx2.codes.NOT_FOUND:
+            return self._no_interface(f"status {status}")
+        return ResourceError(f"the server at {self.url} has failed: {problem.message}")
+
+    def _no_interface(self, got: str) -> ConfigError:
+        return ConfigError(
+            f"the server at {self.url} verifies no drafts of other machines",
+            expected="jakiro serve of the same version, with --remote-sessions",
+            got=got,
+            remedy="check the URL, or start the server with --remote-sessions 8",
+        )
+
+    def _unreachable(self, got: str) -> ResourceError:
+        return ResourceError(
+            f"cannot reach the server at {self.url}",
+            expected="a server that is ready and can be reached from here",
+            got=got,
+            remedy="start the server, or check the URL",
+        )
+
+
+def _problem(response: httpx2.Response) -> _Problem:
+    """Return the error in a response, which may come from anywhere."""
+    try:
+        return _Refusal.model_validate_json(response.content).error
+    except ValidationError:
+        return _Problem(message=f"status {response.status_code} without a description")
+
+
+def _summary(response: httpx2.Response) -> str:
+    return f"status {response.status_code}: {_problem(response).message}"
+
+
+def _described(error: Exception) -> str:
+    text: Any = str(error) or "no further description"
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,178 @@
+"""One text that a device drafts and a server verifies."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from inference.device.drafting import DeviceDrafting
+from inference.device.link import ServerLink, Traffic
+from inference.draft_tree import ROOT, SequenceTree
+from inference.engine.decode_step import BONUS, TARGET, DecodeStep
+from inference.engine.stats import DecodeStats
+from inference.outputs import GenerateOutput
+from inference.protocol import RequestTicket
+from inference.remote.client_session import ClientSession, Done, Draft, Open, Send
+from inference.remote.messages import OpenSession, Verdict
+from inference.remote.step_frame import encode_step
+
+
+@dataclass(frozen=True)
+class RemoteStep(DecodeStep):
+    """The tokens of one decoding step, and the text that they add."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class RemoteOutput(GenerateOutput):
+    """The output for one prompt, and what was sent and received for it.
+
+    The seconds in `stats` are those of the device: `verify` includes the network.
+    """
+
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+class RemoteText:
+    """A text on its way, which survives lost connections and other servers of the same target.
+
+    Args:
+        link: connection to the server.
+        request: prompt and options.
+        new_drafting: function that returns the drafter's side, as soon as it is known whether the
+            server samples tokens.
+        ticket: ticket of the text, if the drafter learns from it.
+    """
+
+    def __init__(
+        self,
+        link: ServerLink,
+        request: OpenSession,
+        new_drafting: Callable[[ClientSession], DeviceDrafting],
+        ticket: RequestTicket | None = None,
+    ) -> None:
+        self.traffic = Traffic()
+        self.stats = DecodeStats()
+        self._link = link
+        self._session = ClientSession(request)
+        self._new_drafting = new_drafting
+        self._ticket = ticket
+        self._drafting: DeviceDrafting | None = None
+        self._tree: SequenceTree | None = None
+        self._depths: list[int] = []
+
+    def steps(self) -> Generator[RemoteStep, None, None]:
+        """Yield the steps as their verdicts arrive.
+
+        Raises:
+            JakiroError: as for `RemoteDecoder.generate`.
+        """
+        started = time.monotonic()
+        try:
+            while not isinstance(action := self._session.action, Done):
+                step = self._perform(action)
+                self.stats.seconds["total"] = time.monotonic() - started
+                if step is not None:
+                    self._depths += step.depths
+                    yield step
+        finally:
+            self._close()
+
+    def output(self) -> RemoteOutput:
+        """Return the output of the text, as far as it was written."""
+        known = self._session
+        return RemoteOutput(
+            sequences=torch.tensor([[*known.prompt_token_ids, *known.emitted]]),
+            new_token_ids=known.emitted,
+            depths=self._depths,
+            text=known.text,
+            stats=self.stats,
+            traffic=self.traffic,
+        )
+
+    def _perform(self, action: Open | Draft | Send) -> RemoteStep | None:
+        """Do the next thing, and return its step if there is one."""
+        if isinstance(action, Open):
+            return self._open(action)
+        if isinstance(action, Draft):
+            self._draft(action)
+            return None
+        with self._clock("verify"):
+            verdict = self._link.submit(action, self.traffic)
+        if verdict is None:
+            self._session.on_gone()
+            return None
+        return self._verified(verdict)
+
+    def _open(self, action: Open) -> RemoteStep | None:
+        session = self._session
+        is_first = not session.emitted
+        with self._clock("prefill"):
+            session.on_opened(self._link.open(action.request, self.traffic))
+        self.traffic.num_resumes = session.num_resumes
+        if not is_first:
+            return None
+        emitted = session.emitted
+        self.stats.emitted += len(emitted)
+        return self._step(emitted, [BONUS] * len(emitted), [TARGET] * len(emitted), session.text)
+
+    def _draft(self, action: Draft) -> None:
+        if self._drafting is None:
+            self._drafting = self._new_drafting(self._session)
+        with self._clock("draft"):
+            self._tree = tree = self._drafting.tree(action.token_ids, action.step)
+            token_ids = action.token_ids
+            self._session.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
+
+    def _verified(self, verdict: Verdict) -> RemoteStep | None:
+        emitted = self._session.on_verdict(verdict)
+        if not emitted:
+            return None
+        assert self._tree is not None
+        tree = self._tree
+        path = tree.follow(emitted[: verdict.num_accepted])
+        num_others = len(emitted) - len(path)
+        depths = [*(tree.depth[node] for node in path), *[BONUS] * num_others]
+        proposers = [*(tree.proposer_id[node] for node in path), *[TARGET] * num_others]
+        self._count(tree, path, len(emitted))
+        return self._step(emitted, depths, proposers, verdict.text)
+
+    def _count(self, tree: SequenceTree, path: Sequence[int], num_emitted: int) -> None:
+        stats = self.stats
+        visited = [ROOT, *path]
+        stats.count_reached(depth for depth, n in enumerate(visited) if n in tree.children)
+        nodes = [node for siblings in tree.children.values() for node in siblings]
+        stats.proposed_by_proposer.update(tree.proposer_id[node] for node in nodes)
+        stats.accepted.update(tree.depth[node] for node in path)
+        stats.accepted_by_proposer.update(tree.proposer_id[node] for node in path)
+        stats.target_forwards += 1
+        stats.emitted += num_emitted
+
+    def _step(
+        self, token_ids: list[int], depths: list[int], proposers: list[int], text: str
+    ) -> RemoteStep:
+        return RemoteStep(
+            token_ids, depths, self._session.is_finished, proposer_ids=proposers, text=text
+        )
+
+    @contextmanager
+    def _clock(self, part: str) -> Iterator[None]:
+        """Add the seconds of the block to the statistics."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stats.seconds[part] += time.monotonic() - started
+
+    def _close(self) -> None:
+        """Free the session on the server, and the memory of the drafter."""
+        known = self._session
+        if known.session_id is not None:
+            self._link.end(known.session_id)
+        if self._drafting is not None:
+            self._drafting.close([*known.prompt_token_ids, *known.emitted])
+        if self._ticket is not None:
+            self._ticket.end()

@@ -1,0 +1,1 @@
+"""Verification of draft trees that devices send: their sessions, and the routes to them."""

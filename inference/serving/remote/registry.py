@@ -1,0 +1,158 @@
+"""The sessions of a server by their secret ids, each of which belongs to one user."""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from inference.serving.api_error import ApiError
+from inference.serving.keys import User
+from inference.serving.remote.verification_session import VerificationSession
+
+_NUM_BYTES = 16  # random bytes of an id
+_NUM_ENDED = 4096  # largest number of ids of ended sessions that are known
+_MOST_WAITING = 4  # largest number of requests to one session at the same time
+_RETRY_SECONDS = 5
+
+
+class RegisteredSession:
+    """A session, its id and its user.
+
+    Args:
+        user: user who has opened the session.
+        text_id: id of the text, which the user has chosen.
+
+    Attributes:
+        id: secret id.
+        verification: the session in the engine; None until it was made there.
+        is_ended: whether the session is not registered any more.
+        num_requests: number of requests to it that are being answered.
+    """
+
+    def __init__(self, user: User, text_id: str) -> None:
+        self.id = secrets.token_urlsafe(_NUM_BYTES)
+        self.user = user
+        self.text_id = text_id
+        self.verification: VerificationSession | None = None
+        self.is_ended = False
+        self.num_requests = 0
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request while the block answers it.
+
+        Raises:
+            ApiError: there are too many requests at the same time.
+        """
+        if self.num_requests >= _MOST_WAITING:
+            raise _too_many(f"{_MOST_WAITING} requests to a session", "one more")
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+
+class SessionRegistry:
+    """Sessions and their limits, without any input or output; not thread-safe.
+
+    Args:
+        most: largest number of sessions.
+        most_of_user: largest number of sessions of one user.
+    """
+
+    def __init__(self, most: int, most_of_user: int) -> None:
+        self._most = most
+        self._most_of_user = most_of_user
+        self._sessions: dict[str, RegisteredSession] = {}
+        self._ended: OrderedDict[str, User] = OrderedDict()  # users of ended sessions, by id
+
+    def __len__(self) -> int:
+        """Return the number of sessions."""
+        return len(self._sessions)
+
+    def of_text(self, user: User, text_id: str) -> RegisteredSession | None:
+        """Return the session of a text; None if there is none.
+
+        Args:
+            user: user of the session.
+            text_id: id of the text.
+        """
+        own = (session for session in self._sessions.values() if session.user is user)
+        return next((session for session in own if session.text_id == text_id), None)
+
+    def add(self, user: User, text_id: str) -> RegisteredSession:
+        """Return a new session.
+
+        Args:
+            user: user who opens it.
+            text_id: id of its text.
+
+        Raises:
+            ApiError: there are too many sessions, of this user or of all.
+        """
+        own = sum(session.user is user for session in self._sessions.values())
+        if own >= self._most_of_user:
+            raise _too_many(f"{self._most_of_user} sessions of this key", "one more")
+        if len(self._sessions) >= self._most:
+            raise _too_many(f"{self._most} sessions of all keys", "one more")
+        session = RegisteredSession(user, text_id)
+        self._sessions[session.id] = session
+        return session
+
+    def find(self, user: User, session_id: str) -> RegisteredSession:
+        """Return a session.
+
+        Args:
+            user: user who asks for it.
+            session_id: id of the session, which may be any text.
+
+        Raises:
+            ApiError: the session has ended, or there is none of this id and this user. The answers
+                do not tell whether another user has a session of this id.
+        """
+        found = self._sessions.get(session_id)
+        if found is not None and found.user is user:
+            return found
+        if self._ended.get(session_id) is user:
+            raise gone()
+        raise ApiError(
+            404,
+            "there is no such session; expected: the id of a session of this key; got: another id; "
+            "remedy: open a session with POST /v1/verify/sessions",
+            code="session_not_found",
+        )
+
+    def end(self, session: RegisteredSession) -> None:
+        """Forget a session; further calls have no effect.
+
+        Args:
+            session: session to end.
+        """
+        session.is_ended = True
+        if self._sessions.pop(session.id, None) is None:
+            return
+        self._ended[session.id] = session.user
+        if len(self._ended) > _NUM_ENDED:
+            self._ended.popitem(last=False)
+
+
+def gone() -> ApiError:
+    """Return the error for a session that has ended."""
+    return ApiError(
+        410,
+        "the session has ended; expected: a session that is open; got: the id of an earlier one; "
+        "remedy: open another session with `resume`",
+        code="session_gone",
+    )
+
+
+def _too_many(most: str, got: str) -> ApiError:
+    return ApiError(
+        429,
+        f"too many at the same time; expected: at most {most}; got: {got}; "
+        "remedy: close a session, or try again later",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=_RETRY_SECONDS,
+    )

@@ -1,0 +1,118 @@
+"""The routes by which other machines send draft trees and receive verdicts.
+
+GET    /v1/verify                           target and limits
+POST   /v1/verify/sessions                  open a session, or go on with a text
+PUT    /v1/verify/sessions/ID/steps/N       submit the tree of a step; may be repeated
+GET    /v1/verify/sessions/ID               state of a session
+DELETE /v1/verify/sessions/ID               end a session
+"""
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inference.remote.errors import MessageError
+from inference.remote.messages import OpenSession, WireMessage, parse_message
+from inference.serving.api_error import ApiError
+from inference.serving.events import unless_disconnected
+from inference.serving.keys import User
+from inference.serving.remote.sessions import RemoteSessions
+
+MAX_STEP_BYTES = 262_144  # largest size of a frame with a draft tree
+REPLAYED = "jakiro-replayed"  # header of a verdict that was sent before
+
+_JSON = "application/json"
+_MAX_STEP_DIGITS = 9
+
+
+def remote_routes() -> list[Route]:
+    """Return the routes."""
+    session = "/v1/verify/sessions/{session}"
+    return [
+        Route("/v1/verify", _info, methods=["GET"]),
+        Route("/v1/verify/sessions", _open, methods=["POST"]),
+        Route(session, _status, methods=["GET"]),
+        Route(session, _close, methods=["DELETE"]),
+        Route(f"{session}/steps/{{step}}", _submit, methods=["PUT"]),
+    ]
+
+
+async def _info(request: HttpRequest) -> Response:
+    return _message(await _sessions(request).info())
+
+
+async def _open(request: HttpRequest) -> Response:
+    sessions, user = _sessions(request), _user(request)
+    user.rate.begin()
+    try:
+        message = parse_message(await request.body(), OpenSession)
+    except MessageError as error:
+        raise ApiError(400, str(error), code=error.code) from error
+    opened = await unless_disconnected(request.receive, sessions.open(user, message))
+    return _message(opened, 201)
+
+
+async def _submit(request: HttpRequest) -> Response:
+    sessions, user = _sessions(request), _user(request)
+    sessions.registry.find(user, _session(request))  # before the body is read
+    body = await _limited_body(request)
+    decided = await sessions.submit(user, _session(request), _step(request), body)
+    headers = {REPLAYED: "1"} if decided.is_replay else {}
+    return Response(decided.body, headers=headers, media_type=_JSON)
+
+
+async def _status(request: HttpRequest) -> Response:
+    return _message(_sessions(request).status(_user(request), _session(request)))
+
+
+async def _close(request: HttpRequest) -> Response:
+    _sessions(request).close(_user(request), _session(request))
+    return Response(status_code=204)
+
+
+async def _limited_body(request: HttpRequest) -> bytes:
+    """Return the body of a request, which is not read further than a tree can be long."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_STEP_BYTES:
+            error = ApiError(
+                413,
+                f"the draft tree is too large; expected: at most {MAX_STEP_BYTES} bytes; "
+                "got: more; remedy: draft smaller trees",
+                code="body_too_large",
+            )
+            error.headers["connection"] = "close"
+            raise error
+    return b"".join(parts)
+
+
+def _sessions(request: HttpRequest) -> RemoteSessions:
+    found: RemoteSessions = request.app.state.remote
+    return found
+
+
+def _user(request: HttpRequest) -> User:
+    user: User = request.state.user
+    return user
+
+
+def _session(request: HttpRequest) -> str:
+    return str(request.path_params["session"])
+
+
+def _step(request: HttpRequest) -> int:
+    step = str(request.path_params["step"])
+    if not (step.isascii() and step.isdigit() and len(step) <= _MAX_STEP_DIGITS):
+        raise ApiError(
+            400,
+            "the number of the step cannot be used; expected: a positive integer; "
+            f"got: {step[:20]!r}; remedy: send steps in the order 1, 2, 3",
+            code="malformed_message",
+        )
+    return int(step)
+
+
+def _message(message: WireMessage, status: int = 200) -> Response:
+    return Response(message.model_dump_json(), status, media_type=_JSON)

@@ -1,0 +1,346 @@
+"""Sessions in which other machines draft and this server's engine verifies."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from inference.generation.prompts import Prompt
+from inference.remote.errors import MessageError, SessionGone, StepConflict
+from inference.remote.messages import (
+    OpenSession,
+    SessionOpened,
+    SessionStatus,
+    TreeLimits,
+    Verdict,
+    VerifierInfo,
+    parse_message,
+)
+from inference.remote.step_frame import decode_step
+from inference.serving.api_error import ApiError
+from inference.serving.decoding_options import DecodingOptions
+from inference.serving.engine_thread import EngineThread
+from inference.serving.keys import User
+from inference.serving.loaded_model import LoadedModel, target_identity
+from inference.serving.remote.registry import RegisteredSession, SessionRegistry, gone
+from inference.serving.remote.verification_session import VerificationSession
+from inference.serving.service import Service, logged_api_error
+from jakiro.errors import EngineStopped, JakiroError, RequestError, ResourceError
+from jakiro.target.record import tokenizer_fingerprint
+from jakiro.utils.files import fingerprint
+from jakiro.utils.memory import is_out_of_memory
+
+T = TypeVar("T")
+
+
+class DecidedStep(NamedTuple):
+    """The verdict of a submitted step."""
+
+    body: bytes
+    is_replay: bool  # whether it was stored already
+
+
+class RemoteSessions:
+    """The sessions of one server; not thread-safe.
+
+    Sessions are verified one by one, between the decoding steps of other requests.
+
+    Args:
+        service: service with the engine, the limits and the metrics.
+    """
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        self.limits = TreeLimits()
+        self.registry = SessionRegistry(settings.remote_sessions, settings.remote_sessions_per_key)
+        self._service = service
+        self._info: VerifierInfo | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the id of the session
+        service.telemetry.watch("remote_sessions", "Open sessions.", lambda: len(self.registry))
+
+    async def info(self) -> VerifierInfo:
+        """Return the target and the limits.
+
+        Raises:
+            ApiError: the model is still loading.
+        """
+        model = self._service.model
+        if self._info is None:
+            self._info = await self._service.prepared(lambda: _info_of(model, self.limits))
+        return self._info
+
+    async def open(self, user: User, request: OpenSession) -> SessionOpened:
+        """Read a prompt, or a text to go on with, in a new session.
+
+        Args:
+            user: user who opens the session.
+            request: prompt and options.
+
+        Raises:
+            ApiError: the request cannot be answered.
+        """
+        service = self._service
+        service.check_ready()
+        prompt = _prompt_of(request)
+        options = _options_of(request)
+        service.model.check_lengths([prompt], options)
+        if (earlier := self.registry.of_text(user, request.text_id)) is not None:
+            self._end(earlier)
+        session = self.registry.add(user, request.text_id)
+        try:
+            with service.active(), session.answering():
+                opened = await self._opened(session, prompt, options, request)
+        except BaseException:
+            self._end(session)
+            raise
+        self._touch(session)
+        return opened
+
+    async def submit(self, user: User, session_id: str, step: int, body: bytes) -> DecidedStep:
+        """Return the verdict of a step, which is decided once.
+
+        Args:
+            user: user who submits it.
+            session_id: id of the session.
+            step: number of the step.
+            body: frame with a draft tree.
+
+        Raises:
+            ApiError: the step cannot be decided.
+        """
+        outcome = "refused"
+        try:
+            session = self._found(user, session_id)
+            with self._service.active(), session.answering():
+                found = await self._decided(session, step, body)
+            outcome = "replayed" if found.is_replay else "decided"
+        finally:
+            self._service.telemetry.remote_steps.labels(outcome).inc()
+        count = self._service.telemetry.remote_bytes
+        count.labels("up").inc(len(body))
+        count.labels("down").inc(len(found.body))
+        return found
+
+    def status(self, user: User, session_id: str) -> SessionStatus:
+        """Return the state of a session.
+
+        Args:
+            user: user who asks for it.
+            session_id: id of the session.
+
+        Raises:
+            ApiError: there is no such session.
+        """
+        verification = self._found(user, session_id).verification
+        assert verification is not None, "ids are known once sessions are open"
+        return SessionStatus(
+            next_step=verification.book.next_step,
+            length=verification.length,
+            finished=verification.is_finished,
+        )
+
+    def close(self, user: User, session_id: str) -> None:
+        """End a session, and free its memory.
+
+        Args:
+            user: user who ends it.
+            session_id: id of the session.
+
+        Raises:
+            ApiError: there is no such session.
+        """
+        self._end(self.registry.find(user, session_id))
+
+    def _found(self, user: User, session_id: str) -> RegisteredSession:
+        """Return a session, which a request keeps alive."""
+        self._service.check_ready()
+        session = self.registry.find(user, session_id)
+        self._touch(session)
+        return session
+
+    async def _opened(
+        self,
+        session: RegisteredSession,
+        prompt: Prompt,
+        options: DecodingOptions,
+        message: OpenSession,
+    ) -> SessionOpened:
+        model = self._service.model
+        try:
+            request = await self._service.prepared(partial(model.request_of, prompt, options))
+        except JakiroError as error:
+            raise logged_api_error(error) from error
+        session.user.rate.count_tokens(len(request.token_ids))
+        self._service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
+        decoder = model.engine.decoder
+        make = partial(
+            VerificationSession,
+            decoder.target,
+            request,
+            model.tokenizer,
+            self.limits,
+            message.resume,
+            stops=options.stops,
+            threads=decoder.compute.threads,
+        )
+        verification = session.verification = await self._on_engine(make)
+        while not verification.is_open:
+            if session.is_ended:
+                raise gone()
+            await self._on_engine(verification.read_chunk)
+        return SessionOpened(
+            session=session.id,
+            fingerprint=_fingerprint(model.engine),
+            samples=request.sampling.do_sample,
+            prompt_token_ids=request.token_ids,
+            emitted=verification.emitted,
+            text=verification.text,
+            finished=verification.is_finished,
+            next_step=verification.book.next_step,
+            limits=self.limits,
+        )
+
+    async def _decided(self, session: RegisteredSession, step: int, body: bytes) -> DecidedStep:
+        session.user.rate.check_tokens()
+        verification = session.verification
+        assert verification is not None, "ids are known once sessions are open"
+        try:
+            received = decode_step(body)
+        except MessageError as error:
+            raise _explained(error) from error
+
+        def decide() -> DecidedStep:
+            num_replays = verification.book.num_replays
+            verdict = verification.submit(step, received)
+            return DecidedStep(verdict, verification.book.num_replays > num_replays)
+
+        found = await self._on_engine(decide)
+        if not found.is_replay:
+            self._count(session, len(received.tree.token_ids), parse_message(found.body, Verdict))
+        return found
+
+    def _count(self, session: RegisteredSession, num_drafted: int, verdict: Verdict) -> None:
+        session.user.rate.count_tokens(len(verdict.emitted))
+        telemetry = self._service.telemetry
+        telemetry.steps.inc()
+        telemetry.tokens.labels("generated").inc(len(verdict.emitted))
+        telemetry.tokens.labels("drafted").inc(num_drafted)
+        telemetry.tokens.labels("accepted").inc(verdict.num_accepted)
+
+    async def _on_engine(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that the engine's thread runs.
+
+        Raises:
+            ApiError: the function has raised an exception, or the engine has stopped.
+        """
+        try:
+            return await asyncio.wrap_future(self._service.model.engine.call(function))
+        except (MessageError, StepConflict, SessionGone, RequestError) as error:
+            raise _explained(error) from error
+        except JakiroError as error:
+            raise logged_api_error(error) from error
+        except (RuntimeError, MemoryError) as error:
+            raise logged_api_error(_failed(error)) from error
+
+    def _touch(self, session: RegisteredSession) -> None:
+        """Let the time without a request begin again."""
+        self._stop_timer(session)
+        loop = asyncio.get_running_loop()
+        seconds = self._service.settings.remote_idle_seconds
+        self._timers[session.id] = loop.call_later(seconds, self._expire, session)
+
+    def _expire(self, session: RegisteredSession) -> None:
+        if session.num_requests:
+            self._touch(session)
+        else:
+            self._end(session)
+
+    def _end(self, session: RegisteredSession) -> None:
+        """Forget a session, and free its memory after its current step."""
+        self._stop_timer(session)
+        self.registry.end(session)
+        if session.verification is not None:
+            with suppress(EngineStopped):
+                self._service.model.engine.call(session.verification.close)
+
+    def _stop_timer(self, session: RegisteredSession) -> None:
+        if (timer := self._timers.pop(session.id, None)) is not None:
+            timer.cancel()
+
+
+def memory_note(model: LoadedModel, num_sessions: int) -> str:
+    """Return what a user should know about the memory of sessions.
+
+    Args:
+        model: model that is ready.
+        num_sessions: largest number of sessions.
+    """
+    engine = model.engine
+    longest = engine.capacity + 1 + TreeLimits().max_nodes
+    size = engine.decoder.target.new_cache(1, 1).bytes_per_token * longest
+    return (
+        f"up to {num_sessions} texts whose drafts other machines send take up to "
+        f"{size / 1e6:.1f} MB each, {num_sessions * size / 1e6:.1f} MB together"
+    )
+
+
+def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
+    spec = model.engine.decoder.target.spec
+    return VerifierInfo(
+        model=model.name,
+        fingerprint=_fingerprint(model.engine),
+        target=spec.fingerprint,
+        tokenizer=tokenizer_fingerprint(model.tokenizer),
+        has_template=model.tokenizer.chat_template is not None,
+        vocab_size=spec.vocab_size,
+        capacity=model.engine.capacity,
+        limits=limits,
+    )
+
+
+def _fingerprint(engine: EngineThread) -> str:
+    """Return the identity of all that the text of a seed and of drafts depends on."""
+    return f"fp_{fingerprint(*target_identity(engine))[:12]}"
+
+
+def _prompt_of(request: OpenSession) -> Prompt:
+    """Return a prompt as the engine takes it."""
+    prompt: Any = request.prompt
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return prompt
+    return [message.model_dump() for message in prompt]
+
+
+def _options_of(request: OpenSession) -> DecodingOptions:
+    others = {"top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p}
+    return DecodingOptions(
+        seed=request.seed,
+        max_new_tokens=request.max_tokens,
+        temperature=request.temperature,
+        stops=request.stop,
+        others={name: value for name, value in others.items() if value is not None},
+    )
+
+
+def _explained(error: JakiroError) -> ApiError:
+    """Return the error for a device whose message cannot be used."""
+    if isinstance(error, SessionGone):
+        return gone()
+    if isinstance(error, StepConflict):
+        found = ApiError(409, str(error), code=error.code)
+        found.body["error"] |= {"next_step": error.next_step}
+        return found
+    return ApiError(400, str(error), code=getattr(error, "code", None))
+
+
+def _failed(error: Exception) -> JakiroError:
+    """Return the error of a session that cannot go on."""
+    if not is_out_of_memory(error):
+        return JakiroError(f"verification has failed: {type(error).__name__}: {error}")
+    return ResourceError(
+        "there is no memory for the text",
+        expected="memory for the prompt and its new tokens",
+        got="a failed allocation",
+        remedy="shorten the prompt, lower max_tokens, or try again later",
+    )

@@ -1,0 +1,28 @@
+"""A server that the tests of a module share."""
+
+from collections.abc import Iterator
+
+import pytest
+from helpers.serving import Running, running, tiny_decoder
+
+from inference import SpeculativeDecoder
+from inference.device import link
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    """A decoder with prompt lookup and trees of a fixed size."""
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def server(decoder: SpeculativeDecoder) -> Iterator[Running]:
+    """A server of the decoder's target for devices."""
+    with running(decoder, remote_sessions=8) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients repeat lost requests at once."""
+    monkeypatch.setattr(link, "_FIRST_PAUSE", 0.001)

@@ -1,0 +1,65 @@
+"""What a device says about a server that cannot be used."""
+
+from typing import Any
+
+import pytest
+from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
+from helpers.false_server import Made, false_server
+from helpers.serving import Running, running
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.link import ServerLink
+from jakiro.errors import ConfigError, ResourceError
+
+KEY = "a key of the server"
+SHORT: dict[str, Any] = {"temperature": 0, "max_new_tokens": 4}
+
+
+def test_a_server_that_cannot_be_reached_is_named() -> None:
+    with pytest.raises(ResourceError, match=r"cannot reach the server at http://127\.0\.0\.1:1/v1"):
+        RemoteDecoder("http://127.0.0.1:1")
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not the address of a server"):
+        ServerLink("nonsense")
+
+
+@pytest.mark.parametrize("key", [None, "another key"])
+def test_a_refused_key_is_named_but_not_shown(decoder: SpeculativeDecoder, key: str | None) -> None:
+    with running(decoder, remote_sessions=1, api_keys=(KEY,)) as server:
+        with pytest.raises(ConfigError, match="refuses the API key") as found:
+            RemoteDecoder(server.url, key=key)
+        assert "another" not in str(found.value)
+        with RemoteDecoder(server.url, key=KEY) as remote:
+            assert len(remote.generate([1, 2], **SHORT).new_token_ids) == 4
+
+
+def test_a_server_without_sessions_is_named(decoder: SpeculativeDecoder) -> None:
+    with running(decoder) as server, pytest.raises(ConfigError, match="--remote-sessions"):
+        RemoteDecoder(server.url)
+
+
+@pytest.mark.parametrize("body", [b"<html></html>", {"protocol": 2}, {}])
+def test_something_else_at_the_address_is_named(body: Any) -> None:
+    with (
+        false_server(lambda _path, _body: Made(500), Made(200, body)) as url,
+        pytest.raises(ConfigError, match="verifies no drafts"),
+    ):
+        RemoteDecoder(url)
+
+
+@pytest.mark.parametrize("fault", [LOST, UNANSWERED, BUSY])
+def test_patience_ends(server: Running, fault: str) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return fault if number > 2 else PASSED
+
+    with (
+        bad_network(server.root, schedule) as network,
+        RemoteDecoder(network.url, patience=0.1) as remote,
+    ):
+        steps = remote.steps([1, 2], **SHORT)
+        assert len([next(steps), next(steps)]) == 2
+        with pytest.raises(ResourceError, match="cannot reach the server"):
+            next(steps)

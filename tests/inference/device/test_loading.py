@@ -1,0 +1,72 @@
+"""Drafters by their names, for a target that is on a server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.models import tiny_llama
+from helpers.serving import Running
+from helpers.tokenizers import tiny_tokenizer
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.loading import device_drafter
+from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.lookup import LookupDrafter
+from inference.remote.messages import TreeLimits, VerifierInfo
+from jakiro.errors import ConfigError, TargetMismatch
+from jakiro.target.record import tokenizer_fingerprint
+
+
+def _info(**fields: Any) -> VerifierInfo:
+    known = {
+        "model": "tiny",
+        "fingerprint": "a",
+        "target": "b",
+        "tokenizer": "c",
+        "has_template": False,
+        "vocab_size": 61,
+        "capacity": 100,
+        "limits": TreeLimits(),
+    }
+    return VerifierInfo(**{**known, **fields})
+
+
+def test_drafters_without_a_model_have_names() -> None:
+    assert isinstance(device_drafter("lookup", _info()), LookupDrafter)
+    assert isinstance(device_drafter("aded", _info()), AdedDrafter)
+    assert device_drafter("none", _info()) is None
+    with pytest.raises(ConfigError, match="vocabulary is too large"):
+        device_drafter("aded", _info(vocab_size=2**30))
+
+
+@pytest.mark.parametrize("name", ["aded=table", "some/drafter", "lookup+lm=x", "loookup", ""])
+def test_other_drafters_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, or none"):
+        device_drafter(name, _info())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("small")
+    tokenizer = tiny_tokenizer(None)
+    tokenizer.save_pretrained(found)
+    tiny_llama(vocab=len(tokenizer) + 3, seed=2).save_pretrained(found)
+    return found
+
+
+def test_a_small_model_drafts_tokens_of_the_target_only(
+    folder: Path, server: Running, decoder: SpeculativeDecoder
+) -> None:
+    with RemoteDecoder(server.url, f"lm={folder}", dtype="float32") as remote:
+        output = remote.generate([5, 6, 7], temperature=1, seed=2, max_new_tokens=12)
+    assert output.stats.proposed_by_proposer.total() > 12
+    size = decoder.target.spec.vocab_size
+    drafter: Any = remote.drafter
+    assert drafter.vocab_size == size
+
+
+def test_a_small_model_with_another_tokenizer_is_refused(folder: Path) -> None:
+    own = tokenizer_fingerprint(tiny_tokenizer(None))
+    with pytest.raises(TargetMismatch, match="does not have the tokenizer of the server's target"):
+        device_drafter(f"lm={folder}", _info(tokenizer=own[::-1]))

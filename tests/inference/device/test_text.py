@@ -1,0 +1,118 @@
+"""Texts on the way over a network that loses requests and replies."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from helpers.bad_network import CUT, FAULTS, LOST, PASSED, UNANSWERED, bad_network
+from helpers.remote import sequence_tree, tensors
+from helpers.serving import Running, running
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.text import RemoteOutput
+from inference.draft_tree import ROOT
+from inference.drafters.lookup import LookupDrafter
+from inference.remote.errors import StepConflict
+from inference.remote.step_frame import encode_step
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "max_new_tokens": 7},
+    "sampled": {"temperature": 0.7, "top_k": 2, "seed": 11, "max_new_tokens": 7},
+}
+
+
+def _written(url: str, mode: str) -> RemoteOutput:
+    with RemoteDecoder(url, LookupDrafter(), patience=20.0) as remote:
+        return remote.generate(PROMPT, **OPTIONS[mode])
+
+
+def _expected(decoder: SpeculativeDecoder, mode: str) -> tuple[list[int], str | None]:
+    alone = decoder.generate(PROMPT, **OPTIONS[mode])
+    return alone.new_token_ids, alone.text
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_a_fault_of_any_request_does_not_change_the_text(
+    decoder: SpeculativeDecoder, server: Running, mode: str, fault: str
+) -> None:
+    expected = _expected(decoder, mode)
+    number, last = 1, 2  # the first request asks for the limits, and is not repeated
+    while number < last:
+        with bad_network(
+            server.root, lambda own, _, at=number: fault if own == at else PASSED
+        ) as network:
+            output = _written(network.url, mode)
+            assert (output.new_token_ids, output.text) == expected
+            last = output.traffic.num_calls
+        assert output.traffic.num_repeats == 1
+        number += 1
+    assert number > 5
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_many_lost_replies_do_not_change_the_text(
+    decoder: SpeculativeDecoder, server: Running, mode: str
+) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return (UNANSWERED, CUT, LOST, PASSED)[number % 4] if number else PASSED
+
+    with bad_network(server.root, schedule) as network:
+        output = _written(network.url, mode)
+    assert (output.new_token_ids, output.text) == _expected(decoder, mode)
+    assert output.traffic.num_repeats > output.stats.target_forwards
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_a_session_that_is_lost_at_any_step_is_opened_again(
+    decoder: SpeculativeDecoder, server: Running, mode: str
+) -> None:
+    expected = _expected(decoder, mode)
+    for lost_at in range(2, 7):
+
+        def schedule(number: int, path: str, at: int = lost_at) -> str:
+            if number == at and "/steps/" in path:
+                httpx2.delete(server.root + path.partition("/steps/")[0])
+            return PASSED
+
+        with bad_network(server.root, schedule) as network:
+            output = _written(network.url, mode)
+        assert (output.new_token_ids, output.text) == expected
+        assert output.traffic.num_resumes == 1
+        assert len(output.depths) == len(output.new_token_ids)
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_another_server_goes_on_after_a_reply_was_lost(
+    decoder: SpeculativeDecoder, server: Running, mode: str
+) -> None:
+    with running(decoder, remote_sessions=1) as other:
+
+        def schedule(number: int, _path: str) -> str:
+            if number == 3:
+                return UNANSWERED  # the first server has decided this step
+            network.server = server.root if number < 3 else other.root
+            return PASSED
+
+        with bad_network(server.root, schedule) as network:
+            output = _written(network.url, mode)
+    assert (output.new_token_ids, output.text) == _expected(decoder, mode)
+    assert (output.traffic.num_resumes, output.traffic.num_repeats) == (1, 1)
+
+
+def test_another_client_with_the_same_session_is_noticed(server: Running) -> None:
+    roots: list[int] = []
+
+    def intrude(number: int, path: str) -> str:
+        if number == 2:
+            tree = encode_step(len(PROMPT), roots[-1], sequence_tree(tensors([1], [ROOT])))
+            assert httpx2.put(server.root + path, content=tree.body).status_code == 200
+        return PASSED
+
+    with bad_network(server.root, intrude) as network, RemoteDecoder(network.url) as remote:
+        steps = remote.steps(PROMPT, temperature=0, max_new_tokens=30)
+        roots += next(steps).token_ids
+        with pytest.raises(StepConflict, match="step_conflict"):
+            list(steps)

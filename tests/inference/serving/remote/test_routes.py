@@ -1,0 +1,324 @@
+"""Devices that open sessions and submit trees, over a real socket."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from helpers.remote import looked_up
+from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
+
+from inference import SpeculativeDecoder
+from inference.remote.messages import (
+    OpenSession,
+    Progress,
+    SessionOpened,
+    SessionStatus,
+    Verdict,
+    VerifierInfo,
+    parse_message,
+)
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+KEYS = ("the first key", "the second key")
+GREEDY: dict[str, Any] = {"seed": 3, "max_tokens": 24, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def server(decoder: SpeculativeDecoder) -> Iterator[Running]:
+    with running(
+        decoder, remote_sessions=4, remote_sessions_per_key=3, api_keys=KEYS, playground=False
+    ) as found:
+        yield found
+
+
+class Device:
+    """A client of the routes, which never repeats anything by itself."""
+
+    def __init__(self, server: Running, key: str | None = KEYS[0]) -> None:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self.http = httpx2.Client(base_url=f"{server.url}/", headers=headers, timeout=SECONDS)
+
+    def open(self, **fields: Any) -> SessionOpened:
+        request = OpenSession(**{"prompt": PROMPT, **GREEDY, **fields})
+        response = self.http.post("verify/sessions", content=request.model_dump_json())
+        assert response.status_code == 201, response.text
+        return parse_message(response.content, SessionOpened)
+
+    def put(self, session: str, step: object, body: bytes) -> httpx2.Response:
+        return self.http.put(f"verify/sessions/{session}/steps/{step}", content=body)
+
+    def submit(self, opened: SessionOpened, step: int, known: list[int]) -> Verdict:
+        response = self.put(opened.session, step, looked_up(known).body)
+        assert response.status_code == 200, response.text
+        return parse_message(response.content, Verdict)
+
+    def close(self, session: str) -> int:
+        return self.http.delete(f"verify/sessions/{session}").status_code
+
+
+@pytest.fixture
+def device(server: Running) -> Iterator[Device]:
+    found = Device(server)
+    with found.http:
+        yield found
+
+
+@pytest.fixture
+def opened(device: Device) -> Iterator[SessionOpened]:
+    found = device.open()
+    yield found
+    device.close(found.session)
+
+
+def _error(response: httpx2.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() >= {"message", "type", "param", "code"}
+    return error
+
+
+def test_a_text_is_that_of_the_decoder_alone(
+    device: Device, opened: SessionOpened, decoder: SpeculativeDecoder
+) -> None:
+    known, text, step = [*PROMPT, *opened.emitted], opened.text, opened.next_step
+    is_finished = opened.finished
+    while not is_finished:
+        verdict = device.submit(opened, step, known)
+        known, text, step = [*known, *verdict.emitted], text + verdict.text, step + 1
+        is_finished = verdict.finished
+    alone = decoder.generate(PROMPT, max_new_tokens=24, temperature=0)
+    assert (known[len(PROMPT) :], text) == (alone.new_token_ids, alone.text)
+    assert step - 1 < len(alone.new_token_ids) - 1  # drafts were accepted
+    status = device.http.get(f"verify/sessions/{opened.session}")
+    assert parse_message(status.content, SessionStatus) == SessionStatus(
+        next_step=step, length=len(known), finished=True
+    )
+
+
+def test_the_server_describes_its_target(device: Device, decoder: SpeculativeDecoder) -> None:
+    info = parse_message(device.http.get("verify").content, VerifierInfo)
+    assert (info.model, info.target) == (MODEL, decoder.target.spec.fingerprint)
+    assert (info.vocab_size, info.capacity) == (decoder.target.spec.vocab_size, 256)
+
+
+def test_a_repeated_step_gets_the_stored_verdict_byte_for_byte(
+    device: Device, opened: SessionOpened
+) -> None:
+    tree = looked_up([*PROMPT, *opened.emitted]).body
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: device.put(opened.session, 1, tree), range(3)))
+    answers.append(device.put(opened.session, 1, tree))
+    assert {answer.content for answer in answers} == {answers[0].content}
+    assert [answer.headers.get("jakiro-replayed") for answer in answers].count(None) == 1
+
+
+def test_another_tree_for_a_decided_step_is_refused(device: Device, opened: SessionOpened) -> None:
+    known = [*PROMPT, *opened.emitted]
+    first = device.put(opened.session, 1, looked_up(known).body)
+    refused = device.put(opened.session, 1, looked_up([*PROMPT, 9]).body)
+    assert (refused.status_code, _error(refused)["code"]) == (409, "step_conflict")
+    assert _error(refused)["next_step"] == 2
+    assert device.put(opened.session, 1, looked_up(known).body).content == first.content
+
+
+@pytest.mark.parametrize("step", [0, 2, 7, "x", "-1", "1" * 30])
+def test_a_step_of_another_number_is_refused(
+    device: Device, opened: SessionOpened, step: object
+) -> None:
+    refused = device.put(opened.session, step, looked_up([*PROMPT, *opened.emitted]).body)
+    assert refused.status_code == (409 if step in (0, 2, 7) else 400)
+    assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"garbage", b"\xff" * 300, (10**9).to_bytes(8, "little")])
+def test_garbage_decides_nothing(device: Device, opened: SessionOpened, body: bytes) -> None:
+    refused = device.put(opened.session, 1, body)
+    assert (refused.status_code, _error(refused)["code"]) == (400, "malformed_frame")
+    assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
+
+
+def test_a_tree_below_another_text_decides_nothing(device: Device, opened: SessionOpened) -> None:
+    refused = device.put(opened.session, 1, looked_up([*PROMPT, 9]).body)
+    assert (refused.status_code, _error(refused)["code"]) == (400, "other_text")
+    assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
+
+
+def test_a_tree_that_is_too_large_is_refused_while_it_is_read(
+    device: Device, opened: SessionOpened
+) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(100):
+            yield bytes(10_000)
+
+    url = f"verify/sessions/{opened.session}/steps/1"
+    refused = device.http.put(url, content=parts())
+    assert (refused.status_code, _error(refused)["code"]) == (413, "body_too_large")
+
+
+def test_a_foreign_session_looks_like_an_unknown_one(
+    server: Running, device: Device, opened: SessionOpened
+) -> None:
+    other = Device(server, KEYS[1])
+    tree = looked_up([*PROMPT, *opened.emitted]).body
+    with other.http:
+        foreign = other.put(opened.session, 1, tree)
+        unknown = other.put("a" * 22, 1, tree)
+        assert foreign.status_code == unknown.status_code == 404
+        assert foreign.content == unknown.content
+        assert other.http.get(f"verify/sessions/{opened.session}").content == foreign.content
+        assert other.close(opened.session) == 404
+    assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
+
+
+@pytest.mark.parametrize("key", [None, "wrong", KEYS[0][:-1], "x" * 10_000])
+def test_nobody_is_let_in_without_a_key(
+    server: Running, opened: SessionOpened, key: str | None
+) -> None:
+    session = f"verify/sessions/{opened.session}"
+    request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
+    with Device(server, key).http as http:
+        answers = [
+            http.get("verify"),
+            http.post("verify/sessions", content=request),
+            http.put(f"{session}/steps/1", content=b""),
+            http.get(session),
+            http.delete(session),
+        ]
+    assert {answer.status_code for answer in answers} == {401}
+
+
+def test_a_closed_session_is_gone_and_its_text_goes_on_in_another(
+    device: Device, decoder: SpeculativeDecoder
+) -> None:
+    first = device.open()
+    verdict = device.submit(first, 1, [*PROMPT, *first.emitted])
+    assert device.close(first.session) == 204
+    tree = looked_up([*PROMPT, *first.emitted]).body
+    answers = [
+        device.put(first.session, 1, tree),
+        device.http.get(f"verify/sessions/{first.session}"),
+    ]
+    assert {answer.status_code for answer in answers} == {410}
+    emitted = [*first.emitted, *verdict.emitted]
+    second = device.open(resume=Progress(emitted=emitted, next_step=2))
+    assert (second.emitted, second.next_step) == (emitted, 2)
+    assert second.text == first.text + verdict.text
+    alone = decoder.generate(PROMPT, max_new_tokens=24, temperature=0).new_token_ids
+    new = device.submit(second, 2, [*PROMPT, *emitted]).emitted
+    assert [*emitted, *new] == alone[: len(emitted) + len(new)]
+    device.close(second.session)
+
+
+def test_another_session_of_a_text_ends_the_first_one(device: Device) -> None:
+    text_id = "ab" * 16
+    sessions = [device.open(text_id=text_id).session for _ in range(5)]  # more than allowed
+    codes = [device.http.get(f"verify/sessions/{own}").status_code for own in sessions]
+    assert codes == [410] * 4 + [200]
+    device.close(sessions[-1])
+
+
+def test_the_numbers_of_sessions_are_limited(server: Running, device: Device) -> None:
+    sessions = [device.open().session for _ in range(3)]
+    other = Device(server, KEYS[1])
+    with other.http:
+        request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
+        of_key = device.http.post("verify/sessions", content=request)
+        fourth = other.open().session
+        of_all = other.http.post("verify/sessions", content=request)
+        for refused in (of_key, of_all):
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert other.close(fourth) == 204
+    assert [device.close(own) for own in sessions] == [204] * 3
+
+
+WRONG: list[dict[str, Any]] = [
+    {"unknown": 1},
+    {"protocol": 2},
+    {"prompt": []},
+    {"prompt": [10**6]},
+    {"prompt": [-1]},
+    {"prompt": "word " * 2000},
+    {"prompt": [{"role": "tool", "content": "x"}]},
+    {"max_tokens": 10**6},
+    {"max_tokens": 0},
+    {"temperature": float("nan")},
+    {"seed": -1},
+    {"stop": ["a"] * 5},
+    {"text_id": "no"},
+    {"resume": {"emitted": [], "next_step": 1}},
+    {"resume": {"emitted": [10**6], "next_step": 1}},
+    {"resume": {"emitted": [4] * 40, "next_step": 9}},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: str(wrong)[:40])
+def test_a_session_that_cannot_be_opened_is_refused(device: Device, wrong: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": PROMPT, **GREEDY, **wrong})
+    refused = device.http.post("verify/sessions", content=body)
+    assert refused.status_code == 400
+    assert _error(refused)["message"]
+
+
+def test_requests_beside_a_session_keep_their_tokens(
+    server: Running, device: Device, opened: SessionOpened, decoder: SpeculativeDecoder
+) -> None:
+    options: dict[str, Any] = {"temperature": 0.9, "seed": 5}
+    alone = decoder.generate("some words", max_new_tokens=60, **options).text
+
+    def complete() -> str:
+        with server.client(KEYS[1]) as client:
+            own = client.completions.create(
+                model=MODEL, prompt="some words", max_tokens=60, **options
+            )
+            return own.choices[0].text
+
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(complete)
+        known, step, is_finished = [*PROMPT, *opened.emitted], 1, False
+        while not is_finished:
+            verdict = device.submit(opened, step, known)
+            known, step, is_finished = [*known, *verdict.emitted], step + 1, verdict.finished
+        assert beside.result(SECONDS) == alone
+    expected = decoder.generate(PROMPT, max_new_tokens=24, temperature=0).new_token_ids
+    assert known[len(PROMPT) :] == expected
+
+
+def test_the_metrics_count_steps_and_sessions(
+    server: Running, device: Device, opened: SessionOpened
+) -> None:
+    def value(name: str) -> float:
+        page = device.http.get(f"{server.root}/metrics").text
+        found = [line for line in page.splitlines() if line.startswith(f"jakiro_{name} ")]
+        return float(found[0].split()[1]) if found else 0.0
+
+    names = [f'remote_steps_total{{outcome="{own}"}}' for own in ("decided", "replayed", "refused")]
+    before = [value(name) for name in names]
+    tree = looked_up([*PROMPT, *opened.emitted]).body
+    for body in (tree, tree, b""):
+        device.put(opened.session, 1, body)
+    assert [value(name) for name in names] == [count + 1 for count in before]
+    assert value("remote_sessions") == 1
+    assert value('requests_total{code="200",route="/v1/verify/sessions/*"}') > 0
+
+
+def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
+    with running(decoder, remote_sessions=1, remote_idle_seconds=0.05) as server:
+        device = Device(server, None)
+        with device.http:
+            opened = device.open()
+            request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
+            while (again := device.http.post("verify/sessions", content=request)).is_error:
+                assert again.status_code == 429
+            assert device.http.get(f"verify/sessions/{opened.session}").status_code == 410
+
+
+def test_no_device_is_served_unless_the_server_says_so(decoder: SpeculativeDecoder) -> None:
+    with running(decoder) as server, Device(server, None).http as http:
+        assert http.get("verify").status_code == 404

@@ -1,0 +1,101 @@
+"""`jakiro connect`: texts and chats whose target is on a server."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from helpers.commands import exit_code
+from helpers.serving import Running, running, tiny_decoder
+
+from inference import SpeculativeDecoder
+
+KEY = "the key of the server"
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def server(decoder: SpeculativeDecoder) -> Iterator[Running]:
+    with running(decoder, remote_sessions=2, api_keys=(KEY,)) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAKIRO_API_KEY", KEY)
+
+
+def _chat(*contents: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [
+        {"role": roles[number % 2], "content": content} for number, content in enumerate(contents)
+    ]
+
+
+def test_a_prompt_is_answered(
+    server: Running, decoder: SpeculativeDecoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--temperature", "0", "--max-new-tokens", "12", "--stats"]
+    assert exit_code("connect", server.url, "some words", *words) == 0
+    printed = capsys.readouterr()
+    expected = decoder.generate(_chat("some words"), temperature=0, max_new_tokens=12)
+    assert printed.out == f"{expected.text}\n"
+    assert "requests (0 of them repeated)" in printed.err
+
+
+def test_a_text_from_standard_input_is_continued(
+    server: Running,
+    decoder: SpeculativeDecoder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"some words\n")))
+    words = ["--raw", "--drafter", "none", "--temperature", "0.9", "--seed", "3"]
+    assert exit_code("connect", server.url, "-", *words, "--max-new-tokens", "9") == 0
+    expected = decoder.generate("some words", temperature=0.9, seed=3, max_new_tokens=9)
+    assert capsys.readouterr().out == f"{expected.text}\n"
+
+
+def test_lines_are_messages_of_a_chat(
+    server: Running,
+    decoder: SpeculativeDecoder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\nand now\n"))
+    assert exit_code("connect", server.url, "--temperature", "0", "--max-new-tokens", "6") == 0
+    options = {"temperature": 0, "max_new_tokens": 6}
+    first = decoder.generate(_chat("hello"), **options).text
+    second = decoder.generate(_chat("hello", first or "", "and now"), **options).text
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["http://127.0.0.1:1", "x"], "cannot reach the server"),
+        (["nonsense", "x"], "not the address of a server"),
+        (["URL", " "], "the prompt is empty"),
+        (["URL", "x", "--drafter", "some/folder"], "cannot draft on this machine"),
+        (["URL", "--raw"], "only a chat has messages"),
+        (["URL", "x", "--raw", "--system", "y"], "only a chat has messages"),
+        (["URL", "x", "--max-new-tokens", "9999"], "longer than a sequence may be"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    server: Running, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    own = [server.url if word == "URL" else word for word in words]
+    assert exit_code("connect", *own) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_refused_key_is_named(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAKIRO_API_KEY")
+    assert exit_code("connect", server.url, "x") == 2
+    assert "JAKIRO_API_KEY" in capsys.readouterr().err
