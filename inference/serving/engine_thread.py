@@ -1,6 +1,7 @@
 """The thread that owns the models, and that other threads submit prompts to."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
@@ -234,6 +235,35 @@ class EngineThread:
         """
         with suppress(EngineStopped):
             self._command(lambda: self.scheduler.cancel(job))
+
+    def when_idle(self, change: Callable[[], None]) -> "Future[bool]":
+        """Run a function in the engine's thread, unless there are jobs.
+
+        Jobs that are started later see the change, and earlier ones do not.
+
+        Args:
+            change: function that changes the drafter.
+
+        Returns:
+            Whether the function was run, or its exception.
+
+        Raises:
+            EngineStopped: the engine was closed, or its thread has died.
+        """
+        done: Future[bool] = Future()
+
+        def attempt() -> None:
+            try:
+                is_idle = self.scheduler.is_idle
+                if is_idle:
+                    change()
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                done.set_exception(error)
+            else:
+                done.set_result(is_idle)
+
+        self._command(attempt)
+        return done
 
     def close(self) -> None:
         """Stop the engine after the current decoding step.
