@@ -39,6 +39,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import write_atomically
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from training.online.gate import FEWEST
 from training.online.learner import teach
 
 ARMS = ("frozen", "adapted", "offline")
@@ -138,6 +139,9 @@ class Bench:
     def _learn(self, count: int, version: int) -> int:
         """Give a lesson to the program of the server, and return the version to use."""
         traffic = self.ring.traffic(MOST_LEARNED, MOST_HELD_OUT)
+        if len(traffic.held_out) < FEWEST:
+            self._append({"after": count, "lesson": {"outcome": "skipped", "version": None}})
+            return version
         lesson = self._lesson(
             number=max([version, *self.versions.numbers]) + 1,
             parent=version,

@@ -95,9 +95,11 @@ class Running:
 
 
 @contextmanager
-def running(decoder: SpeculativeDecoder, **settings: Any) -> Iterator[Running]:
+def running(
+    decoder: SpeculativeDecoder, learner: Learner | None = None, **settings: Any
+) -> Iterator[Running]:
     """Run a server in the block, and check that it ends without an error."""
-    found = Running(decoder, **settings)
+    found = Running(decoder, learner, **settings)
     try:
         yield found
     finally:

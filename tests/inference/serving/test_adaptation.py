@@ -113,9 +113,6 @@ def test_without_the_option_nothing_is_kept(server: Running, client: OpenAI) -> 
     client.completions.create(model=MODEL, prompt="def", max_tokens=4)
     assert server.server.service.adaptation is None
     assert server.server.engine.are_seeds_repeatable
-    found = httpx2.delete(f"{server.url}/adaptation")
-    assert found.status_code == 404
-    assert "no text is kept" in found.json()["error"]["message"]
     assert "jakiro_adapt_tokens" not in httpx2.get(f"{server.root}/metrics").text
 
 
@@ -125,7 +122,7 @@ def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) ->
         first = 0
         end = time.monotonic() + SECONDS
         fingerprints: set[str] = set()
-        while served.metric("adapt_changes_total", why="better") < 3:
+        while served.metric("adapt_changes_total", why="better") < 2:
             assert time.monotonic() < end
             answers = list(pool.map(lambda own: served.ask(client, own), range(first, first + 6)))
             texts = [answer.choices[0].text for answer in answers]
@@ -157,14 +154,11 @@ def test_a_change_waits_until_no_request_is_decoded() -> None:
     assert changes == [2]
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-def test_weights_that_depend_on_a_text_do_not_change_the_distribution_of_the_next(
-    numbered: bool,
-) -> None:
+def test_weights_that_depend_on_a_text_do_not_change_the_distribution_of_the_next() -> None:
     model = tiny_llama(vocab=23, num_hidden_layers=1)
     decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
     drafter: Any = decoder.drafter
-    drafter.request_counter = RequestCounter(first=2**61) if numbered else None
+    drafter.request_counter = RequestCounter(first=2**61)
     weights, other = ReplaceableWeights(drafter.model), _weights_of(decoder, 2.0)
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.5, "top_k": 3, "max_new_tokens": 2}
     counts: Counter[tuple[int, ...]] = Counter()
@@ -174,13 +168,11 @@ def test_weights_that_depend_on_a_text_do_not_change_the_distribution_of_the_nex
         weights.use(other if first[0] % 2 else None)
         second = decoder.generate(prompt, seed=seed, **sampling).new_token_ids
         counts[tuple(second)] += 1
-        assert numbered or first[0] == second[0]  # the first token needs no draft
     probs = probs_of_continuations(model, prompt, 2, temperature=1.5, top_k=3)
-    if numbered:
-        assert p_value(counts, probs) > LEAST_P_VALUE
+    assert p_value(counts, probs) > LEAST_P_VALUE
 
 
-@pytest.mark.parametrize("mode", ["corrupt", "half"])
+@pytest.mark.parametrize("mode", ["corrupt", pytest.param("half", marks=pytest.mark.slow)])
 def test_versions_that_are_not_whole_are_refused(serve: Callable[..., _Served], mode: str) -> None:
     served = serve(mode)
     with served.running.client() as client:
@@ -190,6 +182,7 @@ def test_versions_that_are_not_whole_are_refused(serve: Callable[..., _Served], 
         assert served.ask(client, 3).choices[0].text == served.expected(3)
 
 
+@pytest.mark.slow  # quick test: test_a_process_that_crashes_has_failed
 def test_a_learner_that_crashes_or_is_killed_harms_nothing(serve: Callable[..., _Served]) -> None:
     served = serve("crash")
     with served.running.client() as client:
@@ -231,6 +224,7 @@ def test_a_request_can_forbid_learning(serve: Callable[..., _Served]) -> None:
         wait_until(lambda: served.metric("adapt_tokens") == 15)
 
 
+@pytest.mark.slow  # quick test: test_a_user_forgets_the_own_texts_only
 def test_users_are_kept_apart_and_a_user_can_be_forgotten(serve: Callable[..., _Served]) -> None:
     served = serve("better", api_keys=("first-secret", "second-secret"))
     with served.running.client("first-secret") as first:
@@ -273,6 +267,7 @@ def test_a_version_that_accepts_fewer_drafts_is_undone(
         assert served.ask(client, 3).choices[0].text == served.expected(3)
 
 
+@pytest.mark.slow  # quick tests: those of VersionFolder
 def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _Served]) -> None:
     served = serve("better", adapt_every=30)
     with served.running.client() as client:
