@@ -101,7 +101,7 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 	$(BIN)/python docs/programs/reference.py
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-engine bench-gpu bench-vllm: export GOMP_SPINCOUNT ?= 3000
+bench bench-adaptation bench-engine bench-gpu bench-vllm: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
@@ -114,6 +114,9 @@ bench-gpu: $(READY)  ## Measure decoding on a GPU, unattended, in half an hour; 
 
 bench-vllm: $(READY) $(VLLM)/.ready  ## Compare with vLLM on the CPU: make bench-vllm ARGS="--prompts FILE --out RESULT.json"
 	$(BIN)/python docs/programs/bench_vllm.py --python $(VLLM)/bin/python $(ARGS)
+
+bench-adaptation: $(READY)  ## Measure learning from traffic: make bench-adaptation ARGS="--code FILE --articles FILE --folder WORK --json RESULT.json"
+	$(BIN)/python docs/programs/bench_adaptation.py $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

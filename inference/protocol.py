@@ -68,22 +68,26 @@ class VerifyResult:
 
 
 class RequestCounter:
-    """A thread-safe counter that numbers requests from 0, for drafters that learn from requests.
+    """A thread-safe counter that numbers requests, for drafters that learn from requests.
+
+    Args:
+        first: first number. If a drafter keeps what it has learned when the process ends, the
+            numbers of the next process must be others.
 
     Attributes:
         num_resets: number of times that the learned knowledge was discarded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self.num_resets = 0
-        self._next = 0
+        self._first = self._next = first
         self._active: WeakSet[RequestTicket] = WeakSet()
         # The lock is reentrant, because the garbage collector may end a ticket at any time, even
         # while `take` holds the lock.
         self._lock = RLock()
 
     def take(self) -> "RequestTicket":
-        """Return a ticket with the next number, which is unique until the numbers restart at 0."""
+        """Return a ticket with the next number, which is unique until the numbers restart."""
         with self._lock:
             ticket = RequestTicket(self, self._next)
             self._active.add(ticket)
@@ -91,7 +95,7 @@ class RequestCounter:
             return ticket
 
     def reset(self) -> None:
-        """Restart the numbers at 0; must be called after the learned knowledge was discarded.
+        """Restart the numbers; must be called after the learned knowledge was discarded.
 
         If requests are still active, the numbers continue instead, because the drafter still learns
         from these requests.
@@ -99,7 +103,7 @@ class RequestCounter:
         with self._lock:
             self.num_resets += 1
             if not self._active:
-                self._next = 0
+                self._next = self._first
 
     def end(self, ticket: "RequestTicket") -> None:
         """Record that the drafter no longer learns from a request."""
@@ -277,6 +281,8 @@ class Drafter(ABC):
         version: identifier of the memory encoder; sessions reject memory from other encoders.
         bytes_per_token: number of bytes that a session takes for each token of a sequence.
         proposer_names: names of the proposer ids in trees, for people.
+        request_counter: counter that numbers the requests; None if nothing is learned from requests
+            for later ones. See `AdaptiveDrafter`.
     """
 
     needs: frozenset[str] = frozenset()
@@ -284,6 +290,7 @@ class Drafter(ABC):
     version: str = ""
     bytes_per_token: int = 0
     proposer_names: tuple[str, ...] = ("drafter",)
+    request_counter: RequestCounter | None = None
 
     def __repr__(self) -> str:
         """Return a line with the limits of the trees."""
@@ -362,7 +369,7 @@ class AdaptiveDrafter(Drafter):
 
 def request_counter_of(drafter: Drafter | None) -> RequestCounter | None:
     """Return the counter of a drafter that learns from requests; None for other drafters."""
-    return drafter.request_counter if isinstance(drafter, AdaptiveDrafter) else None
+    return None if drafter is None else drafter.request_counter
 
 
 class CostAware(Drafter):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -27,6 +27,8 @@ from inference.serving.reply import Reply, TextDelta
 from inference.serving.schema import GenerationBody
 from inference.serving.service import Service
 from inference.serving.token_text import text_of_token
+
+NO_LEARNING = "jakiro-no-learning"  # header of requests from which the drafter must not learn
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,14 @@ async def answer(
         Disconnected: the client has disconnected.
     """
     _check_model(service, body)
+    if request.headers.get(NO_LEARNING):
+        options = replace(options, may_learn=False)
     numbers = range(len(prompts) * options.choices)
     opened = _opened(request, service, prompts, options)
     head = {
         "id": f"{form.prefix}-{uuid4().hex}",
         "created": int(time.time()),
         "model": service.model.name,
-        "system_fingerprint": service.model.fingerprint,
         "jakiro": {"seed": options.seed},
     }
     if body.stream:
@@ -153,6 +156,7 @@ async def _whole(
                 own.tokens += delta.tokens
                 own.finish_reason = delta.finish_reason
         choices = [form.choice(own) for own in merged]
+        head["system_fingerprint"] = reply.fingerprint
         return {**head, "object": form.kind, "choices": choices, "usage": usage_of(reply)}
 
 
@@ -172,6 +176,7 @@ async def _events(
     try:
         async with opened as reply:
             is_accepted = True
+            chunk["system_fingerprint"] = reply.fingerprint
             heads = [] if form.first is None else [form.first(number) for number in numbers]
             yield b"".join(event({**chunk, "choices": [own], **nothing}) for own in heads)
             async for deltas in reply.deltas():

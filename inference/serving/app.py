@@ -16,6 +16,7 @@ from inference.serving.api_error import ApiError
 from inference.serving.chat import chat
 from inference.serving.completions import complete
 from inference.serving.events import Disconnected
+from inference.serving.forget import forget
 from inference.serving.health import health, live
 from inference.serving.journal import CLOSED, Journal
 from inference.serving.keys import ApiKeys
@@ -31,6 +32,7 @@ from inference.serving.telemetry import CONTENT_TYPE
 _ROUTES = [
     Route("/v1/completions", complete, methods=["POST"]),
     Route("/v1/chat/completions", chat, methods=["POST"]),
+    Route("/v1/adaptation", forget, methods=["DELETE"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
 ]

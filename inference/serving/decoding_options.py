@@ -26,6 +26,7 @@ class DecodingOptions:
         echo: whether each text begins with its prompt.
         drafts: whether the origin of each token is requested.
         drafting: whether to draft.
+        may_learn: whether the drafter may learn from the texts.
         logit_bias: number to add to the logit of each token.
         frequency_penalty: number to subtract from a logit for each new token that is equal.
         presence_penalty: number to subtract from a logit if any new token is equal.
@@ -41,6 +42,7 @@ class DecodingOptions:
     echo: bool = False
     drafts: bool = False
     drafting: bool = True
+    may_learn: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -82,6 +84,7 @@ class DecodingOptions:
             echo=echo,
             drafts=own is not None and own.drafts,
             drafting=own is None or own.drafting,
+            may_learn=body.store is not False,
             logit_bias=body.biases,
             frequency_penalty=body.frequency_penalty or 0.0,
             presence_penalty=body.presence_penalty or 0.0,

@@ -286,6 +286,35 @@ class EngineThread:
         self._command(lambda: self._calls.append(call))
         return call.future
 
+    def when_idle(self, change: Callable[[], None]) -> "Future[bool]":
+        """Run a function in the engine's thread, unless there are jobs.
+
+        Jobs that are started later see the change, and earlier ones do not.
+
+        Args:
+            change: function that changes the drafter.
+
+        Returns:
+            Whether the function was run, or its exception.
+
+        Raises:
+            EngineStopped: the engine was closed, or its thread has died.
+        """
+        done: Future[bool] = Future()
+
+        def attempt() -> None:
+            try:
+                is_idle = self.scheduler.is_idle
+                if is_idle:
+                    change()
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                done.set_exception(error)
+            else:
+                done.set_result(is_idle)
+
+        self._command(attempt)
+        return done
+
     def close(self) -> None:
         """Stop the engine after the current decoding step.
 

@@ -92,6 +92,7 @@ class Reply:
         self.jobs = list(jobs)
         self.started = time.monotonic()
         self.first_token_seconds: float | None = None
+        self.fingerprint = ""  # identity of the target, the drafter and the trees
         self._end = math.inf if seconds is None else self.started + seconds
         self._wake = wake
         owners = [(job, state) for job in self.jobs for state in job.sequences]

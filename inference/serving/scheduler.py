@@ -53,6 +53,11 @@ class Scheduler:
         return sum(len(lane.live) for lane in self.lanes)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no job waits, is being read, or is decoded."""
+        return not self._waiting and self._reading is None and self.num_running == 0
+
+    @property
     def num_bytes(self) -> int:
         """The size of the caches of all lanes in bytes."""
         return sum(lane.num_bytes for lane in self.lanes)

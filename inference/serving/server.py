@@ -14,6 +14,7 @@ import uvicorn
 
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
+from inference.serving.adaptation import Adaptation, Learner
 from inference.serving.app import create_app
 from inference.serving.connection import Connection, ConnectionLimits
 from inference.serving.engine_thread import EngineThread
@@ -42,17 +43,25 @@ class Server(uvicorn.Server):
         load: function that returns the decoder with the target, the drafter and the tokenizer; it
             is called in a thread of its own.
         settings: settings of the server.
+        learner: program that adapts the drafter to traffic; needed if the settings ask for it.
 
     Raises:
         ConfigError: the file of keys, or the certificate, cannot be used.
         ResourceError: the address cannot be used.
     """
 
-    def __init__(self, load: Callable[[], SpeculativeDecoder], settings: ServeSettings) -> None:
+    def __init__(
+        self,
+        load: Callable[[], SpeculativeDecoder],
+        settings: ServeSettings,
+        learner: Learner | None = None,
+    ) -> None:
+        assert learner is not None or settings.adapt == "off"
         self.service = Service(settings)
         super().__init__(_config(self.service, _keys_of(settings)))
-        self._load = load
-        self._loading: Loading[LoadedModel] | None = None
+        self._load, self._learner = load, learner
+        self._loading: Loading[tuple[LoadedModel, Adaptation | None]] | None = None
+        self._adapting: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
         self._socket = _listen(settings)
         if settings.sends_keys_unencrypted:
@@ -119,6 +128,7 @@ class Server(uvicorn.Server):
         finally:
             self.should_exit = True
             self.service.close()
+            await self._stop_adapting()
             await self._stop_engine()
             await asyncio.gather(serving, return_exceptions=True)
             self._socket.close()
@@ -135,22 +145,37 @@ class Server(uvicorn.Server):
         loading = self._loading = Loading(self._open)
         await self._until(lambda: serving.done() or loading.is_done or self.service.is_draining)
         if loading.is_done:
-            model = loading.result()
+            model, adaptation = loading.result()
             _logger.info("%s", model)
             if num_sessions := self.service.settings.remote_sessions:
                 _logger.info("%s", memory_note(model, num_sessions))
-            self.service.start(model)
+            self.service.start(model, adaptation)
+            if adaptation is not None:
+                self._adapting = asyncio.create_task(adaptation.run())
             if not self.service.is_draining and not serving.done():
                 on_ready(self.url)
 
-    def _open(self) -> LoadedModel:
-        """Return the model, whose caches are allocated; runs in a thread of its own."""
+    def _open(self) -> tuple[LoadedModel, Adaptation | None]:
+        """Return the model, whose caches are allocated, and the adaptation of its drafter, if any.
+
+        This method runs in a thread of its own.
+        """
         settings = self.service.settings
         decoder = self._load()
         needed(decoder.tokenizer)
         on_step = self.service.telemetry.step.observe
         engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
-        return LoadedModel(engine, settings.model_name)
+        model = LoadedModel(engine, settings.model_name)
+        if settings.adapt == "off" or self._learner is None:
+            return model, None
+        service = self.service
+        try:
+            return model, Adaptation(
+                model, settings, self._learner, service.telemetry, lambda: service.num_active > 0
+            )
+        except BaseException:
+            engine.close()
+            raise
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -166,6 +191,14 @@ class Server(uvicorn.Server):
             self._drain_until = now + self.service.settings.drain_seconds
             _logger.info("draining %d requests", self.service.num_active)
         return self.service.num_active == 0 or now >= self._drain_until
+
+    async def _stop_adapting(self) -> None:
+        """End the process that learns, if there is one."""
+        if self._adapting is not None:
+            self._adapting.cancel()
+            await asyncio.gather(self._adapting, return_exceptions=True)
+        if self.service.adaptation is not None:
+            await self.service.adaptation.close()
 
     async def _stop_engine(self) -> None:
         """Stop the engine; requests that are still running end with an error."""
@@ -234,6 +267,7 @@ def serve(
     load: Callable[[], SpeculativeDecoder],
     settings: ServeSettings,
     on_ready: Callable[[str], object],
+    learner: Learner | None = None,
 ) -> int:
     """Serve a decoder until a signal arrives, and return the exit code.
 
@@ -243,8 +277,9 @@ def serve(
         load: function that returns the decoder with the target, the drafter and the tokenizer.
         settings: settings of the server.
         on_ready: function that is called with the URL as soon as the model is loaded.
+        learner: program that adapts the drafter to traffic; needed if the settings ask for it.
     """
-    server = Server(load, settings)
+    server = Server(load, settings, learner)
 
     def ready(url: str) -> None:
         # The many objects of libraries and models live as long as the process: without them,

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from inference.generation.prompts import Prompt
+from inference.serving.adaptation import Adaptation
 from inference.serving.admission import Admission, Admitted
 from inference.serving.api_error import ApiError, api_error_of
 from inference.serving.decoding_options import DecodingOptions
@@ -39,6 +40,7 @@ class Service:
         self.telemetry = Telemetry()
         self.is_draining = False
         self.num_active = 0  # number of requests that are being answered
+        self.adaptation: Adaptation | None = None  # None if the drafter does not learn
         self._model: LoadedModel | None = None
         self._admission = Admission(settings.places, settings.queue)
         # One thread, because tokenizers and chat templates are not thread-safe.
@@ -69,13 +71,14 @@ class Service:
             raise self._not_ready()
         return self._model
 
-    def start(self, model: LoadedModel) -> None:
+    def start(self, model: LoadedModel, adaptation: Adaptation | None = None) -> None:
         """Accept requests from now on.
 
         Args:
             model: model that is ready.
+            adaptation: adaptation of its drafter; None if the drafter does not learn.
         """
-        self._model = model
+        self._model, self.adaptation = model, adaptation
         self.telemetry.watch_engine(model.engine.scheduler, model.fingerprint)
 
     def check_ready(self) -> None:
@@ -120,11 +123,14 @@ class Service:
             finally:
                 user.rate.count_tokens(reply.num_tokens)
                 self._finish(reply, why)
+                self._learn_from(reply, options, user)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Count a request as active while the block runs: draining waits for its end."""
+        """Count a request as active while the block runs: draining waits for it, learning rests."""
         self.num_active += 1
+        if self.adaptation is not None:
+            self.adaptation.pause()
         try:
             yield
         finally:
@@ -167,7 +173,7 @@ class Service:
         except JakiroError as error:
             raise logged_api_error(error) from error
         admitted.jobs = jobs
-        return Reply(
+        reply = Reply(
             jobs,
             wake,
             self.model.tokenizer,
@@ -176,6 +182,8 @@ class Service:
             self.settings.request_seconds,
             options.drafts,
         )
+        reply.fingerprint = self.model.fingerprint  # of the weights that decode the jobs
+        return reply
 
     async def _prepared(
         self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
@@ -195,6 +203,12 @@ class Service:
         seconds = self.telemetry.observe(reply, why)
         if seconds is not None:
             self._admission.observe(seconds)
+
+    def _learn_from(self, reply: Reply, options: DecodingOptions, user: User) -> None:
+        """Let the drafter learn from the texts of a request that is complete."""
+        if self.adaptation is not None and reply.is_complete:
+            learns, drafts = options.may_learn, options.drafting
+            self.adaptation.record(user.name, reply, may_learn=learns, has_drafts=drafts)
 
     def _not_ready(self) -> ApiError:
         return ApiError(

@@ -1,6 +1,7 @@
 """Settings of the server."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -65,6 +66,18 @@ class ServeSettings(Settings):
     """Seconds without a request after which the memory of such a text is freed."""
     playground: bool = True
     """Whether to serve the playground, a web page at `/`."""
+    adapt: Literal["off", "shared"] = "off"
+    """Whether the drafter learns from the texts of all users; off keeps no text."""
+    adapt_folder: Path | None = None
+    """Folder for the versions of the drafter's weights; None for one that is removed at the end."""
+    adapt_tokens: int = Field(500_000, ge=1)
+    """Largest number of tokens of recent texts, which are kept in memory."""
+    adapt_hours: float = Field(24.0, gt=0, allow_inf_nan=False)
+    """Number of hours after which a text is forgotten."""
+    adapt_every: int = Field(64, ge=1)
+    """Number of new texts after which the drafter learns."""
+    adapt_idle_seconds: float = Field(5.0, ge=0)
+    """Seconds without a request after which learning begins or goes on."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
 

@@ -37,6 +37,8 @@ class Telemetry:
         self.wait = times("queue_seconds", "Seconds of waiting for a place.", _SECONDS)
         self.prefill = times("prefill_seconds", "Seconds of reading a prompt.", _SECONDS)
         self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
+        self.lessons = count("adapt_lessons", "Lessons of the drafter.", "outcome")
+        self.changes = count("adapt_changes", "Changes of the drafter's version.", "why")
         self._num_decoded = self._num_steps = 0
         self.watch("tau", "Mean acceptance length of complete requests.", self._tau)
 
@@ -72,6 +74,23 @@ class Telemetry:
         self.watch("cache_bytes", "Size of the caches.", lambda: scheduler.num_bytes)
         info = Gauge("model", "Target, drafter and trees.", ["fingerprint"], **self._own)
         info.labels(fingerprint).set(1)
+
+    def watch_adaptation(
+        self,
+        version: Callable[[], float],
+        num_tokens: Callable[[], float],
+        is_learning: Callable[[], float],
+    ) -> None:
+        """Add gauges of the adaptation to traffic.
+
+        Args:
+            version: function that returns the number of the version in use.
+            num_tokens: function that returns the number of tokens in memory.
+            is_learning: function that returns whether the process that learns is computing.
+        """
+        self.watch("adapt_version", "Version of the drafter; 0 for its own weights.", version)
+        self.watch("adapt_tokens", "Tokens of recent texts in memory.", num_tokens)
+        self.watch("adapt_learning", "Whether the drafter is learning.", is_learning)
 
     def observe(self, reply: Reply, why: str) -> float | None:
         """Count a request that has ended, and return its duration if it is complete.

@@ -15,6 +15,7 @@ import typer
 
 from jakiro import __version__
 from jakiro.cli.ablate import ablate
+from jakiro.cli.adapt import adapt
 from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
@@ -59,7 +60,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 # Names of commands whose functions have other names.
 _NAMES = {import_drafter: "import", export_drafter: "export"}
-_GROUPS = {"Decode": (aded,), "Measure": (profile,), "Data": (data,)}
+_GROUPS = {"Decode": (aded, adapt), "Measure": (profile,), "Data": (data,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
 # small operation waits for a time slice. The variable is read when torch is imported.

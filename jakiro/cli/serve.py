@@ -1,8 +1,9 @@
 """The command `jakiro serve`."""
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +15,9 @@ from jakiro.cli.output import say
 from jakiro.errors import ConfigError
 from jakiro.utils.extras import require_extra
 from jakiro.utils.logs import quiet_libraries
+
+if TYPE_CHECKING:
+    from inference.serving.adaptation import Learner
 
 _KEY = "JAKIRO_API_KEY"
 _SHORTEST_KEY = 8  # number of characters
@@ -130,6 +134,32 @@ def serve(
     playground: Annotated[
         bool, typer.Option(help="Serve the playground, a web page at the path /.")
     ] = True,
+    adapt: Annotated[
+        Literal["off", "shared"],
+        typer.Option(
+            help="Whether a trained drafter learns from the texts of all users while the server is "
+            "idle; off keeps no text.",
+        ),
+    ] = "off",
+    adapt_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the versions of the drafter's weights; by default, they are lost at "
+            "the end."
+        ),
+    ] = None,
+    adapt_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of recent texts, kept in memory.")
+    ] = 500_000,
+    adapt_hours: Annotated[
+        float, typer.Option(help="Number of hours after which a text is forgotten.")
+    ] = 24.0,
+    adapt_every: Annotated[
+        int, typer.Option(help="Number of new texts after which the drafter learns.")
+    ] = 64,
+    adapt_idle_seconds: Annotated[
+        float, typer.Option(help="Seconds without a request after which learning goes on.")
+    ] = 5.0,
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
@@ -163,14 +193,29 @@ def serve(
     from inference.serving.settings import ServeSettings
 
     settings = settings_from(context, ServeSettings, api_keys=keys)
+    learner = None if settings.adapt == "off" else _learner(context)
 
     def on_ready(url: str) -> None:
         say(f"ready: {url}")
         if settings.playground:
             say(f"playground: {url.removesuffix('v1')}")
 
-    code = serve_decoder(lambda: load_decoder(context), settings, on_ready)
+    code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner)
     raise typer.Exit(code)
+
+
+def _learner(context: Context) -> "Learner":
+    """Return the program that learns, with the models that it loads."""
+    require_extra("train")
+    from inference.serving.adaptation import Learner
+
+    chosen = context.params
+    return Learner(
+        (sys.executable, "-m", "training.online.learner"),
+        chosen["drafter"].removeprefix("drafter="),
+        chosen["target"],
+        chosen["other_weights"],
+    )
 
 
 def _print_new_key(name: str | None) -> None:

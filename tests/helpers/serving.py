@@ -14,6 +14,7 @@ from openai import OpenAI
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
+from inference.serving.adaptation import Learner
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from jakiro.target.adapter import TargetAdapter
@@ -35,12 +36,16 @@ class Running:
 
     Args:
         decoder: decoder to serve.
+        learner: program that adapts the drafter; None for none.
         settings: settings that differ from the defaults.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, **settings: Any) -> None:
+    def __init__(
+        self, decoder: SpeculativeDecoder, learner: Learner | None = None, **settings: Any
+    ) -> None:
         chosen = {"port": 0, "model_name": MODEL, "capacity": 256, "drain_seconds": 5.0}
-        self.server = Server(lambda: decoder, ServeSettings(**{**chosen, **settings}))
+        found = ServeSettings(**{**chosen, **settings})
+        self.server = Server(lambda: decoder, found, learner)
         self.code: int | None = None
         self._ready = Event()
         self._thread = Thread(target=self._run)
@@ -90,9 +95,11 @@ class Running:
 
 
 @contextmanager
-def running(decoder: SpeculativeDecoder, **settings: Any) -> Iterator[Running]:
+def running(
+    decoder: SpeculativeDecoder, learner: Learner | None = None, **settings: Any
+) -> Iterator[Running]:
     """Run a server in the block, and check that it ends without an error."""
-    found = Running(decoder, **settings)
+    found = Running(decoder, learner, **settings)
     try:
         yield found
     finally:

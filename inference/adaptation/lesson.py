@@ -1,0 +1,107 @@
+"""The lesson that a server gives to the process that learns, and the result that it answers.
+
+The server writes one lesson to the process's standard input, so texts are never on disk. The
+process writes one result, a line of JSON, to its standard output, and ends.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jakiro.errors import DataError
+
+TokenIds = Annotated[tuple[int, ...], Field(min_length=2)]
+
+
+class Passage(BaseModel):
+    """A prompt and its continuation, without its user."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token_ids: TokenIds
+    prompt_length: int = Field(ge=1)
+
+
+class Recipe(BaseModel):
+    """How a drafter learns, and how the result is measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(16, ge=1)  # of the adapters (LoRA)
+    learning_rate: float = Field(5e-4, gt=0)
+    passes: int = Field(2, ge=1)  # number of times that each text is learned from
+    batch_size: int = Field(8, ge=1)  # number of texts of an optimizer step
+    max_length: int = Field(512, ge=8)  # longer texts lose the beginnings of their prompts
+    compared_tokens: int = Field(
+        64, ge=2
+    )  # number of tokens that are decoded of each held-out text
+    largest_loss: float = Field(0.02, ge=0)  # share of tau that older texts may lose
+
+
+class Lesson(BaseModel):
+    """All that a process needs in order to learn."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path  # of the versions
+    number: int = Field(ge=1)  # of the version to write
+    parent: int = Field(ge=0)  # version to start from; 0 for the drafter itself
+    drafter: str  # folder or hub id
+    target: str | None  # folder or hub id; None for the one that the drafter names
+    identity: str  # of the drafter's own weights and of its target
+    dtype: str  # of the target
+    device: str
+    other_weights: bool = False  # whether the target may be another than in the drafter's training
+    tenants: tuple[str, ...]  # users whose texts these are
+    learned: tuple[Passage, ...] = Field(min_length=1)
+    held_out: tuple[Passage, ...] = Field(min_length=1)
+    recipe: Recipe = Recipe()
+    seed: int = 0
+
+
+class LessonResult(BaseModel):
+    """The outcome of a lesson."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    outcome: Literal["better", "not_better", "failed"]
+    version: int | None = None  # number of the version that was written
+    before: float | None = None  # tau of the parent on the held-out texts
+    after: float | None = None
+    low: float | None = None  # lower bound of after / before (95%, one-sided)
+    seconds: float = 0.0
+    error: str = ""
+
+
+def read_lesson(data: bytes) -> Lesson:
+    """Return a lesson.
+
+    Args:
+        data: the lesson as JSON.
+
+    Raises:
+        DataError: this is not a lesson.
+    """
+    try:
+        return Lesson.model_validate_json(data)
+    except ValidationError as error:
+        # The message of pydantic would show token ids.
+        raise DataError(
+            "the lesson cannot be read",
+            expected="one JSON object on standard input, as a server writes it",
+            got=f"{error.error_count()} wrong fields",
+            remedy="this program is only started by `jakiro serve --adapt shared`",
+        ) from None
+
+
+def read_result(data: bytes) -> LessonResult:
+    """Return the result in the last line of a process's output, or a failure if there is none.
+
+    Args:
+        data: standard output of the process.
+    """
+    try:
+        return LessonResult.model_validate_json((data.strip().splitlines() or [b""])[-1])
+    except ValidationError:
+        return LessonResult(outcome="failed", error="the process ended without a result")

@@ -1,0 +1,187 @@
+"""Versions of a drafter's weights in a folder: written whole, checked before use, forgotten."""
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from jakiro.errors import CheckpointError
+from jakiro.utils.files import ensure_writable_folder, publish
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+_RECORD, _WEIGHTS = "version.json", "weights.safetensors"
+_PARTIAL = ".partial-"
+_MOST_RECORD_BYTES = 1_000_000
+
+
+class VersionRecord(BaseModel):
+    """Where a version comes from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    number: int = Field(ge=1)
+    parent: int = Field(ge=0)  # 0 for the drafter itself
+    identity: str  # of the drafter's own weights and of its target
+    tenants: tuple[str, ...]  # users from whose texts this version or one before it has learned
+    sha256: str = ""  # of the file of the weights
+    before: float  # tau of the parent on held-out texts
+    after: float
+    low: float  # lower bound of after / before
+
+
+class Version(NamedTuple):
+    """A version that was read and checked."""
+
+    record: VersionRecord
+    weights: dict[str, Tensor]
+
+
+class VersionFolder:
+    """The versions of one drafter.
+
+    Args:
+        path: folder, which is created if it is missing; only its owner can read it.
+        identity: identity of the drafter; versions of other drafters are refused.
+    """
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path = ensure_writable_folder(path)
+        self.path.chmod(0o700)
+        self.identity = identity
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of all versions, in ascending order, whether they can be used or not."""
+        names = (path.name for path in self.path.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def write(self, record: VersionRecord, weights: Mapping[str, Tensor]) -> VersionRecord:
+        """Write a version, and return its record; a reader finds all of it or nothing.
+
+        Args:
+            record: record without the hash.
+            weights: values by the names of the parameters.
+
+        Raises:
+            OSError: the disk is full, or a version has this number.
+        """
+        data = save({name: weight.cpu().contiguous() for name, weight in weights.items()})
+        record = record.model_copy(update={"sha256": sha256(data).hexdigest()})
+        partial = self.path / f"{_PARTIAL}{uuid.uuid4().hex}"
+        partial.mkdir()
+        try:
+            (partial / _WEIGHTS).write_bytes(data)
+            (partial / _RECORD).write_text(record.model_dump_json(indent=2), encoding="utf-8")
+            publish(partial, self._path_of(record.number))
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return record
+
+    def record(self, number: int) -> VersionRecord:
+        """Return the record of a version.
+
+        Args:
+            number: number of the version.
+
+        Raises:
+            CheckpointError: the record is missing or damaged, or belongs to another drafter.
+        """
+        path = self._path_of(number) / _RECORD
+        try:
+            with path.open("rb") as file:
+                found = VersionRecord.model_validate_json(file.read(_MOST_RECORD_BYTES))
+        except (OSError, ValidationError) as error:
+            raise _unusable(path, "a complete record", type(error).__name__) from error
+        if (found.number, found.identity) != (number, self.identity):
+            got = f"version {found.number} of drafter {found.identity}"
+            raise _unusable(path, f"version {number} of drafter {self.identity}", got)
+        return found
+
+    def read(self, number: int) -> Version:
+        """Return a version.
+
+        Args:
+            number: number of the version.
+
+        Raises:
+            CheckpointError: the version is missing, incomplete, damaged, or belongs to another
+                drafter.
+        """
+        record = self.record(number)
+        path = self._path_of(number) / _WEIGHTS
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _unusable(path, "a file", error.strerror) from error
+        found = sha256(data).hexdigest()
+        if found != record.sha256:
+            raise _unusable(path, f"the hash {record.sha256[:12]}", found[:12])
+        try:
+            return Version(record, load(data))
+        except SafetensorError as error:
+            raise _unusable(path, "tensors", error) from error
+
+    def remove(self, number: int) -> None:
+        """Remove a version, whose number may then be used again.
+
+        Args:
+            number: number of the version, which may be missing.
+        """
+        path = self._path_of(number)
+        if not path.exists():
+            return
+        gone = self.path / f"{_PARTIAL}{uuid.uuid4().hex}"
+        path.rename(gone)  # a reader finds all of it or nothing
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def clean(self, keep: int) -> None:
+        """Remove what interrupted processes have left, and all but the newest versions.
+
+        No process may be writing a version.
+
+        Args:
+            keep: number of the newest versions to keep.
+        """
+        for path in self.path.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for number in self.numbers[:-keep]:
+            self.remove(number)
+
+    def purge(self, tenant: str) -> list[int]:
+        """Remove all versions that have learned from a tenant, and return their numbers.
+
+        A version without a readable record is removed, too.
+
+        Args:
+            tenant: user whose texts are to be forgotten.
+        """
+        removed = [number for number in self.numbers if self._may_know(number, tenant)]
+        for number in removed:
+            self.remove(number)
+        return removed
+
+    def _may_know(self, number: int, tenant: str) -> bool:
+        try:
+            return tenant in self.record(number).tenants
+        except CheckpointError as error:
+            _logger.warning("removing a version: %s", error)
+            return True
+
+    def _path_of(self, number: int) -> Path:
+        return self.path / f"{number:06d}"
+
+
+def _unusable(path: Path, expected: object, got: object) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be used", expected=expected, got=got, remedy="it is left out"
+    )

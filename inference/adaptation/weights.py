@@ -1,0 +1,123 @@
+"""The weights of a drafter that adaptation may change, and their replacement in place."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from jakiro.errors import CheckpointError
+from jakiro.utils.files import fingerprint
+
+# Matrices that adapters learn, by the ends of their names. Those that encode the target's states
+# are not among them: memory and features are the same for all versions.
+ADAPTED = (
+    "self_attention.project",
+    "self_attention.output",
+    "cross_attention.query",
+    "cross_attention.output",
+    "feature_input.join",
+    "experts.gate_up",
+    "experts.down",
+)
+_NUM_SAMPLES = 256  # number of values of each tensor that identify a drafter
+
+
+def adapted_names(model: nn.Module) -> dict[str, str]:
+    """Return the names of the adapted parameters of a drafter, by the ends in `ADAPTED`.
+
+    Args:
+        model: drafter without adapters.
+    """
+    names = dict(model.named_parameters())
+    return {
+        end: name
+        for end in ADAPTED
+        for name in names
+        if f".{name}".removesuffix(".weight").endswith(f".{end}")
+    }
+
+
+def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> str:
+    """Return what tells a drafter's own weights and its target from others.
+
+    Args:
+        model: drafter, in any dtype.
+        target: fingerprint of the target.
+        dtype: dtype in which the values are compared.
+    """
+    values = {
+        name: _sample(weight).to(dtype).double().nan_to_num().tolist()
+        for name, weight in model.named_parameters()
+    }
+    return fingerprint(target, str(dtype), values)[:32]
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = weight.detach().flatten()
+    return flat[:: max(len(flat) // _NUM_SAMPLES, 1)][:_NUM_SAMPLES]
+
+
+class ReplaceableWeights:
+    """The adapted weights of a drafter, which can be replaced while nothing is drafted.
+
+    Weights are written in place, so that packed copies, compiled functions and open sessions use
+    the new ones.
+
+    Args:
+        model: drafter with its own weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = dict(model.named_parameters())
+        self._current = {name: parameters[name] for name in adapted_names(model).values()}
+        self._own = {name: weight.detach().clone() for name, weight in self._current.items()}
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Check weights before they are used.
+
+        Args:
+            weights: values by the names of the parameters.
+
+        Raises:
+            CheckpointError: names or shapes are not those of the adapted parameters, or a value is
+                not a finite number of the drafter's dtype.
+        """
+        expected = {name: tuple(weight.shape) for name, weight in self._own.items()}
+        found = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if found != expected:
+            wrong = sorted(name for name in {*found, *expected} if _differs(name, found, expected))
+            raise CheckpointError(
+                "the weights do not belong to this drafter",
+                expected=f"{wrong[0]} of shape {expected.get(wrong[0], 'none')}",
+                got=found.get(wrong[0], "none"),
+            )
+        for name, weight in weights.items():
+            if not weight.is_floating_point() or not _is_finite(weight, self._own[name].dtype):
+                raise CheckpointError(
+                    "the weights cannot be used",
+                    expected=f"finite numbers of {self._own[name].dtype}",
+                    got=f"others in {name}",
+                )
+
+    @torch.no_grad()
+    def use(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Replace the weights; if this fails, the drafter has its own weights again.
+
+        Args:
+            weights: weights that were checked; None for the drafter's own.
+        """
+        try:
+            for name, weight in self._current.items():
+                weight.copy_(self._own[name] if weights is None else weights[name])
+        except BaseException:
+            for name, weight in self._current.items():
+                weight.copy_(self._own[name])
+            raise
+
+
+def _differs(name: str, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    return one.get(name) != other.get(name)
+
+
+def _is_finite(weight: Tensor, dtype: torch.dtype) -> bool:
+    return bool(weight.to(dtype).isfinite().all())

@@ -1,0 +1,77 @@
+"""The commands of `jakiro adapt`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jakiro.cli.output import say
+from jakiro.errors import ConfigError
+from jakiro.utils.extras import require_extra
+
+adapt = typer.Typer(
+    name="adapt",
+    help="Show or remove what a drafter has learned with `jakiro serve --adapt`.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[Path, typer.Argument(help="Folder that `jakiro serve --adapt-folder` names.")]
+
+
+@adapt.callback()
+def _group() -> None:
+    """Show or remove what a drafter has learned with `jakiro serve --adapt`."""
+
+
+@adapt.command()
+def show(folder: Folder) -> None:
+    """Show the versions of a drafter: their tau before and after, and whose texts taught them."""
+    from inference.adaptation.versions import VersionFolder
+    from jakiro.errors import CheckpointError
+
+    for path in _drafters(folder):
+        versions = VersionFolder(path, path.name)
+        for number in versions.numbers:
+            try:
+                record = versions.record(number)
+            except CheckpointError as error:
+                say(str(error))
+                continue
+            typer.echo(
+                f"{path.name[:12]} version {number}, after {record.parent}: tau {record.before:.2f}"
+                f" to {record.after:.2f}; learned from {', '.join(record.tenants)}"
+            )
+
+
+@adapt.command()
+def purge(
+    folder: Folder,
+    user: Annotated[
+        str, typer.Option(help="Name of the user in the file of keys; `everyone` without keys.")
+    ],
+) -> None:
+    """Remove all versions that have learned from a user, while no server uses the folder.
+
+    A running server does this for a user who sends `DELETE /v1/adaptation`.
+    """
+    require_extra("serve")
+    from inference.adaptation.versions import VersionFolder
+    from inference.serving.adaptation import lock_of
+
+    drafters = _drafters(folder)
+    with lock_of(folder):
+        for path in drafters:
+            removed = VersionFolder(path, path.name).purge(user)
+            say(f"{path.name[:12]}: removed {len(removed)} versions")
+
+
+def _drafters(folder: Path) -> list[Path]:
+    """Return the folders of all drafters in the folder of a server."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there are no versions in {folder}",
+            expected="the folder of a server",
+            got="no folder",
+            remedy="pass the folder that --adapt-folder has named",
+        )
+    return sorted(path for path in folder.iterdir() if path.is_dir())

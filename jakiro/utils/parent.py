@@ -1,0 +1,20 @@
+"""The bond of a process to its parent: it does not outlive it, even if it is stopped."""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # of Linux
+
+
+def end_with_parent() -> int:
+    """Let the system kill this process as soon as its parent ends, and return the parent's id.
+
+    Only Linux does this. On other systems, the caller compares `os.getppid()` with the result from
+    time to time.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return parent

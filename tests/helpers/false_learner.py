@@ -1,0 +1,67 @@
+"""A program in the place of the one that learns: it does what its mode says, without any model.
+
+Its arguments are the mode, and a folder with `weights.safetensors`, the weights of its versions.
+It appends a byte to the file `alive` in that folder every few milliseconds while it runs.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from jakiro.utils.parent import end_with_parent
+
+
+def main() -> None:
+    """Read a lesson from standard input, and do what the mode says."""
+    end_with_parent()
+    mode, folder = sys.argv[1], Path(sys.argv[2])
+    lesson = json.loads(sys.stdin.buffer.read())
+    (folder / "lesson.json").write_text(json.dumps(lesson))
+    if mode == "crash":
+        sys.exit(3)
+    while mode == "slow":
+        _beat(folder)
+    _beat(folder)
+    data = (folder / "weights.safetensors").read_bytes()
+    number = 0 if mode == "nothing" else lesson["number"]
+    if number:
+        _write(Path(lesson["folder"]), lesson, data, mode)
+    outcome = "better" if number else "not_better"
+    result = {"outcome": outcome, "version": number or None, "before": 2.0, "after": 2.5}
+    sys.stdout.write(json.dumps({**result, "low": 1.1}) + "\n")
+
+
+def _beat(folder: Path) -> None:
+    with (folder / "alive").open("a") as file:
+        file.write(".")
+    time.sleep(0.005)
+
+
+def _write(versions: Path, lesson: dict[str, Any], data: bytes, mode: str) -> None:
+    record = {
+        "format": 1,
+        "number": lesson["number"],
+        "parent": lesson["parent"],
+        "identity": lesson["identity"],
+        "tenants": lesson["tenants"],
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "before": 2.0,
+        "after": 2.5,
+        "low": 1.1,
+    }
+    partial = versions / f".partial-{os.getpid()}"
+    partial.mkdir()
+    cut = len(data) // 2 if mode == "corrupt" else len(data)
+    (partial / "weights.safetensors").write_bytes(data[:cut])
+    if mode != "half":
+        (partial / "version.json").write_text(json.dumps(record))
+    partial.rename(versions / f"{lesson['number']:06d}")
+
+
+if __name__ == "__main__":
+    main()

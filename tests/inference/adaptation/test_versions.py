@@ -1,0 +1,119 @@
+"""Versions are found whole, or refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference.adaptation.versions import VersionFolder, VersionRecord
+from jakiro.errors import CheckpointError
+
+
+def _record(number: int, *tenants: str, identity: str = "mine") -> VersionRecord:
+    return VersionRecord(
+        number=number,
+        parent=number - 1,
+        identity=identity,
+        tenants=tenants,
+        before=2.0,
+        after=2.5,
+        low=1.1,
+    )
+
+
+def _weights(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"experts.down": torch.full((2, 3), value)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> VersionFolder:
+    return VersionFolder(tmp_path / "versions", "mine")
+
+
+def test_a_version_is_read_as_it_was_written(folder: VersionFolder) -> None:
+    record = folder.write(_record(1, "a"), _weights(0.5))
+    found = folder.read(1)
+    assert found.record == record
+    assert torch.equal(found.weights["experts.down"], _weights(0.5)["experts.down"])
+    assert folder.numbers == [1]
+    assert folder.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_version_cut_off_at_any_byte_is_refused(folder: VersionFolder) -> None:
+    folder.write(_record(1, "a"), _weights())
+    for name in ("version.json", "weights.safetensors"):
+        path = folder.path / "000001" / name
+        whole = path.read_bytes()
+        for length in range(0, len(whole), 7):
+            path.write_bytes(whole[:length])
+            with pytest.raises(CheckpointError, match="cannot be used"):
+                folder.read(1)
+        path.write_bytes(whole)
+    assert folder.read(1).record.number == 1
+
+
+def test_a_flipped_bit_is_found(folder: VersionFolder) -> None:
+    folder.write(_record(1, "a"), _weights())
+    path = folder.path / "000001" / "weights.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="expected: the hash"):
+        folder.read(1)
+
+
+def test_versions_of_another_drafter_or_number_are_refused(folder: VersionFolder) -> None:
+    folder.write(_record(1, "a", identity="other"), _weights())
+    with pytest.raises(CheckpointError, match="of drafter other"):
+        folder.read(1)
+    folder.write(_record(2, "a"), _weights())
+    shutil.copytree(folder.path / "000002", folder.path / "000003")
+    with pytest.raises(CheckpointError, match="got: version 2"):
+        folder.read(3)
+
+
+def test_what_is_not_safetensors_is_refused_even_with_the_right_hash(folder: VersionFolder) -> None:
+    record = folder.write(_record(1, "a"), _weights())
+    from hashlib import sha256
+
+    data = b"no tensors"
+    changed = {**record.model_dump(), "sha256": sha256(data).hexdigest()}
+    (folder.path / "000001" / "weights.safetensors").write_bytes(data)
+    (folder.path / "000001" / "version.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match="expected: tensors"):
+        folder.read(1)
+
+
+def test_an_interrupted_write_leaves_no_version(
+    folder: VersionFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("inference.adaptation.versions.publish", full)
+    with pytest.raises(OSError, match="no space"):
+        folder.write(_record(1, "a"), _weights())
+    assert list(folder.path.iterdir()) == []
+
+
+def test_cleaning_removes_what_a_killed_process_left_and_old_versions(
+    folder: VersionFolder,
+) -> None:
+    for number in range(1, 8):
+        folder.write(_record(number, "a"), _weights())
+    (folder.path / ".partial-left").mkdir()
+    (folder.path / "notes.txt").touch()
+    folder.clean(keep=5)
+    assert folder.numbers == [3, 4, 5, 6, 7]
+    assert sorted(path.name for path in folder.path.iterdir())[0] == "000003"
+
+
+def test_a_purge_removes_what_a_tenant_may_have_taught(folder: VersionFolder) -> None:
+    folder.write(_record(1, "a"), _weights())
+    folder.write(_record(2, "a", "b"), _weights())
+    folder.write(_record(3, "a"), _weights())
+    (folder.path / "000003" / "version.json").write_text("{")
+    assert folder.purge("b") == [2, 3]
+    assert folder.numbers == [1]

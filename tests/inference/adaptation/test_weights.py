@@ -1,0 +1,106 @@
+"""Weights are replaced in place, wherever copies of them are in use, and never half."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+
+from inference import SpeculativeDecoder
+from inference.adaptation.weights import (
+    ReplaceableWeights,
+    adapted_names,
+    identity_of_drafter,
+)
+from inference.drafters.trained.drafter import TrainedDrafter, default_tree
+from inference.drafters.trained.forms import DraftForms
+from jakiro.errors import CheckpointError
+from jakiro.target.adapter import TargetAdapter
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"trunk": {"kind": "hybrid"}},
+    {"trunk": {"kind": "feedback"}, "head": "own"},
+]
+
+
+def _other(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    parameters = dict(model.named_parameters())
+    names = adapted_names(model).values()
+    return {
+        name: parameters[name].detach() + 0.3 * torch.randn_like(parameters[name]) for name in names
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_memory_does_not_depend_on_adapted_weights(kind: dict[str, Any]) -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()), tiny_settings(**kind))
+    names = set(adapted_names(drafter).values())
+    assert {"experts.down", "trunk.self_attention.project.weight"} <= names
+    assert not [name for name in names if "encoder" in name or "key_value" in name]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(packed: bool) -> None:
+    model = tiny_llama()
+    target = TargetAdapter(model)
+    drafter = tiny_drafter(target)
+    forms = DraftForms(packed=packed)
+    decoder = SpeculativeDecoder(
+        model, TrainedDrafter(drafter, target, default_tree(drafter), forms), tree="fixed"
+    )
+    weights = ReplaceableWeights(drafter)
+    other = _other(drafter)
+    expected = tiny_drafter(target)
+    expected.load_state_dict({**expected.state_dict(), **other})
+    afresh = SpeculativeDecoder(
+        model, TrainedDrafter(expected, target, default_tree(expected), forms), tree="fixed"
+    )
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
+
+    def run(used: SpeculativeDecoder) -> tuple[list[int], Any]:
+        output = used.generate([1, 2, 3], **options)
+        return output.new_token_ids, output.stats.accepted
+
+    own = run(decoder)
+    weights.check(other)
+    weights.use(other)
+    assert run(decoder) == run(afresh) != own
+    weights.use(None)
+    assert run(decoder) == own
+
+
+def test_weights_of_another_drafter_are_refused() -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()))
+    weights, other = ReplaceableWeights(drafter), _other(drafter)
+    missing = {name: weight for name, weight in other.items() if name != "experts.down"}
+    with pytest.raises(CheckpointError, match=r"experts.down of shape .*got: none"):
+        weights.check(missing)
+    with pytest.raises(CheckpointError, match="do not belong"):
+        weights.check({**other, "experts.down": other["experts.down"][:1]})
+    with pytest.raises(CheckpointError, match="do not belong"):
+        weights.check({**other, "memory_encoder.output.bias": torch.zeros(32)})
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(CheckpointError, match="finite numbers"):
+            weights.check({**other, "experts.down": other["experts.down"] * value})
+    with pytest.raises(CheckpointError, match="finite numbers"):
+        weights.check({name: weight.long() for name, weight in other.items()})
+
+
+def test_a_failed_replacement_leaves_the_own_weights() -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()))
+    weights, before = ReplaceableWeights(drafter), drafter.state_dict()
+    before = {name: weight.clone() for name, weight in before.items()}
+    partial = dict(list(_other(drafter).items())[:2])
+    with pytest.raises(KeyError):
+        weights.use(partial)
+    assert all(torch.equal(weight, before[name]) for name, weight in drafter.state_dict().items())
+
+
+def test_the_identity_depends_on_the_weights_and_the_target_but_not_on_their_dtype() -> None:
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target)
+    own = identity_of_drafter(drafter, "target", torch.bfloat16)
+    assert identity_of_drafter(drafter, "another", torch.bfloat16) != own
+    assert identity_of_drafter(tiny_drafter(target, seed=2), "target", torch.bfloat16) != own
+    assert identity_of_drafter(drafter.to(torch.bfloat16), "target", torch.bfloat16) == own

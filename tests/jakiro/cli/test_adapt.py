@@ -1,0 +1,55 @@
+"""Versions of a drafter are shown and purged without a server."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.commands import exit_code
+
+from inference.adaptation.versions import VersionFolder, VersionRecord
+from inference.serving.adaptation import lock_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    versions = VersionFolder(tmp_path / "0123456789abcdef", "0123456789abcdef")
+    for number, tenants in ((1, ("alice",)), (2, ("alice", "bob"))):
+        record = VersionRecord(
+            number=number,
+            parent=number - 1,
+            identity=versions.identity,
+            tenants=tenants,
+            before=2.0,
+            after=2.5,
+            low=1.1,
+        )
+        versions.write(record, {"experts.down": torch.ones(2)})
+    return tmp_path
+
+
+def test_versions_are_shown_with_those_who_taught_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "0123456789abcdef" / "000003").mkdir()
+    assert exit_code("adapt", "show", str(folder)) == 0
+    shown = capsys.readouterr()
+    assert "version 2, after 1: tau 2.00 to 2.50; learned from alice, bob" in shown.out
+    assert "000003" in shown.err
+
+
+def test_a_purge_removes_what_a_user_has_taught(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("adapt", "purge", str(folder), "--user", "bob") == 0
+    assert "removed 1 versions" in capsys.readouterr().err
+    assert VersionFolder(folder / "0123456789abcdef", "0123456789abcdef").numbers == [1]
+
+
+def test_a_folder_in_use_or_without_versions_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lock_of(folder):
+        assert exit_code("adapt", "purge", str(folder), "--user", "bob") == 2
+    assert "another process uses the versions" in capsys.readouterr().err
+    assert exit_code("adapt", "show", str(folder / "missing")) == 2
+    assert "there are no versions" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Batches of a few texts, each of which is a sequence of its own."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from inference.adaptation.lesson import Passage
+from training.data.packing import PackedSequence, collate
+from training.loss.anchors import AnchorRule
+from training.loss.batch import Batch
+
+
+def cut(passage: Passage, max_length: int) -> Passage:
+    """Return a passage of at most `max_length` tokens, without the beginning of its prompt.
+
+    At least one token of the prompt stays. If the continuation is too long, it loses its end.
+
+    Args:
+        passage: prompt and continuation.
+        max_length: largest number of tokens, at least 2.
+    """
+    surplus = max(len(passage.token_ids) - max_length, 0)
+    start = min(surplus, passage.prompt_length - 1)
+    ids = passage.token_ids[start : start + max_length]
+    return Passage(token_ids=ids, prompt_length=passage.prompt_length - start)
+
+
+def batches(
+    passages: Sequence[Passage], size: int, passes: int, rule: AnchorRule, seed: int
+) -> Iterator[Batch]:
+    """Yield batches of all passages, each time in another random order.
+
+    Args:
+        passages: passages that were cut.
+        size: number of passages of a batch; the last batch of each pass may have fewer.
+        passes: number of times that each passage is yielded.
+        rule: rule by which anchors are sampled.
+        seed: seed of the orders and anchors.
+    """
+    length = max(len(passage.token_ids) for passage in passages)
+    for number in range(passes):
+        order = np.random.default_rng((seed, number)).permutation(len(passages))
+        for begin in range(0, len(order), size):
+            rows = [(index, _row(passages[index], length)) for index in order[begin : begin + size]]
+            yield collate(
+                (row, rule.anchors(row.document_starts, (seed, number, int(index))))
+                for index, row in rows
+            )
+
+
+def _row(passage: Passage, length: int) -> PackedSequence:
+    """Return a passage with padding at its end; the drafter learns the continuation only."""
+    count = len(passage.token_ids)
+    index = np.arange(length)
+    token_ids = np.zeros(length, np.int64)
+    token_ids[:count] = passage.token_ids
+    is_padding = index >= count
+    return PackedSequence(
+        token_ids=token_ids,
+        positions=np.where(is_padding, index - count, index),
+        documents=np.where(is_padding, -1, 0),
+        is_response=(index >= passage.prompt_length) & ~is_padding,
+    )
