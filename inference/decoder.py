@@ -16,10 +16,10 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.compute import Packed, Threads, refuse_unusable
+from inference.autotune.compute import Packed, Threads
 from inference.autotune.online import AutoTree
 from inference.autotune.policy import RequestGroup, numbered, policy_for
-from inference.autotune.setup import set_up_drafter, set_up_target
+from inference.autotune.setup import refuse_unusable, set_up_drafter, set_up_target
 from inference.autotune.tau_watch import TauWatch
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -123,6 +123,7 @@ class SpeculativeDecoder:
         batch_invariant: bool = False,
         captured: bool = False,
     ) -> None:
+        refuse_unusable(tree, threads, packed, draft_forms)
         self.target, self.compute = set_up_target(
             target,
             threads,
@@ -202,7 +203,7 @@ class SpeculativeDecoder:
             "draft_forms": draft_forms,
             "other_weights": other_weights,
         }
-        refuse_unusable(threads, packed)
+        refuse_unusable(tree, threads, packed, draft_forms)
         parts = load_parts(drafter, target, tree, **shared, **load)
         return cls(
             *parts,

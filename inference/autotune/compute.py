@@ -16,7 +16,6 @@ import torch
 
 from inference.autotune.measurement import cached, seconds_of, target_facts, verifications
 from inference.engine.threads import num_threads
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.packed_linear import can_pack, form_name, packed_bytes
 from jakiro.utils.logs import get_logger
@@ -115,29 +114,6 @@ class ComputeGrid(Settings):
         """
         least = max(way.rate(drafts=drafts) for way in self.ways) / CLEARLY
         return [way.compute for way in self.ways if way.rate(drafts=drafts) >= least]
-
-
-def refuse_unusable(threads: object, packed: object) -> None:
-    """Raise an error if an argument that says how to compute has an unusable value.
-
-    Args:
-        threads: argument of `SpeculativeDecoder`.
-        packed: argument of `SpeculativeDecoder`.
-
-    Raises:
-        ConfigError: one of them has an unusable value.
-    """
-    is_number = isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1
-    if not is_number and threads not in ("auto", None):
-        raise ConfigError(
-            "threads= cannot be used",
-            expected='"auto", None, or a number of at least 1',
-            got=repr(threads),
-        )
-    if not isinstance(packed, bool) and packed != "auto":
-        raise ConfigError(
-            "packed= cannot be used", expected='"auto", True or False', got=repr(packed)
-        )
 
 
 def choose_compute(

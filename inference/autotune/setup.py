@@ -2,19 +2,48 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.autotune.compute import Compute, Packed, Threads, choose_compute, refuse_unusable
+from inference.autotune.compute import Compute, Packed, Threads, choose_compute
 from inference.autotune.draft_forms import with_forms
 from inference.autotune.policy import refuse_shape, shapes_of
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import OWN_FORMS, FormChoice
+from inference.drafters.trained.forms import OWN_FORMS, DraftForms, FormChoice
 from inference.engine.threads import num_threads
 from inference.protocol import Drafter
-from inference.trees.shape import Trees
+from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
+
+_TREES = '"fixed", a TreeShape or a TreePlan'
+
+
+def refuse_unusable(tree: object, threads: object, packed: object, draft_forms: object) -> None:
+    """Raise an error if an argument of `SpeculativeDecoder` has an unusable value.
+
+    Without this check, some misspelt values would have the effect of others.
+
+    Args:
+        tree: trees.
+        threads: number of threads.
+        packed: whether weights are reordered.
+        draft_forms: formats of the weights of a trained drafter.
+
+    Raises:
+        ConfigError: one of them has an unusable value.
+    """
+    is_number = isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1
+    for name, value, is_usable, others in (
+        ("tree", tree, tree == "fixed" or isinstance(tree, TreeShape | TreePlan), _TREES),
+        ("threads", threads, threads is None or is_number, "None, or a number of at least 1"),
+        ("packed", packed, isinstance(packed, bool), "True or False"),
+        ("draft_forms", draft_forms, isinstance(draft_forms, DraftForms), "DraftForms(...)"),
+    ):
+        if not is_usable and value != "auto":
+            raise ConfigError(
+                f"{name}= cannot be used", expected=f'"auto", {others}', got=repr(value)
+            )
 
 
 def set_up_target(
@@ -41,10 +70,8 @@ def set_up_target(
     Raises:
         TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered, or it
             cannot be batch-invariant.
-        ConfigError: `threads` or `packed` has an unusable value, or compilation cannot be combined
-            with another argument.
+        ConfigError: compilation cannot be combined with another argument.
     """
-    refuse_unusable(threads, packed)
     if compiled:
         _check_compilation(packed, batch_invariant=batch_invariant, captured=captured)
         packed = False

@@ -90,6 +90,7 @@ def no_such_model(
         remedy: advice at the end of the message, unless a known model has a similar name.
     """
     similar = similar_model(str(name_or_path))
+    similar = None if similar == str(name_or_path) else similar
     return CheckpointError(
         f"cannot load {what} {name_or_path}",
         expected="a folder or hub id of a causal language model with its tokenizer",

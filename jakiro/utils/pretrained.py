@@ -94,11 +94,12 @@ def load_causal_lm(
 
     Raises:
         CheckpointError: the model cannot be loaded, or its weights do not match its config.
-        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
+        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them;
+            or there is no such dtype.
         ResourceError: there is too little memory for the model.
     """
     if dtype is not None:
-        load["dtype"] = TORCH_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        load["dtype"] = _torch_dtype(dtype)
     if attn_implementation is not None:
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
@@ -118,6 +119,17 @@ def load_causal_lm(
         model.config.name_or_path = model.name_or_path = str(name_or_path)
     _warn_of_half_precision(model, what)
     return cast(PreTrainedModel, model.eval())
+
+
+def _torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if not isinstance(dtype, str) or dtype == "auto":
+        return dtype
+    found = TORCH_DTYPES.get(dtype, getattr(torch, dtype, None))
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(
+            "dtype= cannot be used", expected=f"auto, {', '.join(TORCH_DTYPES)}", got=repr(dtype)
+        )
+    return found
 
 
 def _warn_of_half_precision(model: PreTrainedModel, what: str) -> None:

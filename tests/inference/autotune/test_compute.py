@@ -14,7 +14,6 @@ from inference.autotune.compute import (
     choose_compute,
     contenders,
     measure_grid,
-    refuse_unusable,
 )
 from inference.autotune.costs import NODE_COUNTS, measure_costs
 from inference.drafters.lookup import LookupDrafter
@@ -54,27 +53,6 @@ def test_only_clearly_slower_ways_cannot_be_the_fastest_elsewhere() -> None:
     grid = ComputeGrid(ways=(slow, fast, near))
     assert grid.contenders(drafts=False) == [TREES, ALL]
     assert grid.contenders(drafts=True) == [OWN, TREES, ALL]
-
-
-@pytest.mark.parametrize(
-    ("threads", "packed", "message"),
-    [
-        (0, True, "threads= cannot be used.*at least 1; got: 0"),
-        ("fast", True, "got: 'fast'"),
-        (True, True, "got: True"),
-        (1, "yes", "packed= cannot be used.*got: 'yes'"),
-    ],
-)
-def test_unusable_arguments_are_refused(threads: object, packed: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        refuse_unusable(threads, packed)
-    refuse_unusable("auto", "auto")
-    refuse_unusable(None, False)
-
-
-def test_unusable_arguments_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="threads= cannot be used"):
-        SpeculativeDecoder.from_pretrained("./nowhere", threads=0)
 
 
 def test_a_number_of_threads_that_was_asked_for_has_no_contenders(tmp_path: Path) -> None:

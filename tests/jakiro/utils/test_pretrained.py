@@ -11,7 +11,7 @@ from helpers.tokenizers import tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from jakiro.errors import CheckpointError, ResourceError
+from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.utils.pretrained import (
     describe_model,
     load_causal_lm,
@@ -194,6 +194,11 @@ def test_nothing_is_asked_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.Mo
             load("owner/other")
     assert asked
     assert all(options["local_files_only"] for options in asked)
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_names(saved: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dtype= cannot be used.* bfloat16, .*got: 'bf17'"):
+        load_causal_lm(saved, dtype="bf17")
 
 
 @pytest.mark.parametrize(("dtype", "is_slow"), [("fp16", True), ("bf16", False), ("fp32", False)])
