@@ -77,13 +77,15 @@ class Cascade:
         missed = sum(1 - float(rates[:1].sum()) for rates in right)
         costs, count = self.costs, len(self._passes)
         levels = self._first.rates((np.arange(count),), _prior(count), DOUBT).cumsum().tolist()
+        # Each level of a path needs a node: without room for a path, a sampled tree is empty.
+        deepest = limit.num_nodes if limit.depth is None else min(limit)
         full, alone = (
             costs.verify(size)
             for size in (limit.num_nodes, max(len(guess.token_ids) for guess in guesses))
         )
         speeds = [
             (expected + missed * more) / (full + costs.draft[passes])
-            for passes, more in zip(self._passes[: limit.depth], levels, strict=False)
+            for passes, more in zip(self._passes[:deepest], levels, strict=False)
             if passes in costs.draft
         ]
         best = max(range(len(speeds)), key=speeds.__getitem__, default=None)

@@ -37,6 +37,12 @@ def test_the_first_drafter_drafts_deep_where_guesses_are_weak_or_missing() -> No
     assert cascade.choose([Candidates.none()], Budget(8, 2)) == 2  # no deeper than the budget
 
 
+def test_trees_are_no_deeper_than_their_nodes_allow() -> None:
+    cascade = _taught(first_is_right=True)
+    depths = [cascade.choose([Candidates.none()], Budget(nodes, 3)) for nodes in (1, 2, 3, 8)]
+    assert depths == [1, 2, 3, 3]
+
+
 def test_larger_trees_must_pay_for_their_verification() -> None:
     cheap, dear = Cascade(SHAPE, COSTS), Cascade(SHAPE, COSTS._replace(verify=lambda n: 1 + n))
     for cascade in (cheap, dear):

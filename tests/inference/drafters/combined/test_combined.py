@@ -161,6 +161,16 @@ def test_trees_keep_to_the_budget_and_siblings_differ(name: str, sampling: Sampl
         assert tree.draft_probs.ids.shape[1] == tree.num_nodes + 1
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_a_model_that_takes_no_time_drafts_in_trees_of_every_size(sampling: Sampling) -> None:
+    shape = TREE if sampling.do_sample else TREE.model_copy(update={"sampled": False})
+    drafter = CombinedDrafter(_trained(tiny_llama(vocab=11), shape), LookupDrafter(), SIZES)
+    drafter.use_costs(lambda _: 1.0, {1: 0.0, 2: 0.0})
+    session = _session(drafter, sampling, [1, 2, 3])  # the text has no guess
+    for num_nodes in range(1, SIZES.num_nodes + 1):
+        assert session.propose(Budget(num_nodes), StepRandom([(5,)])).num_nodes > 0
+
+
 def test_guesses_go_on_below_the_candidates_of_the_first_drafter() -> None:
     model = tiny_llama(vocab=11)
     tokens = [*range(11), *range(11), 0, 1]  # every token of the vocabulary has occurred before
