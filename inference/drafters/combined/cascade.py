@@ -4,7 +4,7 @@ The first drafter is a model, which takes time. The second drafter takes hardly 
 guess is often so good that the model would add little. A step with the first drafter is therefore
 compared with a step without it, by the expected number of tokens per second:
 
-    (1 + G + (1 - p) M) / (seconds to draft, and to verify a full tree)
+    (1 + G + (1 - p) M) / (seconds to draft, and to verify this tree with the guesses)
 
 against
 
@@ -59,8 +59,7 @@ class Cascade:
 
     def __init__(self, shape: TreeShape, costs: DraftCosts) -> None:
         self.costs = costs
-        cuts = (shape.within(Budget(shape.max_nodes, depth)) for depth in range(1, shape.depth + 1))
-        self._passes = [cut.autoregressive_levels for cut in cuts if cut is not None]
+        self._shape = shape
         self._first = FadingRates((shape.depth,), MEMORY)
         self._guesses = FadingRates((STRENGTHS, LEVELS), MEMORY)
         self._rested = 0  # number of steps since the first drafter drafted
@@ -75,24 +74,20 @@ class Cascade:
         right = [self._right(guess) for guess in guesses]
         expected = sum(1 + float(rates.sum()) for rates in right)
         missed = sum(1 - float(rates[:1].sum()) for rates in right)
-        costs, count = self.costs, len(self._passes)
+        size = max(len(guess.token_ids) for guess in guesses)
+        costs, count = self.costs, self._shape.depth
         levels = self._first.rates((np.arange(count),), _prior(count), DOUBT).cumsum().tolist()
-        # Each level of a path needs a node: without room for a path, a sampled tree is empty.
-        deepest = limit.num_nodes if limit.depth is None else min(limit)
-        full, alone = (
-            costs.verify(size)
-            for size in (limit.num_nodes, max(len(guess.token_ids) for guess in guesses))
-        )
-        speeds = [
-            (expected + missed * more) / (full + costs.draft[passes])
-            for passes, more in zip(self._passes[:deepest], levels, strict=False)
-            if passes in costs.draft
-        ]
+        speeds = []  # by depth
+        for more, cut in zip(levels, self._within(limit), strict=False):
+            passes = cut.autoregressive_levels
+            if passes in costs.draft:
+                full = costs.verify(min(limit.num_nodes, cut.max_nodes + size))
+                speeds.append((expected + missed * more) / (full + costs.draft[passes]))
         best = max(range(len(speeds)), key=speeds.__getitem__, default=None)
         if best is None:
             return 0
         is_due = self._rested >= LONGEST_REST
-        return best + 1 if is_due or speeds[best] > expected / alone else 0
+        return best + 1 if is_due or speeds[best] > expected / costs.verify(size) else 0
 
     def learn(self, guess: Candidates, asked: int, reached: int, emitted: Sequence[int]) -> None:
         """Learn from the tokens of a step.
@@ -107,7 +102,7 @@ class Cascade:
         if asked:
             # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
             known = asked if reached < len(emitted) else min(asked, reached)
-            levels = np.arange(len(self._passes))
+            levels = np.arange(self._shape.depth)
             is_right, is_known = levels < reached, levels < known
             self._first.add((is_right & is_known).astype(float), is_known.astype(float))
         depth = min(int(guess.depths.max(initial=0)), LEVELS)
@@ -118,6 +113,15 @@ class Cascade:
             tried[_strength(guess), :known] = 1.0
             right[_strength(guess), : min(matched, known)] = 1.0
             self._guesses.add(right, tried)
+
+    def _within(self, limit: Budget) -> list[TreeShape]:
+        """Return the shapes of the first drafter's trees within a limit, by depth."""
+        # Each level of a path needs a node: without room for a path, a sampled tree is empty.
+        depths = (limit.num_nodes, limit.depth, self._shape.depth)
+        deepest = min(depth for depth in depths if depth is not None)
+        budgets = (Budget(limit.num_nodes, depth) for depth in range(1, deepest + 1))
+        cuts = (self._shape.within(budget) for budget in budgets)
+        return [cut for cut in cuts if cut is not None]
 
     def _right(self, guess: Candidates) -> NDArray[np.float64]:
         """Return the probability that a guess is correct up to each of its levels."""

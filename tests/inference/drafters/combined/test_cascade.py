@@ -44,11 +44,18 @@ def test_trees_are_no_deeper_than_their_nodes_allow() -> None:
 
 
 def test_larger_trees_must_pay_for_their_verification() -> None:
-    cheap, dear = Cascade(SHAPE, COSTS), Cascade(SHAPE, COSTS._replace(verify=lambda n: 1 + n))
+    cheap, dear = Cascade(SHAPE, COSTS), Cascade(SHAPE, COSTS._replace(verify=lambda n: 1 + n * n))
     for cascade in (cheap, dear):
         for _ in range(40):
             cascade.learn(WEAK, 3, 1, [9, 8, 8, 8])
     assert (cheap.choose([WEAK], LIMIT), dear.choose([WEAK], LIMIT)) == (1, 0)
+
+
+def test_room_that_a_tree_leaves_costs_nothing() -> None:
+    cascade = Cascade(SHAPE, COSTS._replace(verify=lambda n: 1 + n / 10))
+    for _ in range(40):
+        cascade.learn(Candidates.none(), 3, 1, [5, 6])
+    assert [cascade.choose([Candidates.none()], Budget(nodes, 3)) for nodes in (3, 60)] == [1, 1]
 
 
 def test_levels_that_are_never_right_are_not_drafted() -> None:
