@@ -26,6 +26,7 @@ from inference.serving.parsing import BodyT, parse_body
 from inference.serving.reply import Reply, TextDelta
 from inference.serving.schema import GenerationBody
 from inference.serving.service import Service
+from inference.serving.token_text import text_of_token
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def origins(service: Service, drafts: bool, delta: TextDelta) -> dict[str, Any]:
     tokens = [
         {
             "id": token.token_id,
-            "text": token_text(service, token.token_id),
+            "text": text_of_token(service.model.tokenizer, token.token_id),
             "offset": token.offset,
             "depth": token.depth,
             "proposer": token.proposer,
@@ -233,13 +234,3 @@ def origins(service: Service, drafts: bool, delta: TextDelta) -> dict[str, Any]:
         if token.depth is not None
     ]
     return {"jakiro": {"tokens": tokens}}
-
-
-def token_text(service: Service, token_id: int) -> str:
-    """Return the text of a single token, special tokens included.
-
-    Args:
-        service: service with the tokenizer.
-        token_id: token.
-    """
-    return str(service.model.tokenizer.decode([token_id]))

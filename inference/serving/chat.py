@@ -7,12 +7,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from inference.engine.request import OutputOptions
-from inference.generation.streaming import REPLACEMENT
-from inference.serving.answers import AnswerForm, answer, origins, read_body, token_text
+from inference.serving.answers import AnswerForm, answer, origins, read_body
 from inference.serving.decoding_options import DecodingOptions
 from inference.serving.reply import TextDelta
 from inference.serving.schema import ChatBody
 from inference.serving.service import Service
+from inference.serving.token_text import bytes_of_token, text_of_token
 
 
 async def chat(request: HttpRequest) -> Response:
@@ -84,7 +84,6 @@ def _log_probs(service: Service, delta: TextDelta) -> dict[str, Any]:
 
 
 def _token(service: Service, token_id: int, log_prob: float | None) -> dict[str, Any]:
-    text = token_text(service, token_id)
-    # The text of an incomplete code point does not tell its bytes.
-    encoded = None if REPLACEMENT in text else list(text.encode())
+    tokenizer = service.model.tokenizer
+    text, encoded = text_of_token(tokenizer, token_id), bytes_of_token(tokenizer, token_id)
     return {"token": text, "logprob": log_prob, "bytes": encoded}

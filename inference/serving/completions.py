@@ -7,11 +7,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from inference.engine.request import OutputOptions
-from inference.serving.answers import AnswerForm, answer, origins, read_body, token_text
+from inference.serving.answers import AnswerForm, answer, origins, read_body
 from inference.serving.decoding_options import DecodingOptions
 from inference.serving.reply import TextDelta
 from inference.serving.schema import CompletionBody
 from inference.serving.service import Service
+from inference.serving.token_text import text_of_token
 
 _MAX_TOKENS = 16  # OpenAI's default
 
@@ -54,12 +55,13 @@ def _choice(
 
 
 def _log_probs(service: Service, delta: TextDelta) -> dict[str, Any]:
+    text = partial(text_of_token, service.model.tokenizer)
     return {
-        "tokens": [token_text(service, token.token_id) for token in delta.tokens],
+        "tokens": [text(token.token_id) for token in delta.tokens],
         "token_logprobs": [token.log_prob for token in delta.tokens],
         "top_logprobs": [
             # If several tokens have the same text, this form can only contain the likeliest.
-            {token_text(service, other): log_prob for other, log_prob in reversed(token.likeliest)}
+            {text(other): log_prob for other, log_prob in reversed(token.likeliest)}
             if token.log_prob is not None
             else None
             for token in delta.tokens
