@@ -64,6 +64,11 @@ class IncrementalText:
         text = self._decoded(self._window)
         complete = text.rstrip(REPLACEMENT)
         piece = complete[self._num_decoded :]
+        if complete == text == complete[: self._num_decoded] and text:
+            # Some tokenizers leave out a space at the beginning of a text, so that a window must
+            # not begin with tokens without text, such as special ones.
+            self._window.pop()
+            return ""
         self._num_decoded = max(self._num_decoded, len(complete))
         if complete == text:
             self._shorten_window()

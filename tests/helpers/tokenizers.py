@@ -68,3 +68,25 @@ def tiny_tokenizer(
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
     wrapped.chat_template = chat_template
     return wrapped
+
+
+def spaced_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens contain the space before a word, as those of SentencePiece.
+
+    A space at the beginning of a text is left out when tokens are decoded.
+    """
+    names = [
+        "<unk>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "a",
+        "▁a",
+        "b",
+        "▁b",
+    ]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    words = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")

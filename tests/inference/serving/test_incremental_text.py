@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import torch
-from helpers.tokenizers import tiny_tokenizer
+from helpers.tokenizers import spaced_tokenizer, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MaxLengthCriteria, StoppingCriteriaList
@@ -13,6 +13,7 @@ from inference.engine.request import StopRule
 from inference.serving.incremental_text import IncrementalText, TextStopRule
 
 TOKENIZER = tiny_tokenizer()
+SPACED = spaced_tokenizer()
 TEXTS = ["main(argument)", "aabaab", "naïve → ü", "漢字かな😀👩‍👩‍👧", "print(main(41), 'x')\n\n"]
 
 
@@ -36,6 +37,15 @@ def test_the_pieces_are_the_text(parts: list[str], seed: int) -> None:
     text = IncrementalText(TOKENIZER)
     assert "".join(_pieces(text, ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
     assert not text.is_holding
+
+
+@pytest.mark.parametrize("between", [["</s>"], ["</s>"] * 40, ["▁"], ["<0xC3>", "</s>", "<0xBC>"]])
+def test_spaces_are_kept_whatever_is_before_them(between: list[str]) -> None:
+    for count in range(70):  # the window begins at another token each time
+        ids = SPACED.convert_tokens_to_ids(["▁a"] * count + [*between, "▁b", "b"])
+        text = IncrementalText(SPACED)
+        assert "".join(_pieces(text, ids)) == SPACED.decode(ids, skip_special_tokens=True)
+        assert len(text._window) < 40
 
 
 @given(
