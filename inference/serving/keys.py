@@ -62,6 +62,9 @@ class ApiKeys:
         tokens_per_minute: largest rate of tokens of each user; None for no limit.
         keys: accepted keys, whose users have no names.
         named: accepted keys by the names of their users.
+
+    Raises:
+        ConfigError: a key cannot be sent in a header, or the hash of a key is wrong.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class ApiKeys:
     ) -> None:
         own = requests_per_minute, tokens_per_minute
         self._users = [
-            (_digest(key), User(f"key {number}", RateLimit(*own)))
+            (_digest(_sendable(key)), User(f"key {number}", RateLimit(*own)))
             for number, key in enumerate(keys, 1)
         ]
         for name, key in (named or {}).items():
@@ -149,6 +152,19 @@ def _from_hex(name: str, digest: SecretStr) -> bytes:
             remedy=f"make a key with jakiro serve --new-key {name}",
         )
     return bytes.fromhex(text)
+
+
+def _sendable(key: str) -> str:
+    """Return a key that can be sent in a header; the error does not show the key."""
+    strange = sum(not (each.isascii() and each.isprintable()) for each in key)
+    if strange or key != key.strip():
+        raise ConfigError(
+            "clients cannot send one of the keys",
+            expected="letters, digits and signs of ASCII",
+            got=f"{strange} other characters" if strange else "spaces around a key",
+            remedy="make a key with jakiro serve --new-key NAME",
+        )
+    return key
 
 
 def _digest(key: str) -> bytes:

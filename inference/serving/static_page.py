@@ -5,6 +5,8 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import NamedTuple
 
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -52,8 +54,8 @@ class StaticFile(NamedTuple):
 
     @property
     def etag(self) -> str:
-        """The identifier of the content in HTTP."""
-        return f'"{sha256(self.content).hexdigest()[:32]}"'
+        """The identifier of the content in HTTP; it is weak, because files may be compressed."""
+        return f'W/"{sha256(self.content).hexdigest()[:32]}"'
 
 
 def page_files() -> dict[str, StaticFile]:
@@ -70,14 +72,17 @@ def page_files() -> dict[str, StaticFile]:
 
 def page_routes() -> list[Route]:
     """Return the routes of the page, which need no key: a browser cannot send any."""
+    # Only the files are compressed: the events of a stream must not wait for one another.
+    compressed = [Middleware(GZipMiddleware)]
     return [
-        Route(path, partial(_serve, file), methods=["GET"]) for path, file in page_files().items()
+        Route(path, partial(_serve, file), methods=["GET"], middleware=compressed)
+        for path, file in page_files().items()
     ]
 
 
 async def _serve(file: StaticFile, request: HttpRequest) -> Response:
     headers = {**_HEADERS, "etag": file.etag}
     known = request.headers.get("if-none-match", "")
-    if file.etag in known.replace("W/", "").replace(" ", "").split(","):
+    if file.etag.removeprefix("W/") in known.replace("W/", "").replace(" ", "").split(","):
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)

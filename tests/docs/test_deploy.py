@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from helpers.certificates import self_signed
+from helpers.serving import Running, running, tiny_decoder
 
 from jakiro.cli import app
 
@@ -48,12 +50,23 @@ def test_the_container_starts_the_server_without_root() -> None:
     assert "EXPOSE 8000" in CONTAINERFILE
 
 
-def test_the_health_check_is_a_program() -> None:
+def _health_check(server: Running) -> int:
+    """Return the exit code of the health check of the container, at the port of a server."""
     (check,) = re.findall(r"HEALTHCHECK [^\n]*\\\n\s+CMD (.*)$", CONTAINERFILE, re.MULTILINE)
     program, flag, code = json.loads(check)
     assert (program, flag) == ("python", "-c")
-    compile(code, "health check", "exec")
-    assert ":8000/health" in code
+    assert code.count(":8000/health") == 2
+    here = code.replace(":8000/", f":{server.address[1]}/")
+    run = subprocess.run([sys.executable, "-c", here], capture_output=True, check=False)
+    return run.returncode
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_the_health_check_asks_servers_with_and_without_tls(has_tls: bool, tmp_path: Path) -> None:
+    with running(tiny_decoder(), **self_signed(tmp_path) if has_tls else {}) as server:
+        assert _health_check(server) == 0
+        server.server.service.is_draining = True
+        assert _health_check(server) != 0
 
 
 def test_the_image_contains_what_the_wheel_is_built_from() -> None:

@@ -26,6 +26,15 @@ def test_other_keys_are_refused(sent: str) -> None:
     assert keys.user_of("bearer secret-2")
 
 
+@pytest.mark.parametrize(
+    "key", ["schlüssel-1", "key\udcff-1234", "key\n-1234", " secret-1", "ключ"]
+)
+def test_keys_that_no_client_can_send_are_refused_without_showing_them(key: str) -> None:
+    with pytest.raises(ConfigError, match="signs of ASCII") as info:
+        ApiKeys(keys=["secret-1", key])
+    assert key not in str(info.value)
+
+
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
 

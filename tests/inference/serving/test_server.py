@@ -1,7 +1,6 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
 import asyncio
-import shutil
 import signal
 import socket
 import ssl
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from helpers.certificates import self_signed
 from helpers.raw_http import wait_until
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 from openai import APIError, InternalServerError
@@ -137,17 +137,8 @@ def test_a_certificate_leaves_nothing_to_warn_about(certificate: dict[str, Path]
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A certificate for `localhost` that was signed with its own key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no program openssl, which makes the certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    paths = {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-out", str(paths["tls_cert"]), "-keyout", str(paths["tls_key"])]
-    subprocess.run([openssl, *words, *names, *files], check=True, capture_output=True)
-    return paths
+    """A certificate for `localhost`."""
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_connections_with_tls(certificate: dict[str, Path]) -> None:

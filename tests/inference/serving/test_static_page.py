@@ -1,5 +1,6 @@
 """The files of the playground over HTTP: types, caching, security, and no foreign origin."""
 
+import gzip
 import re
 import urllib.error
 import urllib.request
@@ -7,8 +8,9 @@ from email.message import Message
 from importlib.resources import files
 from typing import NamedTuple
 
+import httpx2
 import pytest
-from helpers.serving import Running, running, tiny_decoder
+from helpers.serving import MODEL, Running, running, tiny_decoder
 
 from inference.serving.static_page import page_files
 
@@ -83,12 +85,38 @@ def test_a_file_that_has_not_changed_is_not_sent_again(server: Running) -> None:
     first = _get(server, "/playground/main.js")
     assert first.headers["cache-control"] == "no-cache"
     etag = first.headers["etag"]
-    for known in (etag, f'"other", W/{etag}'):
+    assert etag.startswith("W/")  # the same for a compressed file
+    for known in (etag, f'"other", {etag}', etag.removeprefix("W/")):
         again = _get(server, "/playground/main.js", if_none_match=known)
         assert (again.status, again.body, again.headers["etag"]) == (304, b"", etag)
         assert again.headers["content-security-policy"]
     assert _get(server, "/playground/main.js", if_none_match='"other"').status == 200
     assert len({_get(server, path).headers["etag"] for path in PATHS}) == len(PATHS)
+
+
+def test_files_are_compressed_on_request(server: Running) -> None:
+    plain = _get(server, "/playground/main.js")
+    assert plain.headers["content-encoding"] is None
+    found = _get(server, "/playground/main.js", accept_encoding="br, gzip")
+    assert found.headers["content-encoding"] == "gzip"
+    assert int(found.headers["content-length"]) == len(found.body) < len(plain.body) / 2
+    assert gzip.decompress(found.body) == plain.body
+    assert "Accept-Encoding" in found.headers["vary"]
+    for name in ("etag", "content-security-policy", "x-content-type-options"):
+        assert found.headers[name] == plain.headers[name]
+    etag = found.headers["etag"]
+    again = _get(server, "/playground/main.js", accept_encoding="gzip", if_none_match=etag)
+    assert (again.status, again.body) == (304, b"")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_are_not_compressed(server: Running, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": "def", "max_tokens": 64, "stream": stream}
+    headers = {"accept-encoding": "gzip"}
+    found = httpx2.post(f"{server.url}/completions", json=body, headers=headers)
+    assert found.status_code == 200
+    assert "content-encoding" not in found.headers
+    assert len(found.content) > 500  # smaller files are not compressed either
 
 
 @pytest.mark.parametrize(
