@@ -10,8 +10,10 @@ from jakiro.errors import ConfigError
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.plan import ImportPlan
 from jakiro.exchange.table import TensorTable
+from jakiro.utils.files import fingerprint
 
 _COPIED = "computed from the target"
+_AGAIN = "export the drafter again with `jakiro export --to vllm`"
 _COPIES = ("target_norm.weight", "target_kv.norm", "target_kv.weight")
 
 
@@ -36,6 +38,11 @@ def read_plugin_export(checkpoint: DraftCheckpoint) -> ImportPlan:
     except (ConfigError, KeyError, TypeError) as error:
         raise table.unusable("the config that `jakiro export` wrote", error) from error
     _take_all(table, drafter)
+    if drafter.draft_ids is not None:
+        ids = table.read("draft_ids", tuple(drafter.draft_ids.shape))
+        facts = exported.get("facts")
+        if not isinstance(facts, Mapping) or facts.get("draft_ids") != fingerprint(ids.tolist()):
+            raise table.unusable("draft_ids as they were exported", "others", _AGAIN)
     for name in _COPIES:
         if table.has(name):
             table.drop(name, _COPIED)

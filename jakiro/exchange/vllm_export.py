@@ -16,6 +16,7 @@ from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
 from jakiro.target.step import chain_step
+from jakiro.utils.files import fingerprint
 from moa.rotary import Rotary
 from moa.target_kv import TargetKV
 
@@ -68,7 +69,12 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
         "jakiro": {
             "drafter": _exported_settings(settings).model_dump(mode="json"),
             "target": drafter.config.target_record.model_dump(mode="json"),
-            "facts": {"norm_eps": norm.norm_eps, "kv": kv.kv, "num_ages": ages},
+            "facts": {
+                "norm_eps": norm.norm_eps,
+                "kv": kv.kv,
+                "num_ages": ages,
+                "draft_ids": _checksum(drafter.draft_ids),
+            },
         },
     }
     copies = {
@@ -141,6 +147,15 @@ def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "torch_dtype": str(drafter.dtype).removeprefix("torch."),
     }
+
+
+def _checksum(draft_ids: Tensor | None) -> str | None:
+    """Return a hash by which the plug-in and an import recognize other ids than the exported ones.
+
+    With other ids, texts would stay the same and hardly any draft would be accepted, so that nobody
+    would see an error.
+    """
+    return None if draft_ids is None else fingerprint(draft_ids.tolist())
 
 
 def _handed_widths(drafter: JakiroDrafter, kv: _Parts) -> tuple[int, int]:

@@ -4,8 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from jakiro.config import JakiroConfig
-from jakiro.errors import ConfigError, TargetMismatch, TargetNotSupported
+from jakiro.errors import CheckpointError, ConfigError, TargetMismatch, TargetNotSupported
+from jakiro.utils.files import fingerprint
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -88,6 +91,36 @@ def check_states(layers: Sequence[int], width: int, hidden: int) -> None:
             remedy="train a drafter that reads other hidden states (drafter.trunk.fusion_layers, "
             "drafter.memory.layers)",
         )
+
+
+def check_draft_ids(draft_ids: Tensor | None, expected: str | None) -> None:
+    """Raise an error unless a drafter has the draft vocabulary that was exported.
+
+    Args:
+        draft_ids: loaded ids of the tokens that may be drafted; None if these are all.
+        expected: checksum of the ids, from the exported config.
+
+    Raises:
+        CheckpointError: the ids are others.
+    """
+    got = None if draft_ids is None else fingerprint(draft_ids.tolist())
+    if got != expected:
+        raise wrong_weights(f"draft_ids with the checksum {expected}", got)
+
+
+def wrong_weights(expected: str, got: object) -> CheckpointError:
+    """Return the error for an export whose weights do not belong together.
+
+    Args:
+        expected: description of what was expected.
+        got: description of what was found.
+    """
+    return CheckpointError(
+        "the exported drafter is damaged",
+        expected=expected,
+        got=got,
+        remedy="export it again with `jakiro export --to vllm`",
+    )
 
 
 def check_head(head: object) -> None:

@@ -30,10 +30,15 @@ from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.utils import maybe_prefix, process_eagle_weight
 
 from inference.serving.vllm_plugin.attention import CachedAttend, VerifiedAttend
-from inference.serving.vllm_plugin.checks import check_config, check_head, check_states
+from inference.serving.vllm_plugin.checks import (
+    check_config,
+    check_draft_ids,
+    check_head,
+    check_states,
+    wrong_weights,
+)
 from jakiro.architecture import encoder_arguments, experts_arguments, trunk_arguments
 from jakiro.config import JakiroConfig, last_hidden_state, state_sources
-from jakiro.errors import CheckpointError
 from jakiro.experts import MixtureOfExperts, joint_log_probs
 from moa.attention import KV
 from moa.memory import MemoryEncoder
@@ -298,7 +303,8 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
             weights: tensors by name.
 
         Raises:
-            CheckpointError: a weight is missing, or the drafter has no parameter of its name.
+            CheckpointError: a weight is missing, the drafter has no parameter of its name, or the
+                draft vocabulary is not the one that was exported.
         """
         parameters = {
             full.removeprefix("model."): (full, parameter)
@@ -307,20 +313,12 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
         loaded = set()
         for name, weight in weights:
             if name not in parameters:
-                raise _wrong_weights("no other weights than those of its architecture", name)
+                raise wrong_weights("no other weights than those of its architecture", name)
             process_eagle_weight(self, name)
             full, parameter = parameters.pop(name)
             getattr(parameter, "weight_loader", default_weight_loader)(parameter, weight)
             loaded.add(full)
         if missing := sorted(parameters.keys() - {"embed_tokens.weight"}):
-            raise _wrong_weights("all weights of its architecture", f"none named {missing[0]}")
+            raise wrong_weights("all weights of its architecture", f"none named {missing[0]}")
+        check_draft_ids(self.draft_ids, self.config.jakiro["facts"].get("draft_ids"))
         return loaded
-
-
-def _wrong_weights(expected: str, got: str) -> CheckpointError:
-    return CheckpointError(
-        "the exported drafter is damaged",
-        expected=expected,
-        got=got,
-        remedy="export it again with `jakiro export --to vllm`",
-    )

@@ -206,3 +206,17 @@ def test_garbage_after_a_request_does_not_hurt_its_answer(server: Running) -> No
     answer = asked(server.address, content)
     assert answer.status == 200
     assert _is_alive(server)
+
+
+def test_a_client_that_stops_sending_cannot_be_told_from_one_that_is_gone(
+    server: Running, slow_steps: None
+) -> None:
+    with connected(server.address) as connection:
+        connection.sendall(
+            post_of("/v1/completions", json.dumps(BODY | {"max_tokens": 99}).encode())
+        )
+        wait_until(lambda: server.server.engine.scheduler.num_running > 0)
+        connection.shutdown(socket.SHUT_WR)
+        assert answer_of(connection).status == 0
+    server.wait_until_idle()
+    assert _is_alive(server)

@@ -70,3 +70,14 @@ def test_another_target_and_damaged_exports_are_refused(tmp_path: Path) -> None:
         save_file(weights | changed, folder / "model.safetensors")
         with pytest.raises(CheckpointError, match=next(iter(changed)).replace(".", r"\.")):
             plan_import(read_checkpoint(folder))
+
+
+def test_a_draft_vocabulary_that_was_shifted_or_permuted_is_refused(tmp_path: Path) -> None:
+    _exported("feedback", tmp_path / "exported")
+    file = tmp_path / "exported" / "model.safetensors"
+    weights = load_file(file)
+    ids = weights["draft_ids"]
+    for wrong in (ids + 1, ids.roll(1), ids.flip(0)):
+        save_file(weights | {"draft_ids": wrong.contiguous()}, file)
+        with pytest.raises(CheckpointError, match="draft_ids as they were exported"):
+            plan_import(read_checkpoint(tmp_path / "exported"))

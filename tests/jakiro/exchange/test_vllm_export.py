@@ -9,6 +9,7 @@ from helpers.variants import FEEDBACK, FUSED, HYBRID, NO_FIRST, OWN, WIDE
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from inference.serving import vllm_plugin
+from inference.serving.vllm_plugin.checks import check_draft_ids
 from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetNotSupported
@@ -66,6 +67,7 @@ def test_rows_of_the_targets_head_are_copied_for_a_draft_vocabulary() -> None:
     exported = export_vllm(drafter, target)
     assert torch.equal(exported.weights["lm_head.weight"], target.head.weight[drafter.draft_ids])
     assert exported.config["draft_vocab_size"] == 23
+    check_draft_ids(exported.weights["draft_ids"], exported.config["jakiro"]["facts"]["draft_ids"])
 
 
 def test_what_is_dropped_is_said() -> None:

@@ -4,11 +4,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from helpers.models import tiny_drafter, tiny_llama
 
-from inference.serving.vllm_plugin.checks import check_config, check_head, check_states
-from jakiro.errors import ConfigError, JakiroError, TargetMismatch, TargetNotSupported
+from inference.serving.vllm_plugin.checks import (
+    check_config,
+    check_draft_ids,
+    check_head,
+    check_states,
+)
+from jakiro.errors import (
+    CheckpointError,
+    ConfigError,
+    JakiroError,
+    TargetMismatch,
+    TargetNotSupported,
+)
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.files import fingerprint
 
 
 def _vllm_config(hidden: int = 32, vocab: int = 61, layers: int = 3, **changes: Any) -> Any:
@@ -71,3 +84,15 @@ def test_a_target_without_a_head_is_refused() -> None:
     check_head(object())
     with pytest.raises(TargetNotSupported, match="attribute `lm_head`; got: none"):
         check_head(None)
+
+
+def test_a_draft_vocabulary_that_was_shifted_or_permuted_is_refused() -> None:
+    ids = 2 * torch.arange(23) + 3
+    expected = fingerprint(ids.tolist())
+    check_draft_ids(ids.clone(), expected)
+    check_draft_ids(None, None)
+    for wrong in (ids + 1, ids.roll(1), ids.flip(0), ids[:-1], torch.zeros_like(ids)):
+        with pytest.raises(CheckpointError, match=f"checksum {expected}.*export it again"):
+            check_draft_ids(wrong, expected)
+    with pytest.raises(CheckpointError, match="damaged"):
+        check_draft_ids(ids, None)  # an export without the fact
