@@ -89,8 +89,10 @@ class ClientSession:
             opened: answer of the server.
 
         Raises:
-            MessageError: the server continues another text, or has another target.
+            MessageError: the server continues another text, has another target, or has written
+                more tokens than were requested.
         """
+        self._check_length(len(opened.emitted))
         if self._fingerprint is not None:
             self._check_resumed(opened, self._fingerprint)
             self.num_resumes += 1
@@ -115,7 +117,8 @@ class ClientSession:
             verdict: verdict of any step.
 
         Raises:
-            MessageError: the verdict is about another tree than the one that was submitted.
+            MessageError: the verdict is about another tree than the one that was submitted, or the
+                text becomes longer than was requested.
         """
         if verdict.step < self.next_step:
             return []
@@ -127,6 +130,7 @@ class ClientSession:
                 expected=f"the verdict of step {self.next_step}",
                 got=f"that of step {verdict.step}",
             )
+        self._check_length(len(self.emitted) + len(verdict.emitted))
         self._pending = None
         self.next_step += 1
         self.emitted = [*self.emitted, *verdict.emitted]
@@ -146,6 +150,15 @@ class ClientSession:
             "resume": Progress(emitted=self.emitted, next_step=self.next_step),
         }
         return self.request.model_copy(update=known)
+
+    def _check_length(self, count: int) -> None:
+        if count > self.request.max_tokens:
+            raise MessageError(
+                "text_too_long",
+                "the server has written more tokens than were requested",
+                expected=f"at most {self.request.max_tokens}",
+                got=count,
+            )
 
     def _check_resumed(self, opened: SessionOpened, fingerprint: str) -> None:
         known = (fingerprint, self.prompt_token_ids, self.emitted, self.next_step)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from inference.remote.errors import MessageError
 
 PROTOCOL: Literal[1] = 1
+_MAX_ERRORS = 1000  # number of errors of a message from which they are not looked at one by one
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -139,6 +140,12 @@ def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        if error.error_count() > _MAX_ERRORS:  # writing all of them would take long
+            raise MessageError(
+                "malformed_message",
+                f"{kind.__name__} is wrong",
+                got=f"{error.error_count()} errors",
+            ) from error
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"])) or "the message"
         raise MessageError(

@@ -273,10 +273,10 @@ class EngineThread:
         """Let the engine's thread run a function, and return the future of its result.
 
         The functions run in the order of the calls, one between two decoding steps, so that other
-        requests go on at least half of the time.
+        requests go on.
 
         Args:
-            function: function that may use the models; it should take no longer than a step.
+            function: function that may use the models; it should take little longer than a step.
 
         Raises:
             EngineStopped: as for `start`; the future raises it if the engine stops before the

@@ -100,3 +100,12 @@ def test_a_complete_text_ends_the_session() -> None:
     device = _submitted()
     device.on_verdict(_verdict(TREE, finished=True))
     assert device.action == Done("a")
+
+
+def test_a_text_that_becomes_longer_than_was_requested_is_refused() -> None:
+    device = _submitted()
+    device.emitted = [1] * 8
+    with pytest.raises(MessageError, match="more tokens than were requested"):
+        device.on_verdict(_verdict(TREE))
+    with pytest.raises(MessageError, match="more tokens than were requested"):
+        opened_device().on_opened(opening((0, 1)).model_copy(update={"emitted": [1] * 10}))

@@ -43,3 +43,9 @@ def test_text_that_is_no_message_is_refused(text: bytes) -> None:
 def test_a_digest_has_32_hexadecimal_digits() -> None:
     with pytest.raises(MessageError, match="digest"):
         parse_message(b'{"base_length": 1, "root": 2, "digest": "ab"}', StepHeader)
+
+
+def test_a_message_with_very_many_errors_is_refused_at_once() -> None:
+    body = json.dumps({f"field {number}": 1 for number in range(1001)})
+    with pytest.raises(MessageError, match="1004 errors"):
+        parse_message(body, OpenSession)

@@ -52,6 +52,16 @@ def test_a_rate_may_be_less_than_one_in_a_minute() -> None:
     limit.begin()
 
 
+def test_parts_of_a_text_count_as_tokens_but_not_as_requests() -> None:
+    limit = RateLimit(1.0, 10.0, Clock())
+    limit.begin()
+    for _ in range(3):
+        limit.check_tokens()
+    limit.count_tokens(10)
+    with pytest.raises(ApiError, match="too many tokens"):
+        limit.check_tokens()
+
+
 def test_tokens_count_when_they_are_known() -> None:
     clock = Clock()
     limit = RateLimit(None, 100.0, clock)

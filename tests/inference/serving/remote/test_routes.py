@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from helpers.raw_http import wait_until
 from helpers.remote import looked_up
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 
@@ -306,6 +307,20 @@ def test_the_metrics_count_steps_and_sessions(
     assert [value(name) for name in names] == [count + 1 for count in before]
     assert value("remote_sessions") == 1
     assert value('requests_total{code="200",route="/v1/verify/sessions/*"}') > 0
+
+
+def test_the_log_has_a_line_for_each_text_and_never_an_id(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    opened = device.open()
+    device.submit(opened, 1, [*PROMPT, *opened.emitted])
+    assert device.put(opened.session, 1, b"").status_code == 400
+    wait_until(lambda: any("sessions/* 400" in text for text in caplog.messages))
+    own = [record.getMessage() for record in caplog.records if record.name.startswith("jakiro")]
+    assert [text for text in own if "/v1/verify/sessions 201 in" in text]
+    assert not [text for text in own if "sessions/* 200" in text or opened.session in text]
+    device.close(opened.session)
 
 
 def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
