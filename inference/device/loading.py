@@ -5,7 +5,7 @@ from typing import Any
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.aded.index import check_vocabulary
 from inference.drafters.lookup import LookupDrafter
-from inference.drafters.registry import ADED, LM, LOOKUP, UntrainedName
+from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
 from inference.remote.messages import VerifierInfo
