@@ -208,7 +208,7 @@ def test_garbage_after_a_request_does_not_hurt_its_answer(server: Running) -> No
     assert _is_alive(server)
 
 
-def test_a_client_that_stops_sending_cannot_be_told_from_one_that_is_gone(
+def test_a_client_that_stops_sending_looks_like_one_that_is_gone(
     server: Running, slow_steps: None
 ) -> None:
     with connected(server.address) as connection:

@@ -95,15 +95,15 @@ def test_a_file_that_has_not_changed_is_not_sent_again(server: Running) -> None:
 
 
 def test_files_are_compressed_on_request(server: Running) -> None:
-    plain = _get(server, "/playground/main.js")
-    assert plain.headers["content-encoding"] is None
+    whole = _get(server, "/playground/main.js")
+    assert whole.headers["content-encoding"] is None
     found = _get(server, "/playground/main.js", accept_encoding="br, gzip")
     assert found.headers["content-encoding"] == "gzip"
-    assert int(found.headers["content-length"]) == len(found.body) < len(plain.body) / 2
-    assert gzip.decompress(found.body) == plain.body
+    assert int(found.headers["content-length"]) == len(found.body) < len(whole.body) / 2
+    assert gzip.decompress(found.body) == whole.body
     assert "Accept-Encoding" in found.headers["vary"]
     for name in ("etag", "content-security-policy", "x-content-type-options"):
-        assert found.headers[name] == plain.headers[name]
+        assert found.headers[name] == whole.headers[name]
     etag = found.headers["etag"]
     again = _get(server, "/playground/main.js", accept_encoding="gzip", if_none_match=etag)
     assert (again.status, again.body) == (304, b"")
