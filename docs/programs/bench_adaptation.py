@@ -78,7 +78,7 @@ class Bench:
         self.versions = VersionFolder(self.folder / "versions", self.identity)
         self.recipe = Recipe(learning_rate=arguments.learning_rate)
         self.lines = _read_lines(self.folder / "stream.jsonl")
-        self.ring = TrafficRing(10**9, 10**9)
+        self.ring = TrafficRing(10**9, 1e9)
         self._decoders = {arm: self._new_decoder() for arm in ARMS}
 
     @property

@@ -87,7 +87,7 @@ def compare_counts(before: Floats, after: Floats) -> GateResult:
     if count < FEWEST:
         return GateResult(taus[0], taus[1], 0.0, 0.0)
     influence = _influence(after, taus[1]) - _influence(before, taus[0])
-    reach = student_quantile(count - 1) * influence.std(ddof=1) / np.sqrt(count)
+    reach = student_quantile(float(count - 1)) * influence.std(ddof=1) / np.sqrt(count)
     half = count // 2
     older = _tau(after[:, :half]) / _tau(before[:, :half])
     return GateResult(taus[0], taus[1], float(ratio * np.exp(-reach)), older)
