@@ -235,6 +235,14 @@ class DeviceSession(DraftSession):
     """
 
     @abstractmethod
+    def show_rows(self, count: int) -> None:
+        """Have this number of sequences, whose lengths are 0 until `follow` is called.
+
+        There is room for them, because they are at most as many as the session once had. The last
+        sequences may have no tokens: what a step computes for such a sequence is not used.
+        """
+
+    @abstractmethod
     def follow(
         self,
         lengths: tuple[int, ...],

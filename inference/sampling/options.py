@@ -43,6 +43,9 @@ PREFIX_FREE = frozenset(
     }
 )
 
+# These processors check their arguments on the host, and therefore wait for the device.
+WAITING = frozenset({EtaLogitsWarper})
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -63,6 +66,11 @@ class Sampling:
     def is_prefix_free(self) -> bool:
         """Whether all processors are known to ignore the preceding tokens."""
         return all(type(processor) in PREFIX_FREE for processor in self.processors)
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a processor that ignores the preceding tokens waits for the device."""
+        return any(type(processor) in WAITING for processor in self.processors)
 
     @cached_property
     def description(self) -> tuple[bool, tuple[str, ...]]:

@@ -195,6 +195,13 @@ class CycleSession(DeviceSession):
             tree = self._fixed_tree(self.root)
         return self.drafter.with_right_tokens(tree, self.root)
 
+    def show_rows(self, count: int) -> None:
+        """Have this number of sequences, whose lengths are 0 until `follow` is called."""
+        self.lengths, self.root, self.base_length = (0,) * count, None, None
+        self.fixed = None  # it has another number of sequences
+        if self.inner is not None:
+            self.inner.show_rows(count)
+
     def follow(
         self,
         lengths: tuple[int, ...],

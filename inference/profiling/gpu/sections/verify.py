@@ -1,13 +1,14 @@
 """Verification: milliseconds of the target's forward pass, by context length and tree size."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inference.benchmark.timing import Work, seconds_of
 from inference.engine.cuda_graph import RecordedFunction
@@ -17,13 +18,13 @@ from inference.profiling.gpu.document import Row, SectionResult
 from inference.profiling.gpu.graphs import captured
 from inference.profiling.gpu.scale import BUCKET
 from inference.profiling.gpu.workbench import Workbench
+from jakiro.target import adapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import StepInput
 
 CHILDREN = 4  # children of each node of a verified tree
-DEFAULT, WITHOUT_CUDNN, CAPTURED = "default", "without cuDNN", "captured"
+DEFAULT, WITH_CUDNN, CAPTURED = "default", "with cuDNN", "captured"
 FIRST_CALL = "first call of a new key length"
-OTHER_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Verification:
@@ -82,7 +83,7 @@ def measure_verification(bench: Workbench, found: Mapping[str, SectionResult]) -
             }
             for row in measured_rows(arms, conditions, scale):
                 yield _relative(row, one)
-    for name in (DEFAULT, WITHOUT_CUDNN):
+    for name in (DEFAULT, WITH_CUDNN):
         yield guarded_row(FIRST_CALL, {"backend": name}, partial(_first_calls, bench, cache, name))
 
 
@@ -126,9 +127,9 @@ def _default(bench: Workbench, cache: SlotCache, context: int, queries: int) -> 
     return TimedArm(verification, fault=verification.fault)
 
 
-def _without_cudnn(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
+def _with_cudnn(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
     verification = Verification(bench, cache, context, queries)
-    return TimedArm(_with_other_backends(verification), fault=verification.fault)
+    return TimedArm(_allowing_cudnn(verification), fault=verification.fault)
 
 
 def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
@@ -155,12 +156,12 @@ def _captured(bench: Workbench, cache: SlotCache, context: int, queries: int) ->
     return TimedArm(work, fault=verification.fault, remark=remark)
 
 
-def _with_other_backends(work: Work) -> Work:
-    def without_cudnn() -> None:
-        with sdpa_kernel(OTHER_BACKENDS):
+def _allowing_cudnn(work: Work) -> Work:
+    def with_cudnn() -> None:
+        with patch.object(adapter, "without_cudnn", nullcontext):
             work()
 
-    return without_cudnn
+    return with_cudnn
 
 
 def _relative(row: Row, one: dict[str, float]) -> Row:
@@ -184,7 +185,7 @@ def _first_calls(bench: Workbench, cache: SlotCache, name: str) -> Row:
     faults: list[str] = []
     for number in range(1, scale.new_lengths + 1):
         verification = Verification(bench, cache, context + BUCKET * number, queries)
-        work = verification if name == DEFAULT else _with_other_backends(verification)
+        work = verification if name == DEFAULT else _allowing_cudnn(verification)
         first.append(1e3 * seconds_of(work))
         second.append(1e3 * seconds_of(work))
         faults += [fault] if (fault := verification.fault()) else []
@@ -206,9 +207,8 @@ Builder = Callable[..., TimedArm]
 # An arm that the code does not have yet is replaced by a function like the others.
 ARMS: dict[str, Builder | NotThere] = {
     DEFAULT: _default,
-    WITHOUT_CUDNN: _without_cudnn,
+    WITH_CUDNN: _with_cudnn,
     "default in a CUDA graph": _in_graph,
-    "packed": NotThere("attention does not read the keys of grouped heads only once yet"),
     "packed and split": NotThere("attention does not split long contexts into parts yet"),
     CAPTURED: _captured,
 }
