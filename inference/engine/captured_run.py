@@ -9,7 +9,6 @@ from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import Pipeline, PipelinePool
-from inference.engine.prefill import Prefill
 from inference.engine.request import Request
 from inference.engine.threads import num_threads
 from inference.protocol import Drafter
@@ -78,10 +77,6 @@ class CapturedRun(CapturedBatch, DecodeRun):
         except BaseException:
             self._has_failed = True  # the caches may contain NaN, which masks do not hide
             raise
-
-    def _start(self, prefill: Prefill) -> list[DecodeStep]:
-        self._stop_pipeline()
-        return super()._start(prefill)
 
     @property
     def _is_pausing(self) -> bool:
