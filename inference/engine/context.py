@@ -260,6 +260,11 @@ class Context:
             self.session.show_rows(count)
 
     @property
+    def most_queries(self) -> int:
+        """The largest number of tokens that the target reads of a sequence in a decoding step."""
+        return self._margin
+
+    @property
     def num_rows(self) -> int:
         """The number of sequences for which the caches have room."""
         return self.cache.num_rows

@@ -125,9 +125,13 @@ class Pipeline:
             longest: upper bound of the number of cached tokens of a sequence.
         """
         assert self._unread is None
-        strides = min(longest, self.context.cache.capacity - 1) // STRIDE + 1
+        # The last slot of a stride is the last one that a step reads.
+        longest += self.context.most_queries
+        strides = -(-min(longest, self.context.cache.capacity) // STRIDE)
         key = self.batch_size, budget, strides, self.sampling.description
-        step = self._steps.pop(key, None) or _DeviceStep(self, budget, strides * STRIDE - 1)
+        step = self._steps.pop(key, None) or _DeviceStep(
+            self, budget, strides * STRIDE - self.context.most_queries
+        )
         self._steps[key] = step  # the last one was used most recently
         if len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]

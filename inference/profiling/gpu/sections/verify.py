@@ -18,12 +18,13 @@ from inference.profiling.gpu.document import Row, SectionResult
 from inference.profiling.gpu.graphs import captured
 from inference.profiling.gpu.scale import BUCKET
 from inference.profiling.gpu.workbench import Workbench
-from jakiro.target import adapter
+from jakiro.target import adapter, split_attention
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import StepInput
 
 CHILDREN = 4  # children of each node of a verified tree
 DEFAULT, WITH_CUDNN, CAPTURED = "default", "with cuDNN", "captured"
+WHOLE = "all keys in one part"
 FIRST_CALL = "first call of a new key length"
 
 
@@ -132,6 +133,17 @@ def _with_cudnn(bench: Workbench, cache: SlotCache, context: int, queries: int) 
     return TimedArm(_allowing_cudnn(verification), fault=verification.fault)
 
 
+def _as_a_whole(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
+    """Return the forward pass with attention that does not process keys in several parts."""
+    verification = Verification(bench, cache, context, queries)
+
+    def whole() -> None:
+        with patch.object(split_attention, "num_parts", lambda *_: 1):
+            verification()
+
+    return TimedArm(whole, fault=verification.fault)
+
+
 def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
     """Return the default forward pass in a CUDA graph: a bound, not yet a way to decode."""
     verification = Verification(bench, cache, context, queries)
@@ -143,8 +155,8 @@ def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) ->
 def _captured(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
     """Return the forward pass as captured decoding steps perform it: it reads whole strides."""
     verification = Verification(bench, cache, context, queries)
-    highest = context // STRIDE * STRIDE + STRIDE - 1 + queries - 1
-    highest_slot = min(highest, cache.capacity - 1)
+    strides = -(-(context + queries) // STRIDE)
+    highest_slot = min(strides * STRIDE, cache.capacity) - 1
     verification.step = replace(verification.step, highest_slot=highest_slot)
 
     def forward() -> Tensor:
@@ -209,6 +221,6 @@ ARMS: dict[str, Builder | NotThere] = {
     DEFAULT: _default,
     WITH_CUDNN: _with_cudnn,
     "default in a CUDA graph": _in_graph,
-    "packed and split": NotThere("attention does not split long contexts into parts yet"),
+    WHOLE: _as_a_whole,
     CAPTURED: _captured,
 }
