@@ -9,7 +9,7 @@ from inference.engine.acceptance import never_waits
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
-from inference.engine.pipeline import Pipeline
+from inference.engine.pipeline import Pipeline, recording_key
 from inference.engine.policy import AlwaysDraft
 from inference.engine.request import SequenceState
 
@@ -20,8 +20,8 @@ class CapturedBatch(DecodeBatch):
     If the policy learns nothing, a step starts before the host has read the result of the step
     before it. Steps are ordinary ones if the drafter or a processor waits for the device, if a
     processor reads the preceding tokens, if there is another stopping criterion than length, time
-    and end-of-sequence tokens, if the requests select tokens in different ways, if only some of
-    them ask for drafts, or if details of the tokens are returned.
+    and end-of-sequence tokens, if the requests differ in more than their temperatures, if only some
+    of them ask for drafts, or if details of the tokens are returned.
 
     A sequence that is complete leaves after the step that was under way. If another sequence joins
     or leaves, the step under way is discarded, and repeated with the same random numbers.
@@ -68,7 +68,7 @@ class CapturedBatch(DecodeBatch):
             return False
         if len({request.drafts for request in requests}) > 1:
             return False
-        are_alike = len({request.sampling.description for request in requests}) == 1
+        are_alike = len({recording_key(request.sampling) for request in requests}) == 1
         is_on_device = are_alike and never_waits(requests[0].sampling)
         return is_on_device and not any(request.stop.others for request in requests)
 
@@ -114,7 +114,7 @@ class CapturedBatch(DecodeBatch):
             if pipeline is not None:
                 pipeline.forget_steps()
             pipeline = self._pipeline = Pipeline(self.context)
-        pipeline.resume(self.live[0].request.sampling, tokens)
+        pipeline.resume([state.request.sampling for state in self.live], tokens)
         self._is_running = True
         return pipeline
 

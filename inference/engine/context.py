@@ -10,6 +10,7 @@ from torch import Tensor
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
 from inference.protocol import Budget, Committed, DeviceSession, Drafter, DraftSession
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.target.adapter import TargetAdapter
@@ -240,24 +241,24 @@ class Context:
             sampling: options by which their tokens are selected.
             batch: number of sequences.
         """
-        self.show_rows(batch)
+        self.show_rows(BatchSampling([sampling] * batch))
         self.lengths = [0] * batch
         if self.session is not None:
             self.session.set_sampling(sampling)
 
-    def show_rows(self, count: int) -> None:
-        """Have this number of sequences, whose lengths must be set afterwards (see `follow`).
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have other sequences, whose lengths must be set afterwards (see `follow`).
 
         The session, if there is one, must be on the device.
 
         Args:
-            count: number of sequences, the last of which may have no tokens. What a step computes
-                for such a sequence is not used.
+            sampling: options of each sequence. The last sequences may have no tokens: what a step
+                computes for such a sequence is not used.
         """
-        self.cache.show_rows(count, 2 * self._margin)
+        self.cache.show_rows(len(sampling.each), 2 * self._margin)
         if self.session is not None:
             assert isinstance(self.session, DeviceSession)
-            self.session.show_rows(count)
+            self.session.show_rows(sampling)
 
     @property
     def most_queries(self) -> int:

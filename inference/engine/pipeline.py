@@ -9,7 +9,7 @@ from threading import Lock
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
@@ -43,6 +43,11 @@ class _UnreadStep(NamedTuple):
     is_copied: torch.cuda.Event | None  # None on a CPU
 
 
+def recording_key(sampling: Sampling) -> tuple[bool, tuple[str, ...]]:
+    """Return what recorded steps depend on; a single temperature can change between steps."""
+    return sampling.form if len(sampling.temperatures) <= 1 else sampling.description
+
+
 def batch_size_for(count: int) -> int:
     """Return the size of batches in which a number of sequences is decoded: a power of two."""
     return 1 << max(count - 1, 0).bit_length()
@@ -54,6 +59,7 @@ class _Rows(NamedTuple):
     base_length: Int[Tensor, " batch"]
     roots: Int[Tensor, "batch 1"]
     is_live: Bool[Tensor, " batch"]  # False for sequences that only fill the batch
+    temperatures: Float[Tensor, " batch"]
 
     def first(self, count: int) -> "_Rows":
         """Return the state of the first `count` sequences."""
@@ -73,15 +79,18 @@ class Pipeline:
         context: context of the sequences.
     """
 
-    sampling: Sampling
+    # Options of the sequences, and with those that only fill the batch.
+    live_sampling: BatchSampling
+    sampling: BatchSampling
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.batch_size = 0  # number of sequences, with those that only fill the batch
         count, device = context.num_rows, context.target.device
         lengths = torch.full((count,), FILLED, device=device)
         roots = torch.zeros_like(lengths)[:, None]
-        self.rows = _Rows(lengths, roots, torch.zeros_like(lengths, dtype=torch.bool))
+        is_live = torch.zeros_like(lengths, dtype=torch.bool)
+        temperatures = torch.ones(count, dtype=torch.float64, device=device)
+        self.rows = _Rows(lengths, roots, is_live, temperatures)
         self.memory = GraphMemory()
         self._tensors = _tensors_of(context)
         self._steps: dict[tuple[object, ...], _DeviceStep] = {}
@@ -92,23 +101,36 @@ class Pipeline:
         """Whether the caches and weights are those that the recorded steps refer to."""
         return self._tensors == _tensors_of(self.context)
 
-    def resume(self, sampling: Sampling, token_ids: Sequence[list[int]]) -> None:
+    def resume(self, sampling: Sequence[Sampling], token_ids: Sequence[list[int]]) -> None:
         """Prepare for steps; the context and its session must contain all tokens but the last.
 
         Args:
-            sampling: options by which tokens are selected, which must satisfy `never_waits`.
+            sampling: options of each sequence, which must satisfy `never_waits`, and have the same
+                `recording_key`.
             token_ids: all tokens of each sequence.
         """
-        self.sampling = sampling
         count = len(token_ids)
         live = self.rows.first(count)
         live.base_length.copy_(self.context.base_length)
         live.roots.copy_(self.context.roots(token_ids))
+        if has_one_temperature := len(sampling[0].temperatures) == 1:
+            each = [own.temperatures[0] for own in sampling]
+            live.temperatures.copy_(torch.tensor(each, dtype=torch.float64))
         self.rows.base_length[count:] = FILLED
         self.rows.is_live[:count] = True
         self.rows.is_live[count:] = False
-        self.batch_size = min(batch_size_for(count), self.context.num_rows)
-        self.context.show_rows(self.batch_size)
+        size = min(batch_size_for(count), self.context.num_rows)
+        self.live_sampling = BatchSampling(sampling)
+        self.sampling = BatchSampling(
+            [*sampling, *[sampling[0]] * (size - count)],
+            self.rows.temperatures[:size] if has_one_temperature else None,
+        )
+        self.context.show_rows(self.sampling)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences, with those that only fill the batch."""
+        return len(self.sampling.each)
 
     @property
     def has_unread(self) -> bool:
@@ -128,7 +150,7 @@ class Pipeline:
         # The last slot of a stride is the last one that a step reads.
         longest += self.context.most_queries
         strides = -(-min(longest, self.context.cache.capacity) // STRIDE)
-        key = self.batch_size, budget, strides, self.sampling.description
+        key = self.batch_size, budget, strides, recording_key(self.sampling.each[0])
         step = self._steps.pop(key, None) or _DeviceStep(
             self, budget, strides * STRIDE - self.context.most_queries
         )
@@ -186,7 +208,7 @@ class Pipeline:
             token_ids: all tokens of each sequence; the last one is the root.
         """
         self._unread = None
-        self.context.show_rows(len(token_ids))
+        self.context.show_rows(self.live_sampling)
         self.context.lengths = [len(ids) - 1 for ids in token_ids]
         if isinstance(self.context.session, DeviceSession):
             self.context.session.follow(
@@ -279,8 +301,8 @@ class _DeviceStep:
     def __init__(self, pipeline: Pipeline, budget: Budget | None, highest: int) -> None:
         self.pipeline = pipeline
         self.rows = pipeline.rows.first(pipeline.batch_size)
-        # The recorded step refers to tensors of the processors.
-        self.sampling = BatchSampling([pipeline.sampling] * pipeline.batch_size)
+        # The recorded step refers to tensors of the processors, and to the temperatures.
+        self.sampling = pipeline.sampling
         self.budget = budget
         self.highest = highest
         self._tree: DraftTree | None = None
@@ -326,7 +348,7 @@ class _DeviceStep:
         every = range(len(logits))
         accepted = accept_on_device(tree, logits, self.sampling, self._random, every)
         context.commit_on_device(tree, accepted.path, accepted.next_token)
-        base_length, roots, is_live = self.rows
+        base_length, roots, is_live, _ = self.rows
         base_length.copy_(context.base_length.where(is_live, base_length))
         roots.copy_(context.roots([]))
         self._tree, self._logits = tree, logits
@@ -334,7 +356,7 @@ class _DeviceStep:
 
     def _draft(self) -> DraftTree:
         context = self.pipeline.context
-        base_length, roots, _ = self.rows
+        base_length, roots, *_ = self.rows
         lengths = (self.highest,) * len(roots)
         context.follow(lengths, base_length, roots)
         session = context.session

@@ -300,10 +300,9 @@ class TrainedSession(DeviceSession):
             max(self.lengths),
         )
 
-    def show_rows(self, count: int) -> None:
-        """Have this number of sequences, whose lengths are 0 until `follow` is called."""
-        each = self.sampling.each
-        self.sampling = BatchSampling((*each, *each[:1] * count)[:count])
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have sequences with these options, whose lengths are 0 until `follow` is called."""
+        self.sampling, count = sampling, len(sampling.each)
         self.cache.show_rows(count, self._margin)
         self.lengths, self.root = (0,) * count, None
         self.base_length = self.base_length.new_zeros(count)

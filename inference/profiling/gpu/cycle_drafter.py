@@ -18,6 +18,7 @@ from inference.protocol import (
     DraftSession,
     EncodedMemory,
 )
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import DISTRIBUTION_SIZE
@@ -195,12 +196,13 @@ class CycleSession(DeviceSession):
             tree = self._fixed_tree(self.root)
         return self.drafter.with_right_tokens(tree, self.root)
 
-    def show_rows(self, count: int) -> None:
-        """Have this number of sequences, whose lengths are 0 until `follow` is called."""
-        self.lengths, self.root, self.base_length = (0,) * count, None, None
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have sequences with these options, whose lengths are 0 until `follow` is called."""
+        self.lengths = (0,) * len(sampling.each)
+        self.root, self.base_length = None, None
         self.fixed = None  # it has another number of sequences
         if self.inner is not None:
-            self.inner.show_rows(count)
+            self.inner.show_rows(sampling)
 
     def follow(
         self,
