@@ -7,6 +7,7 @@ of a batch, and the parts are weighted by the sums of their exponentiated scores
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -150,7 +151,7 @@ def _num_processors(device: torch.device) -> int:
 def _difference(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> float:
     """Return the largest error of attention in parts, one of which has only hidden slots."""
     generator = torch.Generator(device).manual_seed(0)
-    like = {"device": device, "dtype": dtype, "generator": generator}
+    like: dict[str, Any] = {"device": device, "dtype": dtype, "generator": generator}
     query = torch.randn(1, 2, 5, 64, **like)
     key, value = torch.randn(2, 1, 2, 4 * BLOCK, 64, **like)
     mask = torch.zeros(1, 1, 5, 4 * BLOCK, device=device, dtype=dtype)
