@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.target.step import StepOutput
@@ -237,6 +238,14 @@ class DeviceSession(DraftSession):
     `advance` and `propose` may use numbers on the host only to choose the sizes of tensors, for
     which upper bounds of the lengths are enough.
     """
+
+    @abstractmethod
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have sequences with these options, whose lengths are 0 until `follow` is called.
+
+        There is room for them, because they are at most as many as the session once had. The last
+        sequences may have no tokens: what a step computes for such a sequence is not used.
+        """
 
     @abstractmethod
     def follow(

@@ -11,6 +11,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from moa.rotary import Rotary
 
 AttentionBias = Literal["none", "qkv", "all"]
+MOST_GROUPED = 64  # largest number of queries that are worth a copy of their mask for every head
 
 
 class KV(NamedTuple):
@@ -54,12 +55,21 @@ def attend_masked(
 ) -> Float[Tensor, "batch heads queries dim"]:
     """Return the values that each query has mixed, weighted by its scores of the keys.
 
+    On a GPU and in half precision, kernels for heads that share keys are slow. A few queries of the
+    heads that share keys are therefore processed as queries of a single head.
+
     Args:
         queries: rotated queries.
         kv: keys and values.
         mask: True where a query may attend to a key.
     """
-    return scaled_dot_product_attention(queries, *kv, mask, enable_gqa=True)
+    groups = queries.shape[1] // kv.keys.shape[1]
+    is_slow = queries.is_cuda or queries.dtype != torch.float32
+    if groups == 1 or not is_slow or queries.shape[2] > MOST_GROUPED:
+        return scaled_dot_product_attention(queries, *kv, mask, enable_gqa=True)
+    grouped = queries.reshape(queries.shape[0], kv.keys.shape[1], -1, queries.shape[3])
+    mixed = scaled_dot_product_attention(grouped, *kv, mask.repeat(1, 1, groups, 1))
+    return mixed.reshape(queries.shape)
 
 
 class CrossAttention(nn.Module):

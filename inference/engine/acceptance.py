@@ -136,6 +136,14 @@ def needs_no_host(sampling: Sampling) -> bool:
     return sampling.is_unprocessed_greedy or (sampling.do_sample and sampling.is_prefix_free)
 
 
+def never_waits(sampling: Sampling) -> bool:
+    """Return whether tokens can be selected without waiting for the device.
+
+    Only then, a decoding step can start before the host has read the result of the previous one.
+    """
+    return needs_no_host(sampling) and not sampling.waits_for_device
+
+
 def accept_on_device(
     tree: DraftTree,
     logits: Tensor,

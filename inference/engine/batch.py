@@ -16,7 +16,7 @@ from inference.engine.details import Recorded, details_of
 from inference.engine.policy import StepPolicy
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.tree_step import tree_step
-from inference.protocol import AdaptiveSession, VerifyResult
+from inference.protocol import AdaptiveSession, Budget, VerifyResult
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import RequestError
 
@@ -116,9 +116,14 @@ class DecodeBatch:
             self.policy.learn([own.tree for own in sound], [own.path for own in sound], seconds)
         return steps
 
+    def _next_budget(self) -> Budget | None:
+        """Return the limits of the next trees; None for a step without drafts."""
+        drafts = any(state.request.drafts for state in self.live)
+        return self.policy.next_budget() if drafts else None
+
     def _draft(self, random: StepRandom) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]
-        budget = self.policy.next_budget() if any(drafts) else None
+        budget = self._next_budget()
         if budget is None or self.context.session is None:
             return DraftTree.empty(self.context.base_length, self.num_steps)
         tokens = [state.token_ids for state in self.live]

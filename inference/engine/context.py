@@ -10,6 +10,7 @@ from torch import Tensor
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
 from inference.protocol import Budget, Committed, DeviceSession, Drafter, DraftSession
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.target.adapter import TargetAdapter
@@ -230,18 +231,44 @@ class Context:
             capacity: largest number of tokens of a sequence, without drafts.
         """
         is_same = self.target is target and self.drafter is drafter
-        has_room = len(self.lengths) == batch and self.cache.capacity >= capacity + self._margin
+        has_room = self.cache.num_rows >= batch and self.cache.capacity >= capacity + self._margin
         return is_same and has_room
 
-    def restart(self, sampling: Sampling) -> None:
-        """Discard all tokens, and prepare for other sequences.
+    def restart(self, sampling: Sampling, batch: int) -> None:
+        """Discard all tokens, and prepare for other sequences; the session must be on the device.
 
         Args:
             sampling: options by which their tokens are selected.
+            batch: number of sequences.
         """
-        self.rollback(0)
+        self.show_rows(BatchSampling([sampling] * batch))
+        self.lengths = [0] * batch
         if self.session is not None:
             self.session.set_sampling(sampling)
+
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have other sequences, whose lengths must be set afterwards (see `follow`).
+
+        The session, if there is one, must be on the device.
+
+        Args:
+            sampling: options of each sequence. The last sequences may have no tokens: what a step
+                computes for such a sequence is not used.
+        """
+        self.cache.show_rows(len(sampling.each), 2 * self._margin)
+        if self.session is not None:
+            assert isinstance(self.session, DeviceSession)
+            self.session.show_rows(sampling)
+
+    @property
+    def most_queries(self) -> int:
+        """The largest number of tokens that the target reads of a sequence in a decoding step."""
+        return self._margin
+
+    @property
+    def num_rows(self) -> int:
+        """The number of sequences for which the caches have room."""
+        return self.cache.num_rows
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""

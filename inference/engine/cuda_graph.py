@@ -2,12 +2,27 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _RECORDING = Lock()  # torch records one CUDA graph at a time
+
+
+class GraphMemory:
+    """Memory for the temporary tensors of several recorded functions.
+
+    Calls of these functions must follow each other in one stream. Each function overwrites what the
+    others have left, except their results, which stay allocated as long as they are referenced.
+    """
+
+    @cached_property
+    def handle(self) -> Any:
+        """The identifier of the memory in torch."""
+        return torch.cuda.graph_pool_handle()
 
 
 class RecordedFunction:
@@ -22,14 +37,21 @@ class RecordedFunction:
         state: tensors that the function changes and that a later call depends on. They keep their
             values while the function is recorded.
         device: device of the tensors.
+        memory: memory of temporary tensors, which several functions share if their calls never
+            overlap in time; None for memory of its own.
     """
 
     def __init__(
-        self, function: Callable[[], Tensor], state: Sequence[Tensor], device: torch.device
+        self,
+        function: Callable[[], Tensor],
+        state: Sequence[Tensor],
+        device: torch.device,
+        memory: "GraphMemory | None" = None,
     ) -> None:
         self._function = function
         self._state = tuple(state)
         self._device = device
+        self._memory = memory
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_recordable = device.type == "cuda"
         self._output: Tensor | None = None
@@ -78,7 +100,12 @@ class RecordedFunction:
         # The outer block makes `current` the current stream again even if recording fails.
         with (
             torch.cuda.stream(current),
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(
+                graph,
+                pool=None if self._memory is None else self._memory.handle,
+                stream=stream,
+                capture_error_mode="thread_local",
+            ),
         ):
             output = self._function()
         return graph, output

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from inference.draft_tree import DraftTree
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
-from inference.protocol import AdaptiveSession, Drafter
+from inference.protocol import AdaptiveSession, Budget, Drafter
 from inference.sampling.options import Sampling
-from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 
@@ -117,11 +115,11 @@ class Lane(DecodeBatch):
             context.close()
         return steps
 
-    def _draft(self, random: StepRandom) -> DraftTree:
-        """Draft trees of a size for the number of sequences, or of one size if any samples."""
+    def _next_budget(self) -> Budget | None:
+        """Return limits for the number of sequences, or the same limits if any of them samples."""
         samples = any(state.request.sampling.do_sample for state in self.live)
         self.policy = self._policy_for(self.places if samples else len(self.live))
-        return super()._draft(random)
+        return super()._next_budget()
 
     def _policy_for(self, count: int) -> StepPolicy:
         if count not in self._policies:

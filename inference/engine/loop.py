@@ -231,13 +231,10 @@ class DecodeRun(DecodeBatch):
 
     def _merge(self, prefill: Prefill) -> None:
         """Add sequences whose prompts have been read to the context of the live sequences."""
-        if self.live:
-            self.append(prefill.context, prefill.sequences)
-            prefill.context.close()
-        else:
-            self.context.close()
-            self.context = prefill.context
-            self.live += prefill.sequences
+        if not self.live:  # the context still contains the last sequence
+            super()._select([])
+        self.append(prefill.context, prefill.sequences)
+        prefill.context.close()
         self.context.reserve(longest_of(prefill.sequences))
 
     def _check(self, results: Sequence[AcceptResult]) -> None:

@@ -9,13 +9,13 @@ from threading import Lock
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_on_device, outcome_of, read_results
 from inference.engine.context import Context
-from inference.engine.cuda_graph import RecordedFunction
+from inference.engine.cuda_graph import GraphMemory, RecordedFunction
 from inference.engine.request import SequenceState
 from inference.engine.tree_step import tree_step
 from inference.protocol import Budget, DeviceSession, Drafter
@@ -28,7 +28,10 @@ from jakiro.target.adapter import TargetAdapter
 # Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
 # have to be recorded.
 STRIDE = 2048
-MOST_STEPS = 32  # largest number of recorded steps of a pipeline
+MOST_STEPS = 64  # largest number of recorded steps of a pipeline
+# Number of tokens of a sequence that only fills a batch. Every token of it attends to some token,
+# because attention to nothing may be NaN.
+FILLED = 2
 
 
 class _UnreadStep(NamedTuple):
@@ -40,23 +43,55 @@ class _UnreadStep(NamedTuple):
     is_copied: torch.cuda.Event | None  # None on a CPU
 
 
+def recording_key(sampling: Sampling) -> tuple[bool, tuple[str, ...]]:
+    """Return what recorded steps depend on; a single temperature can change between steps."""
+    return sampling.form if len(sampling.temperatures) <= 1 else sampling.description
+
+
+def batch_size_for(count: int) -> int:
+    """Return the size of batches in which a number of sequences is decoded: a power of two."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+class _Rows(NamedTuple):
+    """The state of the first sequences, on the device, at the same addresses in all steps."""
+
+    base_length: Int[Tensor, " batch"]
+    roots: Int[Tensor, "batch 1"]
+    is_live: Bool[Tensor, " batch"]  # False for sequences that only fill the batch
+    temperatures: Float[Tensor, " batch"]
+
+    def first(self, count: int) -> "_Rows":
+        """Return the state of the first `count` sequences."""
+        return _Rows(*(tensor[:count] for tensor in self))
+
+
 class Pipeline:
-    """Decoding steps of the same sequences.
+    """Decoding steps of the sequences of a context.
 
     A step may start before the host has read the result of the step before it. Until `stop`, the
     lengths in the context and its session are out of date.
+
+    Batches are filled up to a power of two, or up to the number of sequences for which the context
+    has room, so that few steps have to be recorded while sequences join and leave.
 
     Args:
         context: context of the sequences.
     """
 
-    sampling: Sampling
+    # Options of the sequences, and with those that only fill the batch.
+    live_sampling: BatchSampling
+    sampling: BatchSampling
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        # These tensors stay at their addresses, because recorded steps refer to them.
-        self.base_length = torch.zeros_like(context.base_length)
-        self.roots = torch.zeros_like(context.base_length)[:, None]
+        count, device = context.num_rows, context.target.device
+        lengths = torch.full((count,), FILLED, device=device)
+        roots = torch.zeros_like(lengths)[:, None]
+        is_live = torch.zeros_like(lengths, dtype=torch.bool)
+        temperatures = torch.ones(count, dtype=torch.float64, device=device)
+        self.rows = _Rows(lengths, roots, is_live, temperatures)
+        self.memory = GraphMemory()
         self._tensors = _tensors_of(context)
         self._steps: dict[tuple[object, ...], _DeviceStep] = {}
         self._unread: _UnreadStep | None = None
@@ -66,16 +101,36 @@ class Pipeline:
         """Whether the caches and weights are those that the recorded steps refer to."""
         return self._tensors == _tensors_of(self.context)
 
-    def resume(self, sampling: Sampling, token_ids: Sequence[list[int]]) -> None:
+    def resume(self, sampling: Sequence[Sampling], token_ids: Sequence[list[int]]) -> None:
         """Prepare for steps; the context and its session must contain all tokens but the last.
 
         Args:
-            sampling: options by which tokens are selected, which must satisfy `needs_no_host`.
+            sampling: options of each sequence, which must satisfy `never_waits`, and have the same
+                `recording_key`.
             token_ids: all tokens of each sequence.
         """
-        self.sampling = sampling
-        self.base_length.copy_(self.context.base_length)
-        self.roots.copy_(self.context.roots(token_ids))
+        count = len(token_ids)
+        live = self.rows.first(count)
+        live.base_length.copy_(self.context.base_length)
+        live.roots.copy_(self.context.roots(token_ids))
+        if has_one_temperature := len(sampling[0].temperatures) == 1:
+            each = [own.temperatures[0] for own in sampling]
+            live.temperatures.copy_(torch.tensor(each, dtype=torch.float64))
+        self.rows.base_length[count:] = FILLED
+        self.rows.is_live[:count] = True
+        self.rows.is_live[count:] = False
+        size = min(batch_size_for(count), self.context.num_rows)
+        self.live_sampling = BatchSampling(sampling)
+        self.sampling = BatchSampling(
+            [*sampling, *[sampling[0]] * (size - count)],
+            self.rows.temperatures[:size] if has_one_temperature else None,
+        )
+        self.context.show_rows(self.sampling)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences, with those that only fill the batch."""
+        return len(self.sampling.each)
 
     @property
     def has_unread(self) -> bool:
@@ -92,9 +147,13 @@ class Pipeline:
             longest: upper bound of the number of cached tokens of a sequence.
         """
         assert self._unread is None
-        strides = min(longest, self.context.cache.capacity - 1) // STRIDE + 1
-        key = budget, strides, self.sampling.description
-        step = self._steps.pop(key, None) or _DeviceStep(self, budget, strides * STRIDE - 1)
+        # The last slot of a stride is the last one that a step reads.
+        longest += self.context.most_queries
+        strides = -(-min(longest, self.context.cache.capacity) // STRIDE)
+        key = self.batch_size, budget, strides, recording_key(self.sampling.each[0])
+        step = self._steps.pop(key, None) or _DeviceStep(
+            self, budget, strides * STRIDE - self.context.most_queries
+        )
         self._steps[key] = step  # the last one was used most recently
         if len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
@@ -109,24 +168,29 @@ class Pipeline:
     def read(self, unread: "_UnreadStep", sequences: Sequence[SequenceState]) -> list[AcceptResult]:
         """Wait for a step, and return the outcome of each sequence that is not finished.
 
+        The outcome of a sequence is an error if the target's logits or the draft distributions are
+        not valid. On a GPU, the next step may have overwritten them already, so that the error does
+        not name the cause.
+
         Args:
             unread: step that `take` returned.
-            sequences: all sequences of the step.
-
-        Raises:
-            NumericalError: the target's logits or the draft distributions are not valid.
-            DraftError: as for `accept_trees`.
+            sequences: all sequences of the step, without those that only fill the batch.
         """
         if unread.is_copied is not None:
             unread.is_copied.synchronize()
         running = [index for index, state in enumerate(sequences) if not state.is_finished]
         every = unread.outcome.tolist()
         outcome = [every[index] for index in running]
-        if unread.is_copied is not None and not all(integers[-1] for integers in outcome):
-            raise _unsound()
+        is_sound = [bool(integers[-1]) for integers in outcome]
+        if unread.is_copied is not None:  # the logits cannot explain an error any more
+            outcome = [[*integers[:-1], 1] for integers in outcome]
         logits = [unread.logits[index] for index in running]
         states = [sequences[index] for index in running]
-        return read_results(unread.tree, outcome, logits, states, running)
+        results = read_results(unread.tree, outcome, logits, states, running)
+        return [
+            own if sound or own.error is not None else own._replace(path=[], error=_unsound())
+            for own, sound in zip(results, is_sound, strict=True)
+        ]
 
     def free(self) -> None:
         """Free the recorded steps and the context."""
@@ -144,6 +208,7 @@ class Pipeline:
             token_ids: all tokens of each sequence; the last one is the root.
         """
         self._unread = None
+        self.context.show_rows(self.live_sampling)
         self.context.lengths = [len(ids) - 1 for ids in token_ids]
         if isinstance(self.context.session, DeviceSession):
             self.context.session.follow(
@@ -189,10 +254,12 @@ class PipelinePool:
                 is_suitable = pipeline.context.fits(target, drafter, batch, capacity)
                 if is_suitable and pipeline.is_valid:
                     del self._unused[index]
-                    pipeline.context.restart(sampling)
+                    pipeline.context.restart(sampling, batch)
                     return pipeline
-        strides = capacity // STRIDE + 1
-        return Pipeline(Context(target, drafter, sampling, batch, strides * STRIDE))
+        strides, rows = capacity // STRIDE + 1, batch_size_for(batch)
+        pipeline = Pipeline(Context(target, drafter, sampling, rows, strides * STRIDE))
+        pipeline.context.select_sequences(range(batch))
+        return pipeline
 
     def give(self, pipeline: Pipeline) -> None:
         """Keep a pipeline for later runs, or free its context if it cannot be used again.
@@ -213,12 +280,13 @@ class PipelinePool:
 def _tensors_of(context: Context) -> tuple[object, ...]:
     """Return what changes if the caches or the weights of a context are replaced.
 
-    These are the address and the shape of the first layer's keys, and the address and the version
-    of every weight of the target.
+    These are the address of the first layer's keys, the size of the cache, and the address and the
+    version of every weight of the target.
     """
-    keys = context.cache.slot_layers[0].keys
+    cache = context.cache
     weights = [(own.data_ptr(), own._version) for own in context.target.model.parameters()]
-    return keys.data_ptr(), keys.shape, tuple(weights)
+    keys = cache.slot_layers[0].keys
+    return keys.data_ptr(), cache.num_rows, cache.capacity, tuple(weights)
 
 
 class _DeviceStep:
@@ -232,8 +300,9 @@ class _DeviceStep:
 
     def __init__(self, pipeline: Pipeline, budget: Budget | None, highest: int) -> None:
         self.pipeline = pipeline
-        # The recorded step refers to tensors of the processors.
-        self.sampling = BatchSampling([pipeline.sampling] * len(pipeline.roots))
+        self.rows = pipeline.rows.first(pipeline.batch_size)
+        # The recorded step refers to tensors of the processors, and to the temperatures.
+        self.sampling = pipeline.sampling
         self.budget = budget
         self.highest = highest
         self._tree: DraftTree | None = None
@@ -242,7 +311,8 @@ class _DeviceStep:
         most_nodes = context.drafter.max_nodes if context.drafter else 0
         device = context.target.device
         self._random = FixedRandom(device, most_nodes + 1)
-        self._run = RecordedFunction(self._decode, (pipeline.base_length, pipeline.roots), device)
+        state = (self.rows.base_length, self.rows.roots)
+        self._run = RecordedFunction(self._decode, state, device, pipeline.memory)
         self._hosts: list[Tensor] = []  # two buffers, because one may be unread
 
     def start(self, keys: Sequence[StreamKey]) -> _UnreadStep:
@@ -251,7 +321,8 @@ class _DeviceStep:
         Args:
             keys: keys of the random numbers of each sequence.
         """
-        self._random.replace(keys)
+        num_filling = len(self.rows.roots) - len(keys)
+        self._random.replace([*keys, *[keys[0]] * num_filling])
         outcome = self._run()
         assert self._tree is not None
         assert self._logits is not None
@@ -269,28 +340,30 @@ class _DeviceStep:
 
     def _decode(self) -> Int[Tensor, "batch fields"]:
         """Draft, verify, accept and commit, and return the outcome."""
-        pipeline, context = self.pipeline, self.pipeline.context
+        context = self.pipeline.context
         target = context.target
         tree = self._draft()
-        step = tree_step(tree, pipeline.roots, target.spec, self.highest)
+        step = tree_step(tree, self.rows.roots, target.spec, self.highest)
         logits = target.logits(target.forward(step, context.cache).features)
         every = range(len(logits))
         accepted = accept_on_device(tree, logits, self.sampling, self._random, every)
         context.commit_on_device(tree, accepted.path, accepted.next_token)
-        pipeline.base_length.copy_(context.base_length)
-        pipeline.roots.copy_(context.roots([]))
+        base_length, roots, is_live, _ = self.rows
+        base_length.copy_(context.base_length.where(is_live, base_length))
+        roots.copy_(context.roots([]))
         self._tree, self._logits = tree, logits
         return outcome_of(tree, accepted)
 
     def _draft(self) -> DraftTree:
-        pipeline, context = self.pipeline, self.pipeline.context
-        lengths = (self.highest,) * len(pipeline.roots)
-        context.follow(lengths, pipeline.base_length, pipeline.roots)
+        context = self.pipeline.context
+        base_length, roots, *_ = self.rows
+        lengths = (self.highest,) * len(roots)
+        context.follow(lengths, base_length, roots)
         session = context.session
         if isinstance(session, DeviceSession):
-            session.follow(lengths, pipeline.base_length, pipeline.roots)
+            session.follow(lengths, base_length, roots)
         if session is None or self.budget is None:
-            return DraftTree.empty(pipeline.base_length)
+            return DraftTree.empty(base_length)
         tree = session.propose(self.budget, self._random)
         return tree.limited(context.target.spec.max_position - 1)
 

@@ -1,7 +1,7 @@
 """The sampling options of sequences that are decoded together."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -24,10 +24,16 @@ class BatchSampling:
 
     Args:
         each: options of each sequence, in the order of the batch.
+        temperatures: temperatures that replace those of the options, so that they can change at the
+            same address; None for those of the options. The options of all sequences must have the
+            same `form`, with at most one temperature.
     """
 
-    def __init__(self, each: Sequence[Sampling]) -> None:
+    def __init__(
+        self, each: Sequence[Sampling], temperatures: Float[Tensor, " batch"] | None = None
+    ) -> None:
         self.each = tuple(each)
+        self.temperatures = temperatures
 
     @cached_property
     def kinds(self) -> list[Kind]:
@@ -60,7 +66,8 @@ class BatchSampling:
         """
 
         def processed(each: Sequence[Sampling], own: Tensor) -> Tensor:
-            return processed_draft_of(each, own.flatten(0, 1)).view_as(own)
+            flat = own.flatten(0, 1)
+            return processed_draft_of(each, flat, self.temperatures).view_as(own)
 
         return self._by_kind(processed, log_probs)
 
@@ -75,7 +82,8 @@ class BatchSampling:
         Raises:
             RequestError: a processor raised an exception.
         """
-        return self._by_kind(processed_probs_of, logits)
+        process = partial(processed_probs_of, temperatures=self.temperatures)
+        return self._by_kind(process, logits)
 
     def of_sequences(self, indices: Sequence[int]) -> "BatchSampling":
         """Return the options of the sequences at these batch indices."""

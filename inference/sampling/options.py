@@ -43,6 +43,9 @@ PREFIX_FREE = frozenset(
     }
 )
 
+# These processors check their arguments on the host, and therefore wait for the device.
+WAITING = frozenset({EtaLogitsWarper})
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -67,6 +70,11 @@ class Sampling:
         """Whether all processors are known to ignore the preceding tokens."""
         return all(type(processor) in PREFIX_FREE for processor in self.processors)
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a processor that ignores the preceding tokens waits for the device."""
+        return any(type(processor) in WAITING for processor in self.processors)
+
     @cached_property
     def description(self) -> tuple[bool, tuple[str, ...]]:
         """Whether tokens are sampled, and all processors, with settings if they ignore the prefix.
@@ -87,6 +95,12 @@ class Sampling:
             for own in self.processors
         )
         return self.do_sample, tuple(names)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """The temperature; none if it is 1, and several if a caller added some."""
+        each = (own for own in self.processors if type(own) is TemperatureLogitsWarper)
+        return [float(own.temperature) for own in each]
 
     def __str__(self) -> str:
         """Return the way in which tokens are selected, in words."""
@@ -157,51 +171,73 @@ class Sampling:
 
 
 def processed_probs_of(
-    each: Sequence[Sampling], logits: Float[Tensor, "n vocab"]
+    each: Sequence[Sampling],
+    logits: Float[Tensor, "n vocab"],
+    temperatures: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
     """Return probabilities after the processors, as `Sampling.processed_probs` does.
 
     Args:
         each: options of each row, which differ at most in temperatures, seeds and indices.
         logits: logits of each row.
+        temperatures: temperatures that replace those of the options; None for those of the options.
 
     Raises:
         RequestError: a processor raised an exception.
     """
     first = each[0]
-    if all(own.description == first.description for own in each):
+    if temperatures is None and all(own.description == first.description for own in each):
         return first.processed_probs(logits)
     with _blaming_processors():
-        return first.probs(_warped(each, widened(logits)))
+        return first.probs(_warped(each, widened(logits), temperatures))
 
 
 def processed_draft_of(
-    each: Sequence[Sampling], log_probs: Float[Tensor, "n vocab"]
+    each: Sequence[Sampling],
+    log_probs: Float[Tensor, "n vocab"],
+    temperatures: Float[Tensor, " sequences"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
     """Return draft distributions after the processors, as `Sampling.processed_draft` does.
 
     Args:
         each: options of each sequence, which differ at most in temperatures, seeds and indices.
         log_probs: draft distributions, the same number for each sequence.
+        temperatures: temperatures that replace those of the options; None for those of the options.
     """
     if not each[0].processes_drafts:
         return log_probs
     is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
-    log_probs = _warped(each, log_probs.where(is_finite, 0.0))
+    log_probs = _warped(each, log_probs.where(is_finite, 0.0), temperatures)
     return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
 
 
-def _warped(each: Sequence[Sampling], scores: Tensor) -> Tensor:
-    """Return scores, several for each sequence, after the prefix-free processors."""
+def _warped(each: Sequence[Sampling], scores: Tensor, temperatures: Tensor | None) -> Tensor:
+    """Return scores, several for each sequence, after the prefix-free processors.
+
+    Args:
+        each: options of each sequence.
+        scores: scores, which may be overwritten.
+        temperatures: temperatures that replace those of the options; None for those of the options.
+    """
     no_prefix = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
     for alike in zip(*(own.warpers for own in each), strict=True):
-        temperatures = tuple(float(getattr(own, "temperature", 1.0)) for own in alike)
-        if len(set(temperatures)) == 1:
+        by_row = None
+        if type(alike[0]) is TemperatureLogitsWarper:
+            by_row = temperatures if temperatures is not None else _differing(alike, scores)
+        if by_row is None:
             scores = _applied(alike[0], no_prefix, scores)
         else:
-            by_row = constants_on(scores.device, temperatures, scores.dtype)[:, None, None]
+            by_row = by_row.to(scores.dtype)[:, None, None]
             scores = (scores.unflatten(0, (len(each), -1)) / by_row).flatten(0, 1)
     return scores
+
+
+def _differing(
+    warpers: Sequence[LogitsProcessor], scores: Tensor
+) -> Float[Tensor, " sequences"] | None:
+    """Return the temperatures of several sequences; None if all are the same."""
+    each = tuple(float(getattr(own, "temperature", 1.0)) for own in warpers)
+    return None if len(set(each)) == 1 else constants_on(scores.device, each, scores.dtype)
 
 
 @contextmanager

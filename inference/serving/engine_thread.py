@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from inference.autotune.policy import fixed_policy, numbered
 from inference.decoder import SpeculativeDecoder
+from inference.engine.captured_lane import CapturedLane
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
 from inference.engine.request import OutputOptions, Request
@@ -383,18 +384,14 @@ def open_lanes(
     kinds = [greedy]
     if drafter is not None and not drafter.can_share(greedy, sampled):
         kinds.append(sampled)
+    lane = CapturedLane if decoder.is_captured else Lane
     return [
-        Lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
+        lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
     ]
 
 
 def _warn_about(decoder: SpeculativeDecoder) -> None:
     """Name the options of a decoder that do not make an engine faster."""
-    if decoder.is_captured:
-        _logger.warning(
-            "captured=True has no effect here: the steps of an engine, whose sequences come and "
-            "go, are not recorded"
-        )
     if decoder.target.is_compiled:
         _logger.warning(
             "compiled=True makes an engine slow at first: decoding steps are compiled again for "

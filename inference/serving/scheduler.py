@@ -228,7 +228,8 @@ class Scheduler:
         self._forget(job)
 
     def _step(self, lane: Lane) -> None:
-        jobs = [self._running[id(state)] for state in lane.live]
+        running = [state for state in lane.live if not state.is_finished]
+        jobs = [self._running[id(state)] for state in running]
         started = time.monotonic()
         with num_threads(lane.threads):
             steps = lane.step()

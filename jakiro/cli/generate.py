@@ -50,6 +50,7 @@ def generate(
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
+    captured: options.Captured = False,
     other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
     stats: Annotated[
@@ -102,6 +103,7 @@ def load_decoder(context: options.Context) -> "SpeculativeDecoder":
         chosen["target"],
         chosen["tree"],
         compiled=chosen["compiled"],
+        captured=chosen["captured"],
         packed=options.as_packed(chosen["packed"]),
         threads=options.as_threads(chosen["threads"]),
         other_weights=chosen["other_weights"],

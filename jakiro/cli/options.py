@@ -102,6 +102,14 @@ Compiled = Annotated[
         "--compile", help="Compile decoding steps and the drafter; the first steps are then slow."
     ),
 ]
+Captured = Annotated[
+    bool,
+    typer.Option(
+        "--capture",
+        help="On a GPU, record decoding steps as CUDA graphs, and start each step before the "
+        "result of the previous one is read (experimental).",
+    ),
+]
 OtherWeights = Annotated[
     bool,
     typer.Option(

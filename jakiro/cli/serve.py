@@ -176,6 +176,7 @@ def serve(
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
     compiled: options.Compiled = False,
+    captured: options.Captured = False,
     other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
     dtype: options.Dtype = "auto",

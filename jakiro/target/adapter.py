@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
+from jakiro.target.attention_kernels import without_cudnn
 from jakiro.target.attention_shape import AttentionShape, attention_shape_of
 from jakiro.target.cache import HeadShape, SlotCache
 from jakiro.target.cache_argument import cache_argument
@@ -188,7 +189,8 @@ class TargetAdapter:
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
         is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
-        return StepOutput(read(step, cache, num_visible), step, cache)
+        with without_cudnn(self.device):
+            return StepOutput(read(step, cache, num_visible), step, cache)
 
     def compile(self) -> None:
         """Compile decoding steps; the first step of each shape then takes about a minute.

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from jakiro.target.split_attention import attend
 
 MOST_QUERIES = 64  # with more queries than this, repeated keys cost little in comparison
 CHUNK = 128  # number of queries whose scores are computed together in float64
@@ -57,7 +58,9 @@ def grouped_attention(
     groups = query.shape[1] // key.shape[1]
     is_simple = not any(options.get(name) for name in ("dropout", "softcap", "cache"))
     is_simple = is_simple and options.get("position_bias") is None
-    if groups == 1 or not _is_shared(attention_mask) or query.shape[2] > MOST_QUERIES:
+    if not _is_shared(attention_mask) or query.shape[2] > MOST_QUERIES:
+        is_simple = False
+    if groups == 1 and not query.is_cuda:  # a GPU may process the keys in several parts
         is_simple = False
     if not is_simple:
         attended, _ = sdpa_attention_forward(
@@ -67,8 +70,7 @@ def grouped_attention(
     assert attention_mask is not None
     mask = attention_mask.repeat(1, 1, groups, 1)
     grouped = _grouped(query, key.shape[1])
-    attended = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
-    return _ungrouped(attended, query), None
+    return _ungrouped(attend(grouped, key, value, mask, scaling), query), None
 
 
 def batch_invariant_attention(

@@ -213,6 +213,17 @@ class SlotCache(Cache):
             storage.select(indices, num_used)
         self._update_layers()
 
+    def show_rows(self, count: int, num_used: int = 0) -> None:
+        """Use the first rows, as `SequenceStorage.show` does.
+
+        Args:
+            count: number of rows.
+            num_used: as for `SequenceStorage.show`.
+        """
+        for storage in self._storages:
+            storage.show(count, num_used)
+        self._update_layers()
+
     def append_sequences(self, other: "SlotCache") -> None:
         """Add copies of the sequences of another cache of the same model."""
         self.reserve(other.capacity)

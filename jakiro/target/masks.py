@@ -78,7 +78,8 @@ class TargetMasks:
     ) -> None:
         self.kinds = sorted(set(layer_kinds))
         self._reach = {SLIDING: window, CHUNKED: chunk}
-        extremes = like.new_tensor([0.0, torch.finfo(like.dtype).min])
+        # Half of the lowest number: a score that is added to it never becomes infinite.
+        extremes = like.new_tensor([0.0, torch.finfo(like.dtype).min / 2])
         self._values = extremes.unbind()  # added to the scores of visible and of hidden slots
 
     def __call__(

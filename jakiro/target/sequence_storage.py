@@ -44,6 +44,17 @@ class SequenceStorage:
         self._num_left[len(indices) : count] = ends[len(indices) : count]
         self._show(len(indices))
 
+    def show(self, count: int, num_used: int = 0) -> None:
+        """Let `live` have a number of rows, the last of which may belong to no sequence.
+
+        Args:
+            count: number of rows, at most `num_rows`.
+            num_used: number of slots that may be written to in rows that belong to no sequence.
+        """
+        added = slice(self._count, count)
+        self._num_left[added] = [max(left, num_used) for left in self._num_left[added]]
+        self._show(count)
+
     def append(self, other: "SequenceStorage") -> None:
         """Add a copy of the rows of another tensor, which has at most as many slots."""
         count, added = self._count, other._count

@@ -1,8 +1,14 @@
 """Rotary embeddings, self-attention and the memory encoder, each by itself."""
 
-import torch
+from typing import Any
 
-from moa.attention import SelfAttention
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from moa import attention
+from moa.attention import MOST_GROUPED, SelfAttention
 from moa.memory import MemoryEncoder
 from moa.rotary import Rotary
 
@@ -51,10 +57,32 @@ def test_without_layer_attention_one_state_is_memory_and_several_are_concatenate
 @torch.no_grad()
 def test_keys_and_values_computed_ahead_equal_those_of_a_forward() -> None:
     torch.manual_seed(0)
-    attention = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_theta=1e4)
+    own = SelfAttention(hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, rope_theta=1e4)
     embeddings, positions = torch.randn(1, 6, 16), torch.arange(6)[None]
     mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     seen = []
-    attention(embeddings, positions, mask, lambda kv: seen.append(kv) or kv)
-    for got, expected in zip(attention.kv(embeddings, positions), seen[0], strict=True):
+    own(embeddings, positions, mask, lambda kv: seen.append(kv) or kv)
+    for got, expected in zip(own.kv(embeddings, positions), seen[0], strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 5, MOST_GROUPED + 1])
+def test_heads_that_share_keys_mix_the_same_values_together(
+    dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    queries = torch.randn(2, 6, count, 8, dtype=dtype)
+    keys, values = torch.randn(2, 2, 3, 40, 8, dtype=dtype)
+    mask = torch.rand(2, 1, count, 40) > 0.3
+    heads = []
+
+    def noted(first: Tensor, *args: Any, **options: Any) -> Tensor:
+        heads.append(first.shape[1])
+        return scaled_dot_product_attention(first, *args, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    mixed = attention.attend_masked(queries, attention.KV(keys, values), mask)
+    expected = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+    torch.testing.assert_close(mixed, expected)
+    assert heads == [6 if dtype == torch.float32 or count > MOST_GROUPED else 3]

@@ -29,6 +29,7 @@ from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode
+from jakiro.target.attention_kernels import without_cudnn
 from jakiro.target.packed_linear import packed_copy
 from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.step import StepOutput
@@ -184,7 +185,8 @@ class TrainedDrafter(Drafter):
         if queries is not None:
             slots, positions = slots.gather(1, queries), positions.gather(1, queries)
         state = self.model.state_sources.read(output.cache, slots)
-        memory = self.network.encode_memory(state, positions)
+        with without_cudnn(positions.device):
+            memory = self.network.encode_memory(state, positions)
         tail = () if self.tail is None else self.tail.kv(output.cache, slots)
         return EncodedMemory((*memory, *tail), self.version)
 
@@ -264,7 +266,8 @@ class TrainedSession(DeviceSession):
             )
         positions = self._positions(committed)
         embeddings = self.drafter.embed(committed.token_ids)
-        self.cache.write(embeddings, memory.tensors, positions, max(committed.base_length))
+        with without_cudnn(self.base_length.device):
+            self.cache.write(embeddings, memory.tensors, positions, max(committed.base_length))
         self.lengths = committed.base_length
         self.root, self.base_length = committed.root, committed.end
 
@@ -283,7 +286,8 @@ class TrainedSession(DeviceSession):
         if shape is None:
             return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(shape, self.sampling, random)
-        return builder.build(self.start_tree(shape), base_length, self.step_id)
+        with without_cudnn(base_length.device):
+            return builder.build(self.start_tree(shape), base_length, self.step_id)
 
     def start_tree(self, shape: TreeShape | None = None) -> TreePass:
         """Return the predictor of trees of a shape, which is by default the session's shape."""
@@ -296,6 +300,13 @@ class TrainedSession(DeviceSession):
             self.base_length,
             max(self.lengths),
         )
+
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have sequences with these options, whose lengths are 0 until `follow` is called."""
+        self.sampling, count = sampling, len(sampling.each)
+        self.cache.show_rows(count, self._margin)
+        self.lengths, self.root = (0,) * count, None
+        self.base_length = self.base_length.new_zeros(count)
 
     def follow(
         self,
@@ -317,11 +328,18 @@ class TrainedSession(DeviceSession):
         self.lengths = tuple(min(length, own) for own in self.lengths)
         self.root = None
 
+    @property
+    def _margin(self) -> int:
+        """The number of slots that may be in use after the last verified token.
+
+        A step that is discarded may have written the tokens of another step.
+        """
+        return 2 * (self.scratch + self.drafter.max_depth)
+
     def select_sequences(self, indices: Sequence[int]) -> None:
         """Keep only the sequences at these batch indices, in this order."""
-        # A step that is discarded may have written the tokens of another step.
-        margin = 2 * (self.scratch + self.drafter.max_depth)
-        self.cache.select_sequences(indices, [length + margin for length in self.lengths])
+        num_used = [length + self._margin for length in self.lengths]
+        self.cache.select_sequences(indices, num_used)
         self.lengths = tuple(self.lengths[index] for index in indices)
         self.sampling = self.sampling.of_sequences(indices)
         index = torch.tensor(indices, dtype=torch.long, device=self.base_length.device)

@@ -88,6 +88,17 @@ class KVBuffer:
             rows.select(indices, num_used)
         self._show()
 
+    def show_rows(self, count: int, num_used: int = 0) -> None:
+        """Use the first rows, as `SequenceStorage.show` does.
+
+        Args:
+            count: number of rows.
+            num_used: as for `SequenceStorage.show`.
+        """
+        for rows in self._rows:
+            rows.show(count, num_used)
+        self._show()
+
     def append_sequences(self, other: "KVBuffer") -> None:
         """Add copies of the sequences of another buffer with the same shapes."""
         self.reserve(other.capacity)
@@ -338,6 +349,16 @@ class DrafterCache:
         """
         for cache in self._all:
             cache.select_sequences(indices, num_used)
+
+    def show_rows(self, count: int, num_used: int = 0) -> None:
+        """Use the first rows, as `SequenceStorage.show` does.
+
+        Args:
+            count: number of rows.
+            num_used: as for `SequenceStorage.show`.
+        """
+        for cache in self._all:
+            cache.show_rows(count, num_used)
 
     def append_sequences(self, other: "DrafterCache") -> None:
         """Add copies of the sequences of another cache of the same drafter."""

@@ -18,6 +18,7 @@ from inference.protocol import (
     DraftSession,
     EncodedMemory,
 )
+from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import DISTRIBUTION_SIZE
@@ -194,6 +195,14 @@ class CycleSession(DeviceSession):
         else:
             tree = self._fixed_tree(self.root)
         return self.drafter.with_right_tokens(tree, self.root)
+
+    def show_rows(self, sampling: BatchSampling) -> None:
+        """Have sequences with these options, whose lengths are 0 until `follow` is called."""
+        self.lengths = (0,) * len(sampling.each)
+        self.root, self.base_length = None, None
+        self.fixed = None  # it has another number of sequences
+        if self.inner is not None:
+            self.inner.show_rows(sampling)
 
     def follow(
         self,

@@ -1,6 +1,6 @@
 """Steps that start before the previous result is read give the same tokens and statistics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.quick import mostly_slow
+from helpers.recordings import Replayed
 from helpers.variants import VARIANTS
-from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import SequenceTree
@@ -50,26 +50,6 @@ QUICK = {
     "hybrid-mixture-P2",
     "hybrid-sum-hidden-fused",
 }
-
-
-class Replayed:
-    """A double of a recorded function, whose results are overwritten by the next call."""
-
-    def __init__(
-        self, function: Callable[[], Tensor], state: Sequence[Tensor], device: torch.device
-    ) -> None:
-        self.function = function
-        self.addresses = [tensor.data_ptr() for tensor in state]
-        self.state = state
-        self.output: Tensor | None = None
-
-    def __call__(self) -> Tensor:
-        """Run the function, after the last result was replaced."""
-        if self.output is not None:
-            self.output.fill_(-7)
-        assert [tensor.data_ptr() for tensor in self.state] == self.addresses
-        self.output = self.function()
-        return self.output.clone()
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +102,7 @@ def _both(
     one, other = (_requests(target, prompts, **generation) for _ in range(2))
     pool = PipelinePool()
     run = CapturedRun(target, drafter, other, pool)
-    assert run._own is not None
+    assert run._pipeline is not None
     return DecodeRun(target, drafter, one).finish(), run.finish()
 
 
@@ -234,7 +214,7 @@ def test_requests_may_join_while_a_step_is_under_way() -> None:
     run = CapturedRun(target, drafter, requests[:2], PipelinePool())
     was_captured = False
     for number, _ in enumerate(run):
-        was_captured |= run._pipeline is not None
+        was_captured |= run._is_running
         if number in (3, 7):
             run.admit([requests[2 if number == 3 else 3]])
     assert was_captured
@@ -293,7 +273,7 @@ def test_what_needs_the_host_is_decoded_without_capturing() -> None:
     requests = _requests(target, [[1, 2, 3]], **generation)
     run = CapturedRun(target, _drafter(target), requests, PipelinePool())
     for _ in run:
-        assert run._pipeline is None
+        assert not run._is_running
 
 
 def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
@@ -304,7 +284,7 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
         (request,) = _requests(target, [prompt], max_new_tokens=30)
         run = CapturedRun(target, drafter, request, pool)
         addresses.append(run.context.cache.slot_layers[0].keys.data_ptr())
-        own = run._own
+        own = run._pipeline
         assert own is not None
         expected.append(DecodeRun(target, drafter, request).finish().token_ids)
         assert run.finish().token_ids == expected[-1]
@@ -393,5 +373,5 @@ def test_caches_are_not_used_again_after_the_weights_have_changed() -> None:
     with torch.no_grad():
         next(iter(target.model.parameters())).mul_(1.5)
     run = CapturedRun(target, None, request, pool)
-    assert run._own is not pipeline
+    assert run._pipeline is not pipeline
     assert run.finish().token_ids == DecodeRun(target, None, request).finish().token_ids

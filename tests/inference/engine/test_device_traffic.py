@@ -9,12 +9,17 @@ import pytest
 import torch
 from helpers.lanes import Work, lane_of, request_of, start
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.operations import OperationCounter
+from helpers.recordings import Replayed
 from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine import accept_batched, acceptance
+from inference.engine import accept_batched, acceptance, pipeline
+from inference.engine.captured_lane import CapturedLane
+from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
+from inference.engine.pipeline import PipelinePool
 from inference.engine.request import OutputOptions, SequenceState
 from inference.generation.preparation import prepare_requests
 from inference.trees.shape import TreeShape
@@ -142,3 +147,62 @@ def test_details_of_all_sequences_are_read_together(
     assert all(step.details is not None and step.details.likeliest for step in steps)
     assert traffic["reads"] == 2  # the outcome, and the details
     assert traffic["uploads"] == 1  # the emitted tokens
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("sampled_tree", [False, True], ids=["deterministic", "sampled tree"])
+def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
+    selection: str,
+    sampled_tree: bool,
+    traffic: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
+    monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
+    model = tiny_llama()
+    shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=shape)
+    options = SELECTIONS[selection] | {"max_new_tokens": 40}
+    if not options.pop("do_sample"):
+        options["temperature"] = 0
+    works = [Work(prompt, 0, {"temperature": 1.0, **options}) for prompt in PROMPTS[:3]]
+    lane = lane_of(decoder, request_of(decoder, works[0]), places=4)
+    for index, work in enumerate(works):
+        start(lane, SequenceState.of(index, request_of(decoder, work)))
+    lane.step()  # prepares recorded steps
+    per_step = []
+    while not any(state.is_finished for state in lane.live):
+        traffic.clear()
+        lane.step()
+        per_step.append(dict(traffic))
+    assert len(per_step) > 5
+    expected_uploads = 1 if sampled_tree or selection != "greedy" else 0  # of random numbers
+    assert {step.get("reads", 0) for step in per_step} == {1}
+    assert {step.get("uploads", 0) for step in per_step[:-1]} == {expected_uploads}
+
+
+MOST_OPERATIONS = {"greedy": 540, "sampled": 920}  # 1.1 times the counts of today
+
+
+@pytest.mark.parametrize("selection", MOST_OPERATIONS)
+def test_the_operations_of_a_step_are_few(selection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
+    target = TargetAdapter(tiny_llama())
+    shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=selection == "sampled")
+    drafter = TrainedDrafter(tiny_drafter(target), target, shape)
+    requests, _ = prepare_requests(
+        target.model,
+        PROMPTS[:1],
+        {"max_new_tokens": 40, **SELECTIONS[selection]},
+        seed=0,
+        max_position=target.spec.max_position,
+    )
+    run = CapturedRun(target, drafter, requests, PipelinePool())
+    steps = iter(run)
+    for _ in range(3):
+        next(steps)
+    with OperationCounter() as counter:
+        next(steps)
+    assert counter.total <= MOST_OPERATIONS[selection], counter.counts.most_common()

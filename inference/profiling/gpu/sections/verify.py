@@ -1,13 +1,14 @@
 """Verification: milliseconds of the target's forward pass, by context length and tree size."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inference.benchmark.timing import Work, seconds_of
 from inference.engine.cuda_graph import RecordedFunction
@@ -17,13 +18,14 @@ from inference.profiling.gpu.document import Row, SectionResult
 from inference.profiling.gpu.graphs import captured
 from inference.profiling.gpu.scale import BUCKET
 from inference.profiling.gpu.workbench import Workbench
+from jakiro.target import adapter, split_attention
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import StepInput
 
 CHILDREN = 4  # children of each node of a verified tree
-DEFAULT, WITHOUT_CUDNN, CAPTURED = "default", "without cuDNN", "captured"
+DEFAULT, WITH_CUDNN, CAPTURED = "default", "with cuDNN", "captured"
+WHOLE = "all keys in one part"
 FIRST_CALL = "first call of a new key length"
-OTHER_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Verification:
@@ -82,7 +84,7 @@ def measure_verification(bench: Workbench, found: Mapping[str, SectionResult]) -
             }
             for row in measured_rows(arms, conditions, scale):
                 yield _relative(row, one)
-    for name in (DEFAULT, WITHOUT_CUDNN):
+    for name in (DEFAULT, WITH_CUDNN):
         yield guarded_row(FIRST_CALL, {"backend": name}, partial(_first_calls, bench, cache, name))
 
 
@@ -126,9 +128,20 @@ def _default(bench: Workbench, cache: SlotCache, context: int, queries: int) -> 
     return TimedArm(verification, fault=verification.fault)
 
 
-def _without_cudnn(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
+def _with_cudnn(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
     verification = Verification(bench, cache, context, queries)
-    return TimedArm(_with_other_backends(verification), fault=verification.fault)
+    return TimedArm(_allowing_cudnn(verification), fault=verification.fault)
+
+
+def _as_a_whole(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
+    """Return the forward pass with attention that does not process keys in several parts."""
+    verification = Verification(bench, cache, context, queries)
+
+    def whole() -> None:
+        with patch.object(split_attention, "num_parts", lambda *_: 1):
+            verification()
+
+    return TimedArm(whole, fault=verification.fault)
 
 
 def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
@@ -142,8 +155,8 @@ def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) ->
 def _captured(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
     """Return the forward pass as captured decoding steps perform it: it reads whole strides."""
     verification = Verification(bench, cache, context, queries)
-    highest = context // STRIDE * STRIDE + STRIDE - 1 + queries - 1
-    highest_slot = min(highest, cache.capacity - 1)
+    strides = -(-(context + queries) // STRIDE)
+    highest_slot = min(strides * STRIDE, cache.capacity) - 1
     verification.step = replace(verification.step, highest_slot=highest_slot)
 
     def forward() -> Tensor:
@@ -155,12 +168,12 @@ def _captured(bench: Workbench, cache: SlotCache, context: int, queries: int) ->
     return TimedArm(work, fault=verification.fault, remark=remark)
 
 
-def _with_other_backends(work: Work) -> Work:
-    def without_cudnn() -> None:
-        with sdpa_kernel(OTHER_BACKENDS):
+def _allowing_cudnn(work: Work) -> Work:
+    def with_cudnn() -> None:
+        with patch.object(adapter, "without_cudnn", nullcontext):
             work()
 
-    return without_cudnn
+    return with_cudnn
 
 
 def _relative(row: Row, one: dict[str, float]) -> Row:
@@ -184,7 +197,7 @@ def _first_calls(bench: Workbench, cache: SlotCache, name: str) -> Row:
     faults: list[str] = []
     for number in range(1, scale.new_lengths + 1):
         verification = Verification(bench, cache, context + BUCKET * number, queries)
-        work = verification if name == DEFAULT else _with_other_backends(verification)
+        work = verification if name == DEFAULT else _allowing_cudnn(verification)
         first.append(1e3 * seconds_of(work))
         second.append(1e3 * seconds_of(work))
         faults += [fault] if (fault := verification.fault()) else []
@@ -206,9 +219,8 @@ Builder = Callable[..., TimedArm]
 # An arm that the code does not have yet is replaced by a function like the others.
 ARMS: dict[str, Builder | NotThere] = {
     DEFAULT: _default,
-    WITHOUT_CUDNN: _without_cudnn,
+    WITH_CUDNN: _with_cudnn,
     "default in a CUDA graph": _in_graph,
-    "packed": NotThere("attention does not read the keys of grouped heads only once yet"),
-    "packed and split": NotThere("attention does not split long contexts into parts yet"),
+    WHOLE: _as_a_whole,
     CAPTURED: _captured,
 }

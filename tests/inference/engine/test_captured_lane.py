@@ -1,0 +1,249 @@
+"""Requests that join and leave a lane with recorded steps get the same tokens as alone."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.lanes import Work, finish, lane_of, played, request_of, start
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
+from helpers.recordings import Replayed
+from transformers import LlamaForCausalLM
+
+from inference import SpeculativeDecoder
+from inference.engine import pipeline
+from inference.engine.captured_lane import CapturedLane
+from inference.engine.pipeline import FILLED, Pipeline, batch_size_for
+from inference.engine.request import OutputOptions, SequenceState
+from inference.serving.engine_thread import EngineThread
+from inference.trees.shape import TreeShape
+from jakiro.errors import NumericalError
+from jakiro.target.adapter import TargetAdapter
+
+GREEDY = {"temperature": 0}
+SAMPLED = {"temperature": 0.8}
+TREES = {
+    "deterministic": TreeShape(children=2, breadth=2, num_nodes=6),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(pipeline, "STRIDE", 64)
+    monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=11)
+
+
+def _decoder(model: LlamaForCausalLM, tree: str | None = "deterministic") -> SpeculativeDecoder:
+    if tree is None:
+        return SpeculativeDecoder(model)
+    return SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=TREES[tree])
+
+
+def _works(options: dict[str, Any], count: int = 8) -> list[Work]:
+    return [
+        Work([1 + index, 2, 3 + index % 2], index, {**options, "max_new_tokens": 6 + 3 * index})
+        for index in range(count)
+    ]
+
+
+def _started(
+    decoder: SpeculativeDecoder, works: list[Work], places: int
+) -> tuple[CapturedLane, list[SequenceState]]:
+    """Return a lane in which all requests have a place."""
+    states = [SequenceState.of(index, request_of(decoder, own)) for index, own in enumerate(works)]
+    lane = lane_of(decoder, states[0].request, places)
+    assert isinstance(lane, CapturedLane)
+    for state in states:
+        start(lane, state)
+    return lane, states
+
+
+@pytest.fixture
+def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The batch size of each step."""
+    sizes: list[int] = []
+    original = Pipeline.start
+
+    def noted(self: Pipeline, *args: Any) -> None:
+        sizes.append(self.batch_size)
+        original(self, *args)
+
+    monkeypatch.setattr(Pipeline, "start", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(4), quick=[1]))
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [(None, GREEDY), (None, SAMPLED), ("deterministic", GREEDY), ("sampled", SAMPLED)],
+    ids=["none greedy", "none sampled", "greedy", "sampled"],
+)
+def test_requests_that_join_leave_and_are_cancelled_get_the_same_tokens_as_alone(
+    model: LlamaForCausalLM,
+    tree: str | None,
+    options: dict[str, Any],
+    seed: int,
+    batch_sizes: list[int],
+) -> None:
+    decoder, works = _decoder(model, tree), _works(options)
+    cancelled = {2: 4, 5: 1}
+    states = played(decoder, works, cancelled, seed)
+    for index, (work, state) in enumerate(zip(works, states, strict=True)):
+        alone = work.alone(decoder).new_token_ids
+        if index in cancelled:
+            assert cancelled[index] <= len(state.new_token_ids)
+            alone = alone[: len(state.new_token_ids)]
+        assert state.new_token_ids == alone
+    assert {1, 2, 3} >= set(batch_sizes) > {1}
+
+
+def test_few_steps_are_recorded_for_any_number_of_sequences(
+    model: LlamaForCausalLM, batch_sizes: list[int]
+) -> None:
+    decoder = _decoder(model)
+    lane, states = _started(decoder, _works(GREEDY), places=8)
+    finish(lane)
+    assert {8, 4, 2} <= set(batch_sizes) <= {8, 4, 2, 1}
+    assert lane._pipeline is not None
+    assert len(lane._pipeline._steps) == len(set(batch_sizes))
+    (memory,) = {step._run.memory for step in lane._pipeline._steps.values()}
+    assert memory is lane._pipeline.memory
+    for work, state in zip(_works(GREEDY), states, strict=True):
+        assert state.new_token_ids == work.alone(decoder).new_token_ids
+
+
+def test_batch_sizes_are_powers_of_two() -> None:
+    assert [batch_size_for(count) for count in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+
+
+def test_sequences_that_fill_a_batch_neither_grow_nor_change_others(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, works = _decoder(model), _works(GREEDY, 3)
+    expected = [work.alone(decoder).new_token_ids for work in works]
+    lane, states = _started(decoder, works, places=4)
+    original = Pipeline.start
+    lengths = set()
+
+    def planted(self: Pipeline, *args: Any) -> None:
+        count = len(lane.live)
+        lengths.update(self.rows.base_length[count:].tolist())
+        for block in self.context.cache._all_blocks:
+            block[:, count:] = 1e4
+        original(self, *args)
+
+    monkeypatch.setattr(Pipeline, "start", planted)
+    finish(lane)
+    assert lengths == {FILLED}
+    assert [state.new_token_ids for state in states] == expected
+
+
+def test_slots_after_the_last_token_change_nothing(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, works = _decoder(model), _works(GREEDY, 2)
+    expected = [work.alone(decoder).new_token_ids for work in works]
+    lane, states = _started(decoder, works, places=2)
+    original = Pipeline.start
+
+    def planted(self: Pipeline, *args: Any) -> None:
+        slots = torch.arange(self.context.cache.capacity)
+        lengths = self.rows.base_length[: self.batch_size]
+        is_free = (slots >= lengths[:, None])[None, :, None, :, None]
+        for block in self.context.cache._all_blocks:
+            block.masked_fill_(is_free, 1e4)
+        original(self, *args)
+
+    monkeypatch.setattr(Pipeline, "start", planted)
+    finish(lane)
+    assert [state.new_token_ids for state in states] == expected
+
+
+class _Copied:
+    """A double of the event after which the outcome of a step is on the host."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("is_gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_sequence_without_finite_logits_fails_alone(
+    model: LlamaForCausalLM,
+    options: dict[str, Any],
+    is_gpu: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = _decoder(model, "sampled" if options is SAMPLED else "deterministic")
+    works = _works(options, 3)
+    expected = [work.alone(decoder).new_token_ids for work in works]
+    lane, states = _started(decoder, works, places=4)
+    for _ in range(2):
+        lane.step()
+    before = list(states[1].new_token_ids)
+    original: Callable[..., Any] = pipeline._DeviceStep.start
+    logits = decoder.target.logits
+
+    def poisoned(features: torch.Tensor) -> torch.Tensor:
+        found = logits(features)
+        if len(features) == 4:  # not those of the drafter
+            found[1] = float("nan")
+        return found
+
+    def started(self: Any, keys: Any) -> Any:
+        unread = original(self, keys)
+        return unread._replace(is_copied=_Copied()) if is_gpu else unread
+
+    monkeypatch.setattr(pipeline._DeviceStep, "start", started)
+    monkeypatch.setattr(decoder.target, "logits", poisoned)
+    while not states[1].is_finished:
+        lane.step()
+    monkeypatch.undo()
+    finish(lane)
+    assert isinstance(states[1].error, NumericalError)
+    assert expected[1][: len(states[1].new_token_ids)] == states[1].new_token_ids
+    assert len(states[1].new_token_ids) >= len(before)
+    assert [states[index].new_token_ids for index in (0, 2)] == [expected[0], expected[2]]
+    lane.close()
+
+
+def test_details_are_returned_by_ordinary_steps(model: LlamaForCausalLM) -> None:
+    decoder, (work,) = _decoder(model), _works(GREEDY, 1)
+    request = request_of(decoder, work)
+    lane = lane_of(decoder, request)
+    state = SequenceState.of(0, request)
+    object.__setattr__(request, "record", OutputOptions(raw_log_probs=True))
+    start(lane, state)
+    assert isinstance(lane, CapturedLane)
+    (step,) = lane.step()
+    assert step.details is not None
+    assert not lane._is_running
+    finish(lane)
+    assert state.new_token_ids == work.alone(decoder).new_token_ids
+
+
+@pytest.mark.parametrize("tree", ["auto", "fixed"])
+def test_an_engine_with_captured_steps_gives_the_same_tokens(
+    model: LlamaForCausalLM, tree: Any
+) -> None:
+    drafter = tiny_drafter(TargetAdapter(model))
+    decoder = SpeculativeDecoder(model, drafter, tree=tree, captured=True)
+    ordinary = SpeculativeDecoder(model, drafter, tree="fixed")
+    requests = [
+        ([1, 2, 3], {"temperature": 0, "max_new_tokens": 20}),
+        ([4, 5], {"temperature": 0, "max_new_tokens": 9}),
+        ([6, 7, 8], {"temperature": 0, "max_new_tokens": 14}),
+    ]
+    with EngineThread(decoder, places=2, capacity=64) as engine:
+        jobs = [engine.submit(prompt, **options) for prompt, options in requests]
+        texts = [[token for step in job for token in step.token_ids] for job in jobs]
+    for (prompt, options), text in zip(requests, texts, strict=True):
+        assert text == ordinary.generate(prompt, **options).new_token_ids

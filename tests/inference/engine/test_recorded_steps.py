@@ -1,0 +1,117 @@
+"""Recorded steps depend on nothing that the host knew when they were recorded."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.lanes import Work, played
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
+from helpers.recordings import Recorded
+from helpers.variants import VARIANTS
+
+from inference import SpeculativeDecoder
+from inference.engine import accept_batched, pipeline
+from inference.engine.captured_lane import CapturedLane
+from inference.engine.pipeline import Pipeline
+from inference.sampling.batch import BatchSampling
+from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+
+TREES = {
+    "deterministic": TreeShape(children=2, breadth=2, num_nodes=6),
+    "sampled": TreeShape(children=3, breadth=2, sampled=True),
+}
+QUICK = {
+    "E2-mixture-P1",
+    "hidden-unordered",
+    "tail-1",
+    "draft-vocabulary",
+    "feedback-mixture-P2",
+    "hybrid-sum-hidden-fused",
+}
+
+
+@pytest.fixture(autouse=True)
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RecordedFunction", Recorded)
+    monkeypatch.setattr(pipeline, "STRIDE", 64)
+    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
+    monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
+
+
+def _works(*options: dict[str, Any]) -> list[Work]:
+    return [
+        Work([1 + index, 2, 3 + index % 2], index, {"max_new_tokens": 6 + 4 * index, **own})
+        for index, own in enumerate(options)
+    ]
+
+
+def _assert_same_as_alone(decoder: SpeculativeDecoder, works: list[Work], seed: int) -> None:
+    states = played(decoder, works, {1: 3}, seed)
+    for index, (work, state) in enumerate(zip(works, states, strict=True)):
+        alone = work.alone(decoder).new_token_ids
+        if index == 1:
+            alone = alone[: len(state.new_token_ids)]
+        assert state.new_token_ids == alone
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(4), quick=[1]))
+@pytest.mark.parametrize("tree", ["deterministic", "sampled", None])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_temperatures_may_differ_and_change(tree: str | None, top_p: float, seed: int) -> None:
+    model = tiny_llama(vocab=11)
+    drafter = None if tree is None else tiny_drafter(TargetAdapter(model))
+    decoder = SpeculativeDecoder(model, drafter, tree=TREES[tree or "sampled"])
+    temperatures = (0.5, 0.8, 1.3, 0.8, 2.0, 0.6)
+    works = _works(*({"temperature": value, "top_p": top_p} for value in temperatures))
+    _assert_same_as_alone(decoder, works, seed)
+
+
+def test_temperatures_of_the_recording_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Planted(BatchSampling):
+        def __init__(self, each: Any, temperatures: Any = None) -> None:
+            super().__init__(each)
+
+    monkeypatch.setattr(pipeline, "BatchSampling", Planted)
+    with pytest.raises(AssertionError):
+        test_temperatures_may_differ_and_change("sampled", 1.0, 1)
+
+
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS, quick=QUICK))
+def test_every_kind_of_drafter_can_be_recorded(name: str) -> None:
+    model = tiny_llama()
+    settings = VARIANTS[name]
+    shape = TreeShape(
+        autoregressive_levels=2,
+        parallel_levels=settings.schedule.parallel_levels,
+        children=2,
+        breadth=2,
+        num_nodes=6,
+    )
+    drafter = tiny_drafter(TargetAdapter(model), settings)
+    decoder = SpeculativeDecoder(model, drafter, tree=shape)
+    _assert_same_as_alone(decoder, _works(*[{"temperature": 0}] * 4), seed=1)
+
+
+def test_a_step_is_recorded_once_for_all_temperatures() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, captured=True)
+    for temperature in (0.5, 0.9, 1.4):
+        decoder.generate([1, 2, 3], temperature=temperature, seed=1, max_new_tokens=12)
+    assert decoder._pipelines is not None
+    (own,) = decoder._pipelines._unused
+    assert isinstance(own, Pipeline)
+    assert len(own._steps) == 1
+
+
+def test_a_recording_repeats_operations_without_python_code() -> None:
+    state, calls = torch.zeros(2), []
+
+    def function() -> torch.Tensor:
+        calls.append(1)
+        return state.add_(1) * len(calls)
+
+    recorded = Recorded(function, (state,), state.device, pipeline.GraphMemory())
+    assert [recorded().tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
+    assert len(calls) == 2
