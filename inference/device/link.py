@@ -35,7 +35,7 @@ _GONE = {404, 410}  # status codes of a session that the server does not have
 
 
 @dataclass
-class Traffic:
+class LinkTraffic:
     """What was sent and received for one text."""
 
     num_calls: int = 0  # number of requests, repeated ones included
@@ -113,7 +113,7 @@ class ServerLink:
         except MessageError as error:
             raise self._no_interface(str(error)) from error
 
-    def open(self, request: OpenSession, traffic: Traffic) -> SessionOpened:
+    def open(self, request: OpenSession, traffic: LinkTraffic) -> SessionOpened:
         """Open a session.
 
         A repeated request ends the session that an earlier one may have opened.
@@ -135,7 +135,7 @@ class ServerLink:
             raise PromptError(_problem(response).message)
         raise self._refused(response)
 
-    def submit(self, sent: Send, traffic: Traffic) -> Verdict | None:
+    def submit(self, sent: Send, traffic: LinkTraffic) -> Verdict | None:
         """Return the verdict of a step; None if the server does not have the session any more.
 
         Args:
@@ -173,7 +173,7 @@ class ServerLink:
             return
 
     def _answer(
-        self, method: str, path: str, body: bytes, kind: type[MessageT], traffic: Traffic
+        self, method: str, path: str, body: bytes, kind: type[MessageT], traffic: LinkTraffic
     ) -> tuple[httpx2.Response, MessageT | None]:
         """Return the first final response, and its message unless the request was refused."""
         started, pause = time.monotonic(), _FIRST_PAUSE

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from inference.device.drafting import DeviceDrafting
-from inference.device.link import ServerLink, Traffic
+from inference.device.link import LinkTraffic, ServerLink
 from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
@@ -33,7 +33,7 @@ class RemoteOutput(GenerateOutput):
     The seconds in `stats` are those of the device: `verify` includes the network.
     """
 
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: LinkTraffic = field(default_factory=LinkTraffic)
 
 
 class RemoteText:
@@ -54,7 +54,7 @@ class RemoteText:
         new_drafting: Callable[[ClientSession], DeviceDrafting],
         ticket: RequestTicket | None = None,
     ) -> None:
-        self.traffic = Traffic()
+        self.traffic = LinkTraffic()
         self.stats = DecodeStats()
         self._link = link
         self._session = ClientSession(request)

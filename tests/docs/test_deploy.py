@@ -25,7 +25,11 @@ DRAIN_SECONDS = 30
 
 
 def _options(words: list[str]) -> dict[str, Any]:
-    """Return the options of a `jakiro` command, or raise an error if there are no such options."""
+    """Return the options of a `jakiro` command, or raise an error if there are no such options.
+
+    A folder that exists takes the place of the target's.
+    """
+    words = [str(ROOT) if word.endswith("/models/target") else word for word in words]
     group: Any = typer.main.get_command(app)
     command = group.commands[words[1]]
     options: dict[str, Any] = command.make_context(words[1], list(words[2:])).params
