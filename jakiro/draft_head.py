@@ -40,7 +40,7 @@ class DraftHead:
             be drafted.
         form: format of the copy.
         norm: norm that is applied to features first; None for no norm.
-        own: the drafter's own head; None to use the target's.
+        own: the drafter's own head, a linear layer or its adapter; None to use the target's.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DraftHead:
         token_ids: Int[Tensor, " drafted"] | None,
         form: HeadForm = "own",
         norm: nn.Module | None = None,
-        own: nn.Linear | None = None,
+        own: nn.Module | None = None,
     ) -> None:
         self.target = target
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
@@ -90,9 +90,10 @@ class DraftHead:
         parameters = (parameter for part in modules for parameter in part.parameters())
         return tuple(parameter for parameter in parameters if parameter.requires_grad)
 
-    def _own_logits(self, own: nn.Linear, features: Tensor) -> Tensor:
+    def _own_logits(self, own: nn.Module, features: Tensor) -> Tensor:
         if self.form == "own" or type(own) is not nn.Linear:
-            return own(features)
+            logits: Tensor = own(features)
+            return logits
         return self._product_of(own)(features)
 
     @property

@@ -36,7 +36,7 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         ),
         ({"trunk": {"kind": "mlp"}}, r"'trunk\.kind'"),
         ({"trunk": FEEDBACK | {"ttt_steps": 9}}, r"'trunk\.ttt_steps'"),
-        (SUMMED | {"tail_layers": 4}, "'tail_layers'"),
+        (SUMMED | {"tail_layers": -1}, "'tail_layers'"),
         (
             {"tail_layers": 1},
             "tail_layers requires experts.combine=sum and schedule.parallel_levels=0",

@@ -62,7 +62,11 @@ def test_a_recorded_step_runs_on_tensors_without_values(
 
 
 @pytest.mark.parametrize("kind", sorted(PREFIX_FREE, key=lambda own: own.__name__))
-def test_processors_that_wait_for_the_device_are_known(kind: type) -> None:
+def test_processors_that_wait_for_the_device_are_known(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first compilation of a process switches these checks off.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     warper = kind(**SETTINGS.get(kind.__name__, {}))
     sampling = Sampling(LogitsProcessorList([warper]), do_sample=True)
     logits = torch.randn(4, 9)
