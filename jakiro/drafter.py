@@ -90,6 +90,8 @@ class JakiroDrafter(PreTrainedModel):
         self.experts = experts_of(config)
         self.level_heads = level_heads(config)
         self.level_masks = level_masks(config)
+        # Whether the target's last layers read the states of all levels, as in Hidden Transfer.
+        self.transfers = settings.schedule.heads == "transfer"
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)

@@ -29,8 +29,8 @@ def export_drafter(
         Literal["eagle3", "speculators", "vllm"],
         typer.Option(
             help="Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a "
-            "folder that vLLM serves without other arguments; vllm: drafters of any architecture, "
-            "for vLLM in an environment where jakiro is installed."
+            "folder that vLLM serves without other arguments; vllm: most other drafters, for vLLM "
+            "in an environment where jakiro is installed."
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")],

@@ -66,8 +66,8 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
             "this drafter cannot be exported as EAGLE-3",
             expected=", ".join(problem.expected for problem in problems),
             got=", ".join(str(problem.got) for problem in problems),
-            remedy="use `--to vllm`, which exports drafters of any architecture for vLLM with a "
-            "plug-in, or train one with the settings in configs/drafters/eagle3-exact.yaml",
+            remedy="use `--to vllm`, which exports most other drafters for vLLM with a plug-in, "
+            "or train one with the settings in configs/drafters/eagle3-exact.yaml",
         )
     weights = _weights(drafter, "midlayer." if layout == "eagle3" else "layers.0.")
     layer = _layer(drafter, facts)

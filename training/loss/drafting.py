@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
-from jakiro.levels.transfer import HiddenTransfer, PseudoRows, with_features
+from jakiro.levels.transfer import PseudoRows, with_features
 from jakiro.target.masks import same_document
 from jakiro.target.tail import JoinedCache, TargetTail
 from moa.attention import KV, KVStore
@@ -112,7 +112,7 @@ def _rolled_out(
         inputs = inputs._replace(previous=previous, earlier=earlier_tokens)
         stores = tuple(layer.of_pass(sample) for layer in earlier)
         output = halves.draft(view.embeddings, batch.positions, mask, inputs, stores)
-        if tail is not None and isinstance(drafter.experts, HiddenTransfer):
+        if tail is not None and drafter.transfers:
             output = _transferred(output, tail, view, batch, sample)
         elif tail is not None and predicted is not None:
             output = _rolled_through_tail(output, tail, batch, sample, predicted)

@@ -8,7 +8,7 @@ from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
 from inference.trees.builder import TreeLevel
 from jakiro.draft_head import DraftHead
 from jakiro.experts import ExpertsOutput, posterior_log_weights
-from jakiro.levels.transfer import HiddenTransfer, PseudoRows, with_features
+from jakiro.levels.transfer import PseudoRows, with_features
 from jakiro.target.cache import SlotCache
 from jakiro.target.masks import positions_in_slots, slot_mask
 from jakiro.target.tail import TargetTail
@@ -127,7 +127,7 @@ class TreePass:
         tail, cache = self.cache.tail, self.cache.tail_cache
         if tail is None or cache is None:
             return output
-        if isinstance(self.cache.model.experts, HiddenTransfer):
+        if self.cache.model.transfers:
             return self._through_layers(output, positions, tail, cache)
         cache.set_slots(slots, mask.shape[2])
         written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)

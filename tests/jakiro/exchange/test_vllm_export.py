@@ -84,6 +84,7 @@ def test_what_is_dropped_is_said() -> None:
         ({"trunk": {"first_position": True}}, r"first_position of False.*first_position=false"),
         ({"trunk": {"tokens": "trigram"}}, r"tokens of single; got: trigram"),
         ({"trunk": {"num_layers": 2}}, r"num_layers of 1; got: 2"),
+        ({"num_experts": 4, "active_experts": 1}, r"active_experts of null; got: 1"),
         (
             {"combine": "sum", "parallel_levels": 0, "tail_layers": 1},
             r"tail_layers of 0; got: 1; remedy: train a drafter without tail layers",
