@@ -20,7 +20,10 @@ class CapturedLane(CapturedBatch, Lane):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.context.reserve(self.capacity + self._most_per_step)
+        cache = self.context.cache
+        per_slot = self.num_bytes // cache.capacity
+        self.context.reserve(self.capacity + self._most_per_step, doubles=False)
+        self.num_bytes = per_slot * cache.capacity
 
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
         """Emit first tokens, and move sequences that go on into free places, as `Lane.start` does.

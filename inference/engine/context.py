@@ -314,11 +314,16 @@ class Context:
             self.session.clear_unused()
 
     @torch.inference_mode()
-    def reserve(self, capacity: int) -> None:
-        """Make room for sequences of `capacity` tokens; if a cache grows, it at least doubles."""
+    def reserve(self, capacity: int, *, doubles: bool = True) -> None:
+        """Make room for sequences of `capacity` tokens.
+
+        Args:
+            capacity: number of tokens of each sequence.
+            doubles: whether a cache that grows at least doubles, so that it seldom grows again.
+        """
         needed = capacity + self._margin
         if needed > self.cache.capacity:
-            self.cache.reserve(max(needed, 2 * self.cache.capacity))
+            self.cache.reserve(max(needed, 2 * self.cache.capacity) if doubles else needed)
             if self.session is not None:
                 self.session.reserve(self.cache.capacity)
 

@@ -114,6 +114,7 @@ class Adaptation:
         self._own_fingerprint = model.fingerprint
         self._process: LearningProcess | None = None
         self._change: _Change | None = None  # change that is due as soon as the server is idle
+        self._num_purges = 0
         self._num_new = 0  # number of texts since the last lesson
         self._idle_since: float | None = None
         self.version = 0  # number of the version in use; 0 for the drafter's own weights
@@ -158,6 +159,7 @@ class Adaptation:
         Args:
             tenant: user whose texts are forgotten.
         """
+        self._num_purges += 1
         num_texts = self._ring.purge(tenant)
         process = self._process
         if process is not None and tenant in process.lesson.tenants:
@@ -203,17 +205,22 @@ class Adaptation:
 
     async def _learn(self) -> None:
         """Go on with a lesson, or begin one if there are enough new texts."""
-        if self._process is not None:
-            if self._process.seconds > _LONGEST_LESSON:
-                await self._process.kill()
-            self._process.resume()
+        process = self._process
+        if process is not None:
+            if process.seconds > _LONGEST_LESSON:
+                await process.kill()
+            process.resume()
             return
         lesson = self._next_lesson()
         if lesson is None:
             return
         self._num_new = 0
         _logger.info("learning from %d texts", len(lesson.learned))
+        num_purges = self._num_purges
         process = await LearningProcess.start(self._learner.command, lesson)
+        if self._num_purges != num_purges:  # the texts of the lesson may be among the purged ones
+            await process.kill()
+            return
         self._process = process
         if self._is_busy():
             process.pause()
@@ -280,11 +287,12 @@ class Adaptation:
             _logger.warning("a version is refused: %s", error)
             self._telemetry.changes.labels("refused").inc()
             self._folder.remove(change.number)
-            self._change = (
-                None
-                if change.why == "better"
-                else change._replace(number=self._newest_before(change.number))
-            )
+            if self._change == change:  # no purge has replaced it
+                self._change = (
+                    None
+                    if change.why == "better"
+                    else change._replace(number=self._newest_before(change.number))
+                )
             return
         if self._is_busy() or self._change != change:
             return  # it is tried again

@@ -301,20 +301,16 @@ class EngineThread:
         Raises:
             EngineStopped: the engine was closed, or its thread has died.
         """
-        done: Future[bool] = Future()
 
-        def attempt() -> None:
-            try:
-                is_idle = self.scheduler.is_idle
-                if is_idle:
-                    change()
-            except BaseException as error:  # noqa: BLE001 - the caller gets it
-                done.set_exception(error)
-            else:
-                done.set_result(is_idle)
+        def attempt() -> bool:
+            is_idle = self.scheduler.is_idle
+            if is_idle:
+                change()
+            return is_idle
 
-        self._command(attempt)
-        return done
+        call = EngineCall(attempt)
+        self._command(call.run)
+        return call.future
 
     def close(self) -> None:
         """Stop the engine after the current decoding step.

@@ -74,6 +74,8 @@ class VerificationSession(DecodeBatch):
         context = Context(target, self._trees, request.sampling, 1, request.max_length)
         super().__init__(context, AlwaysDraft.with_all_of(self._trees), threads)
         self._prefill = Prefill(self.context, [self._state])
+        if self.is_finished:
+            self.context.close()
 
     @property
     def emitted(self) -> list[int]:
@@ -109,6 +111,8 @@ class VerificationSession(DecodeBatch):
             else:
                 self._state.token_ids.append(self._root)
         self.live = [] if self.is_finished else [self._state]
+        if self.is_finished:
+            self.context.close()
         self.is_open = True
 
     def submit(self, step: int, received: ReceivedStep) -> bytes:

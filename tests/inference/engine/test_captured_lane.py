@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from inference import SpeculativeDecoder
 from inference.engine import pipeline
 from inference.engine.captured_lane import CapturedLane
+from inference.engine.lane import Lane
 from inference.engine.pipeline import FILLED, Pipeline, batch_size_for
 from inference.engine.request import OutputOptions, SequenceState
 from inference.serving.engine_thread import EngineThread
@@ -247,3 +248,18 @@ def test_an_engine_with_captured_steps_gives_the_same_tokens(
         texts = [[token for step in job for token in step.token_ids] for job in jobs]
     for (prompt, options), text in zip(requests, texts, strict=True):
         assert text == ordinary.generate(prompt, **options).new_token_ids
+
+
+@pytest.mark.parametrize("capacity", range(40, 72, 4))
+def test_a_lane_takes_no_more_memory_than_its_capacity_needs(
+    model: LlamaForCausalLM, capacity: int
+) -> None:
+    decoder = _decoder(model)
+    request = request_of(decoder, Work([1, 2], 0, {**GREEDY, "max_new_tokens": 4}))
+    lane, plain = (
+        kind(decoder.target, decoder.drafter, request.sampling, 2, capacity)
+        for kind in (CapturedLane, Lane)
+    )
+    slots, before = lane.context.cache.capacity, plain.context.cache.capacity
+    assert before <= slots <= before + 64
+    assert lane.num_bytes == slots * plain.num_bytes // before

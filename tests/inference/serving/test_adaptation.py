@@ -150,8 +150,32 @@ def test_a_change_waits_until_no_request_is_decoded() -> None:
         failing = engine.when_idle(lambda: changes.index(7))
         with pytest.raises(ValueError, match="7"):
             failing.result(SECONDS)
+        waiting = engine.submit([1, 2], temperature=0, max_new_tokens=2)
+        engine.when_idle(lambda: None).cancel()
+        list(waiting)
         assert engine.is_alive
     assert changes == [2]
+
+
+def test_a_lesson_that_starts_during_a_purge_is_ended(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, begun = adaptation.LearningProcess.start, []
+
+    async def after_a_purge(*arguments: Any) -> Any:
+        await served.adaptation.purge("everyone")
+        process = await start(*arguments)
+        begun.append(process)
+        return process
+
+    monkeypatch.setattr(adaptation.LearningProcess, "start", after_a_purge)
+    served = serve("better", places=2)
+    with served.running.client() as client:
+        served.teach(client, 0)
+    wait_until(lambda: begun and begun[-1].is_done)
+    time.sleep(4 * adaptation._POLL_SECONDS)  # a result would be used
+    assert served.adaptation.version == 0
+    assert served.metric("adapt_changes_total", why="better") == 0
 
 
 def test_weights_that_depend_on_a_text_do_not_change_the_distribution_of_the_next() -> None:
