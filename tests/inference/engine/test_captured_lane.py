@@ -256,10 +256,10 @@ def test_a_lane_takes_no_more_memory_than_its_capacity_needs(
 ) -> None:
     decoder = _decoder(model)
     request = request_of(decoder, Work([1, 2], 0, {**GREEDY, "max_new_tokens": 4}))
-    lane, plain = (
+    lane, usual = (
         kind(decoder.target, decoder.drafter, request.sampling, 2, capacity)
         for kind in (CapturedLane, Lane)
     )
-    slots, before = lane.context.cache.capacity, plain.context.cache.capacity
+    slots, before = lane.context.cache.capacity, usual.context.cache.capacity
     assert before <= slots <= before + 64
-    assert lane.num_bytes == slots * plain.num_bytes // before
+    assert lane.num_bytes == slots * usual.num_bytes // before
