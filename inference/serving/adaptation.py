@@ -288,11 +288,8 @@ class Adaptation:
             self._telemetry.changes.labels("refused").inc()
             self._folder.remove(change.number)
             if self._change == change:  # no purge has replaced it
-                self._change = (
-                    None
-                    if change.why == "better"
-                    else change._replace(number=self._newest_before(change.number))
-                )
+                earlier = change._replace(number=self._newest_before(change.number))
+                self._change = None if change.why == "better" else earlier
             return
         if self._is_busy() or self._change != change:
             return  # it is tried again
