@@ -7,7 +7,7 @@ import pytest
 
 from jakiro.cli import app
 from jakiro.errors import ConfigError, DataError
-from training.data.shards import write_shards
+from training.data.shards import common_words, names_person, write_shards
 from training.data.sources import find_sources
 
 RECORDS = [
@@ -21,6 +21,12 @@ RECORDS = [
     },
     {"record": 4, "messages": [{"role": "user", "content": "and how?"}]},
 ]
+COMMON = common_words(
+    [
+        "the machine is learning and new deep models are read by the dear state department",
+        "however the great writer wrote about the solar system in the morning",
+    ]
+)
 
 
 @pytest.fixture
@@ -90,3 +96,39 @@ def test_the_command_says_how_many_records_it_wrote(
         standalone_mode=False,
     )
     assert f"2 of 3 records in {out}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It was Ada Lovelace who wrote it.",
+        "The painter Vincent van Gogh was Dutch.",
+        "Ask Dr. Miller about it.",
+        "The books of J. K. Rowling are long.",
+        "Emily Brontë wrote one novel.",
+        "Jean-Luc Picard gave the order.",
+        "Émile Zola and LeBron James never met.",
+        "Ask Conor O'Brien.",
+    ],
+)
+def test_persons_are_found(text: str) -> None:
+    assert names_person(text, COMMON)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Machine Learning and Deep Learning are related.",
+        "However, the Great Writer is unknown.",
+        "In Paris, it rains. Berlin is dry.",
+        "- Solar System\n- State Department",
+        "HTML and CSS",
+    ],
+)
+def test_other_texts_are_kept(text: str) -> None:
+    assert not names_person(text, COMMON)
+
+
+def test_a_word_that_is_almost_always_capitalized_is_not_common() -> None:
+    assert common_words(["Anna likes anna.", "Anna " * 20]) >= {"likes"}
+    assert "anna" not in common_words(["Anna likes anna.", "Anna " * 20])
