@@ -5,9 +5,11 @@ schema of the document. Times are in wall-clock seconds, and memory is in bytes.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     Field,
@@ -90,8 +92,8 @@ class TargetFacts(Settings):
     gguf_sha256: str | None = None
 
 
-class Environment(Settings):
-    """Machine, versions and target of a measurement."""
+class MachineFacts(Settings):
+    """The machine and versions of a measurement."""
 
     time: str  # UTC, ISO 8601
     argv: tuple[str, ...]
@@ -100,12 +102,17 @@ class Environment(Settings):
     versions: dict[str, str | None]
     platform: str
     processor: str
-    device: str
     num_cpus: int | None
-    threads: int
-    spin_count: str | None  # environment variable GOMP_SPINCOUNT
     # over the minute before the measurement; other processes distort the timings
     load_average: float | None
+
+
+class Environment(MachineFacts):
+    """Machine, versions and target of a measurement."""
+
+    device: str
+    threads: int
+    spin_count: str | None  # environment variable GOMP_SPINCOUNT
     target: TargetFacts
 
 
@@ -128,6 +135,12 @@ class Quantiles(Settings):
 
     p50: float
     p95: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Quantiles":
+        """Return the quantiles of at least one value."""
+        middle, high = np.quantile(values, (0.5, 0.95))
+        return cls(p50=float(middle), p95=float(high))
 
 
 class ExpertFigures(Settings):

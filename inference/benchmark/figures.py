@@ -188,10 +188,7 @@ def _gaps(samples: Sequence[Sample]) -> list[float]:
 
 
 def _quantiles(values: Sequence[float]) -> Quantiles:
-    if not values:
-        return Quantiles(p50=0.0, p95=0.0)
-    p50, p95 = np.quantile(values, (0.5, 0.95))
-    return Quantiles(p50=float(p50), p95=float(p95))
+    return Quantiles.of(values) if values else Quantiles(p50=0.0, p95=0.0)
 
 
 def _texts(samples: Sequence[Sample]) -> list[list[int]]:

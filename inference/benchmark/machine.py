@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from inference.benchmark.document import Environment, TargetFacts
+from inference.benchmark.document import Environment, MachineFacts, TargetFacts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings
@@ -57,16 +57,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
-    """Return the machine, versions and target of a comparison.
-
-    Args:
-        target: measured target.
-        name_or_path: folder or hub id that the target was loaded from.
-    """
+def machine_facts() -> MachineFacts:
+    """Return the machine and versions of a measurement."""
     origin = provenance()
     git = origin["git"] or {"sha": None, "is_dirty": None}
-    return Environment(
+    return MachineFacts(
         time=origin["time"],
         argv=tuple(origin["argv"]),
         commit=git["sha"],
@@ -74,11 +69,23 @@ def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
         versions=origin["versions"],
         platform=origin["platform"],
         processor=processor(),
-        device=device_name(target.device),
         num_cpus=origin["num_cpus"],
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    )
+
+
+def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
+    """Return the machine, versions and target of a comparison.
+
+    Args:
+        target: measured target.
+        name_or_path: folder or hub id that the target was loaded from.
+    """
+    return Environment(
+        **dict(machine_facts()),
+        device=device_name(target.device),
         threads=torch.get_num_threads(),
         spin_count=os.environ.get("GOMP_SPINCOUNT"),
-        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         target=TargetFacts(
             name_or_path=name_or_path,
             fingerprint=target.spec.fingerprint,

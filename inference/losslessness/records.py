@@ -53,13 +53,12 @@ class Result(BaseModel):
         return ()
 
 
-class GreedyDifference(Result):
-    """The first token at which a greedy continuation differs from the target's own."""
+class FirstDifference(Result):
+    """The first token at which something differs from the target's own greedy continuation."""
 
     prompt: int  # counted from 1
     position: int  # position among the new tokens, counted from 1
     target_token: int | None  # None if the target's continuation has already ended
-    decoder_token: int | None  # None if the decoder's continuation has already ended
     # difference between the target's logits of the two tokens; None if there is only one token
     gap: float | None
     rounding: float  # largest effect of rounding on these logits; 0 in single precision
@@ -70,14 +69,27 @@ class GreedyDifference(Result):
         """Whether rounding alone can explain the difference."""
         return self.gap is not None and self.gap <= self.rounding
 
-    def __str__(self) -> str:
+    def described(self, tokens: str) -> str:
+        """Return a line about the difference.
+
+        Args:
+            tokens: the two tokens or texts.
+        """
         kind = "near-tie" if self.is_near_tie else "difference"
         gap = "none" if self.gap is None else f"{self.gap:.3g}"
         return (
-            f"{kind}: prompt {self.prompt}, new token {self.position}: target "
-            f"{self.target_token}, decoder {self.decoder_token}, logit gap {gap} "
+            f"{kind}: prompt {self.prompt}, new token {self.position}: {tokens}, logit gap {gap} "
             f"(rounding {self.rounding:.3g})"
         )
+
+
+class GreedyDifference(FirstDifference):
+    """The first token at which a greedy continuation differs from the target's own."""
+
+    decoder_token: int | None  # None if the decoder's continuation has already ended
+
+    def __str__(self) -> str:
+        return self.described(f"target {self.target_token}, decoder {self.decoder_token}")
 
 
 class GreedyCheck(Result):

@@ -320,8 +320,7 @@ def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options
 def _show_changes(before: Path, after: Path) -> None:
     from rich.console import Console
 
-    from inference.benchmark.diff.change import compare_documents
-    from inference.benchmark.diff.table import show_changes
+    from inference.benchmark.diff import compare_documents, show_changes
     from inference.benchmark.document import read_document
 
     show_changes(compare_documents(read_document(before), read_document(after)), Console())

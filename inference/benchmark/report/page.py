@@ -4,15 +4,14 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
 from inference.benchmark.report import plots, style
-from inference.benchmark.report.exchanges import exchanges_of
-from inference.benchmark.report.style import PHASES, Looks, expert_color, looks
+from inference.benchmark.report.style import ELLIPSIS, PHASES, Looks, expert_color, looks
 from inference.benchmark.report.tree_picture import draw_tree
 from inference.benchmark.report.verdict import fastest, has_too_few, step_cost, verdict
 from inference.benchmark.stats import FEWEST_PROMPTS
@@ -24,6 +23,8 @@ _FILTERS: tuple[Callable[..., str], ...] = (
 )
 # Figures of all temperatures share a scale if the times differ by at most this factor.
 _SCALE_RATIO = 1.5
+MOST_SHOWN = 20  # prompts on a page
+_LONGEST_TITLE = 90  # characters
 
 
 @dataclass(frozen=True)
@@ -241,3 +242,43 @@ def _tree(figures: MethodFigures) -> str:
         f"{size}, depth {tree.autoregressive_levels} + {tree.parallel_levels},"
         f" {tree.children} children, breadth {tree.breadth}"
     )
+
+
+class SharedAnswer(NamedTuple):
+    """An answer, and the methods that gave it at a temperature."""
+
+    temperature: float
+    methods: list[str]
+    text: str
+
+
+class Exchange(NamedTuple):
+    """A prompt and its answers."""
+
+    title: str  # beginning of the question, on one line
+    question: str
+    answers: list[SharedAnswer]
+
+
+def exchanges_of(document: ComparisonDocument) -> list[Exchange]:
+    """Return the first prompts with their answers; empty if the document has no texts."""
+    answers: dict[str, dict[tuple[float, str], list[str]]] = {}
+    for method in document.methods:
+        for sample in method.samples:
+            if sample.answer is not None and sample.prompt in document.questions:
+                own = answers.setdefault(sample.prompt, {})
+                own.setdefault((method.temperature, sample.answer), []).append(method.name)
+    shown = [prompt for prompt in document.questions if prompt in answers][:MOST_SHOWN]
+    return [
+        Exchange(
+            _title(document.questions[prompt]),
+            document.questions[prompt],
+            [SharedAnswer(at, methods, text) for (at, text), methods in answers[prompt].items()],
+        )
+        for prompt in shown
+    ]
+
+
+def _title(question: str) -> str:
+    line = " ".join(question.split())
+    return line if len(line) <= _LONGEST_TITLE else line[: _LONGEST_TITLE - 1] + ELLIPSIS

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from inference.benchmark.document import Quantiles, Temperatures
+from inference.benchmark.document import MachineFacts, Quantiles, Temperatures
 from jakiro.utils.settings import Settings
 
 LOAD_VERSION: Literal[1] = 1
@@ -63,20 +63,6 @@ class LoadSettings(Settings):
         if self.requests is not None and self.seconds is not None:
             raise ValueError("--requests or --seconds, but not both")
         return self
-
-
-class LoadEnvironment(Settings):
-    """The machine and versions of the clients."""
-
-    time: str  # UTC, ISO 8601
-    argv: tuple[str, ...]
-    commit: str | None
-    is_dirty: bool | None  # whether the checkout had uncommitted changes
-    versions: dict[str, str | None]
-    platform: str
-    processor: str
-    num_cpus: int | None
-    load_average: float | None  # over the minute before the measurement
 
 
 class ServerFacts(Settings):
@@ -195,7 +181,7 @@ class LoadDocument(Settings):
     """
 
     version: Literal[1] = LOAD_VERSION
-    environment: LoadEnvironment
+    environment: MachineFacts
     server: ServerFacts
     settings: LoadSettings
     is_complete: bool

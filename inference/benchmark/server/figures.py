@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from inference.benchmark.document import Quantiles
 from inference.benchmark.server.document import LoadFigures, RequestRecord
 from inference.client.patience import TOO_MANY_REQUESTS
@@ -56,10 +54,7 @@ def _statuses(records: Sequence[RequestRecord]) -> dict[str, int]:
 
 def _quantiles(values: Iterable[float]) -> Quantiles | None:
     found = list(values)
-    if not found:
-        return None
-    middle, high = np.quantile(found, (0.5, 0.95))
-    return Quantiles(p50=float(middle), p95=float(high))
+    return Quantiles.of(found) if found else None
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

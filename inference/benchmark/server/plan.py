@@ -1,15 +1,47 @@
 """The order of the requests of a load test, and the random choices about each request."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from inference.benchmark.server.bad_requests import BadRequest, bad_requests
 from inference.benchmark.server.document import LoadSettings
 from inference.client.request import ServerRequest, prompt_for
 from inference.generation.prompt_file import BenchPrompt
+
+
+class BadRequest(NamedTuple):
+    """A request with a fault."""
+
+    fault: str  # description of the fault
+    path: str
+    content: bytes
+
+
+def bad_requests(model: str) -> list[BadRequest]:
+    """Return one request for each kind of fault.
+
+    Args:
+        model: name of the served model.
+    """
+    body: dict[str, Any] = {"model": model, "prompt": "Once", "max_tokens": 4}
+    chat: dict[str, Any] = {"model": model, "max_tokens": 4}
+    faults: dict[str, tuple[str, Any]] = {
+        "no prompt": ("completions", {"model": model}),
+        "an unknown model": ("completions", body | {"model": f"not-{model}"}),
+        "a negative length": ("completions", body | {"max_tokens": -1}),
+        "a temperature that is a text": ("completions", body | {"temperature": "hot"}),
+        "messages that are a text": ("chat/completions", chat | {"messages": "Hello"}),
+        "a message without a role": ("chat/completions", chat | {"messages": [{"content": "Hi"}]}),
+        "an unknown path": ("compositions", body),
+    }
+    encoded = [
+        BadRequest(fault, path, json.dumps(content).encode())
+        for fault, (path, content) in faults.items()
+    ]
+    return [BadRequest("no JSON", "completions", b'{"model": '), *encoded]
 
 
 class Question(NamedTuple):

@@ -2,18 +2,16 @@
 
 import asyncio
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from inference.benchmark.machine import processor
+from inference.benchmark.machine import machine_facts
 from inference.benchmark.server.alone import AloneAnswers
 from inference.benchmark.server.document import (
     LoadDocument,
-    LoadEnvironment,
     LoadFigures,
     LoadSettings,
     Outcome,
@@ -27,7 +25,6 @@ from inference.client.client import ServerClient
 from inference.client.patience import ask_patiently
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
 from jakiro.errors import ResourceError
-from jakiro.utils.provenance import provenance
 
 # Function that receives the name of a part and its number of steps (None if it is unknown), and
 # returns a function that is called after each step.
@@ -80,7 +77,7 @@ class _Load:
         self._client = client
         self._settings = settings
         self._questions = questions_of(settings, prompts)
-        self._environment = _environment()
+        self._environment = machine_facts()
         self._fingerprints: set[str] = set()
         self._records: list[RequestRecord] = []
         self._counted_by_parts = 0
@@ -247,19 +244,3 @@ def _error_of(request: PlannedRequest, answer: ServerAnswer) -> str:
     if request.bad is not None and answer.error is None:
         return f"a request with {request.bad.fault} was not refused"
     return answer.error or "no error"
-
-
-def _environment() -> LoadEnvironment:
-    origin = provenance()
-    git = origin["git"] or {"sha": None, "is_dirty": None}
-    return LoadEnvironment(
-        time=origin["time"],
-        argv=tuple(origin["argv"]),
-        commit=git["sha"],
-        is_dirty=git["is_dirty"],
-        versions=origin["versions"],
-        platform=origin["platform"],
-        processor=processor(),
-        num_cpus=origin["num_cpus"],
-        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-    )

@@ -6,6 +6,7 @@ from pydantic import Field, computed_field
 
 from inference.losslessness.records import (
     DistributionCheck,
+    FirstDifference,
     Result,
     SupportCheck,
     VerifySettings,
@@ -30,33 +31,17 @@ class ServerVerifySettings(VerifySettings):
         return self.sample_length or _SAMPLE_LENGTH
 
 
-class TextDifference(Result):
+class TextDifference(FirstDifference):
     """The first token at which a server's greedy text differs from the target's own."""
 
-    prompt: int  # counted from 1
-    position: int  # position among the new tokens, counted from 1
-    target_token: int | None  # None if the target's text has already ended
     # likeliest token that agrees with the server's text; None if there is no such token
     server_token: int | None
     target_text: str  # the beginning of the rest of each text
     server_text: str
-    gap: float | None  # difference between the target's logits of the two tokens
-    rounding: float  # largest effect of rounding on these logits; 0 in single precision
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def is_near_tie(self) -> bool:
-        """Whether rounding alone can explain the difference."""
-        return self.gap is not None and self.gap <= self.rounding
 
     def __str__(self) -> str:
-        kind = "near-tie" if self.is_near_tie else "difference"
-        gap = "none" if self.gap is None else f"{self.gap:.3g}"
-        return (
-            f"{kind}: prompt {self.prompt}, new token {self.position}: target "
-            f"{self.target_text[:_SHOWN]!r}, server {self.server_text[:_SHOWN]!r}, logit gap {gap} "
-            f"(rounding {self.rounding:.3g})"
-        )
+        texts = self.target_text[:_SHOWN], self.server_text[:_SHOWN]
+        return self.described(f"target {texts[0]!r}, server {texts[1]!r}")
 
 
 class GreedyTextCheck(Result):

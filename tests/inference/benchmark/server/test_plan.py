@@ -4,10 +4,12 @@ from collections import Counter
 from itertools import islice
 from typing import Any
 
+import httpx2
 import pytest
+from helpers.serving import MODEL, running, tiny_decoder
 
 from inference.benchmark.server.document import LoadSettings
-from inference.benchmark.server.plan import planned, questions_of
+from inference.benchmark.server.plan import bad_requests, planned, questions_of
 from inference.generation.prompt_file import prompt_of
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import validate_settings
@@ -66,3 +68,13 @@ def test_the_shares_are_those_of_the_settings() -> None:
 def test_one_limit_is_enough() -> None:
     with pytest.raises(ConfigError, match="--requests or --seconds"):
         _settings(requests=3, seconds=3.0)
+
+
+def test_every_bad_request_is_refused() -> None:
+    requests = bad_requests(MODEL)
+    assert len({request.fault for request in requests}) == len(requests)
+    with running(tiny_decoder()) as server:
+        for request in requests:
+            response = httpx2.post(f"{server.url}/{request.path}", content=request.content)
+            assert response.status_code in (400, 404), request.fault
+            assert response.json()["error"]["message"]

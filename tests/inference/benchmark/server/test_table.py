@@ -9,9 +9,9 @@ from inference.benchmark.server.document import (
     Comparisons,
     Difference,
     LoadDocument,
-    LoadEnvironment,
     LoadFigures,
     LoadSettings,
+    MachineFacts,
     ServerFacts,
 )
 from inference.benchmark.server.table import load_table
@@ -41,7 +41,7 @@ def _figures(**changes: Any) -> LoadFigures:
 
 
 def _document(figures: LoadFigures, **changes: Any) -> LoadDocument:
-    environment = LoadEnvironment(
+    environment = MachineFacts(
         time="2026-05-01T12:00:00+00:00",
         argv=("jakiro",),
         commit=None,

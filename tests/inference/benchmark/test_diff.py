@@ -1,18 +1,31 @@
 """Planted changes between two comparisons are found, and noise is not reported as a change."""
 
+import re
+from io import StringIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.comparisons import noisy_document, with_samples
+from rich.console import Console
 
-from inference.benchmark.diff.change import Changes, FigureChange, MethodKey, compare_documents
+from inference.benchmark.diff import (
+    Changes,
+    FigureChange,
+    MethodKey,
+    Side,
+    compare_documents,
+    show_changes,
+)
 from inference.benchmark.document import ComparisonDocument
 from jakiro.cli import main
 from jakiro.errors import DataError
 
 MINE = MethodKey("drafter=mine", 0.0)
+METHOD = ("drafter=mine", 0.0)
+NAME = "drafter=mine"
 
 
 def _changed(document: ComparisonDocument, name: str, **update: Any) -> ComparisonDocument:
@@ -265,3 +278,129 @@ def test_many_methods_and_prompts_are_compared_at_once() -> None:
     changes = compare_documents(before, after)
     assert perf_counter() - start < 5  # a fraction of a second on an idle machine
     assert len(changes.methods) == 20
+
+
+def _side(document: ComparisonDocument) -> Side:
+    return Side(document.figures(*METHOD), document.figures("autoregressive", 0.0))
+
+
+def test_the_first_value_of_each_figure_is_the_measured_one() -> None:
+    document = noisy_document(seed=0)
+    for metric, values in _side(document).resampled(stream=0).items():
+        assert values[0] == pytest.approx(getattr(document.figures(*METHOD), metric))
+        assert values[1:].min() < values[0] < values[1:].max()
+
+
+def test_prompts_that_were_decoded_together_are_one_unit() -> None:
+    alone = _side(noisy_document(seed=0, prompts=4)).units()
+    assert all(unit == prompt for prompt, unit in alone.items())
+    paired = _side(noisy_document(seed=0, prompts=4, batch=2)).units()
+    assert len(paired) == 4
+    assert len(set(paired.values())) == 2
+    assert all(prompt in unit.split() for prompt, unit in paired.items())
+
+
+def test_sides_of_one_stream_share_their_resamples() -> None:
+    before = _side(noisy_document(seed=0))
+    after = _side(noisy_document(seed=0, slowness={"drafter=mine": 2.0}))
+    first, same, other = before.resampled(0), after.resampled(0), after.resampled(1)
+    for metric, ratio in {"tau": 1.0, "speedup": 0.5, "tokens_per_second": 0.5}.items():
+        np.testing.assert_allclose(same[metric] / first[metric], ratio)
+        assert np.std(other[metric] / first[metric]) > 1e-3
+
+
+def test_the_speed_up_is_resampled_with_the_baseline_of_the_same_prompts() -> None:
+    """Hard prompts slow down both the method and its baseline, so the speed-up varies less."""
+    values = _side(noisy_document(seed=0, prompts=160, batch=2)).resampled(stream=0)
+    spread = {metric: float(np.std(own[1:]) / own[0]) for metric, own in values.items()}
+    assert spread["speedup"] < spread["tokens_per_second"] / 3
+
+
+def test_a_baseline_and_a_method_without_one_have_no_speed_up() -> None:
+    figures = noisy_document(seed=0).figures(*METHOD)
+    for baseline in (figures, None):
+        assert list(Side(figures, baseline).resampled(0)) == ["tau", "tokens_per_second"]
+
+
+def _table(before: ComparisonDocument, after: ComparisonDocument, width: int = 120) -> str:
+    """Return the table of the changes from one document to another, as it is printed."""
+    stream = StringIO()
+    show_changes(compare_documents(before, after), Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def _with_mine(document: ComparisonDocument, **update: object) -> ComparisonDocument:
+    """Return a copy of the document with changed figures of the drafter."""
+    methods = tuple(
+        method.model_copy(update=update) if method.name == NAME else method
+        for method in document.methods
+    )
+    return document.model_copy(update={"methods": methods})
+
+
+def test_the_table_shows_the_verdicts_of_its_figures() -> None:
+    methods = ("autoregressive", "drafter=[red]mine")
+    before = noisy_document(seed=0, methods=methods)
+    after = noisy_document(seed=1, methods=methods, slowness={methods[1]: 1.25})
+    printed = " ".join(_table(before, after).split())
+    assert "drafter=[red]mine at T = 0 tau 2.3" in printed  # brackets are not markup
+    assert "slower tokens/s" in printed
+    assert "drifts with the machine" in printed
+    assert "different groups" not in printed
+
+
+def test_no_heading_and_no_figure_folds_over_a_line_break() -> None:
+    methods = (
+        "autoregressive",
+        "drafter=/a/long/path/of/a/run/that/was/called/something/else,tree=auto",
+    )
+    before, after = (noisy_document(seed, methods=methods) for seed in (0, 1))
+    lines = _table(before, after, width=80).splitlines()
+    assert f"{methods[1]} at T = 0" in lines
+    assert sum(line.startswith("  tokens/s") and "drifts with" in line for line in lines) == 2
+    assert all(len(line) <= 80 for line in lines if methods[1] not in line)
+
+
+def test_a_method_that_is_no_longer_lossless_is_printed_first() -> None:
+    before = noisy_document(seed=0)
+    printed = _table(before, _with_mine(before, identical_to_target=False))
+    assert printed.startswith("NO LONGER LOSSLESS: the tokens of drafter=mine at T = 0")
+    assert "NO LONGER LOSSLESS" not in _table(before, before)
+
+
+def test_few_prompts_have_dashes_and_one_explanation() -> None:
+    before, after = (noisy_document(seed, prompts=4) for seed in (0, 1))
+    printed = _table(before, after)
+    assert "too few" not in printed
+    rows = [line for line in printed.splitlines() if re.match("  [a-z]", line)]
+    assert len(rows) == 5
+    assert all(re.fullmatch(r"  \S+( +[\d.,]+){3} +-", row) for row in rows)
+    assert printed.count("Intervals and verdicts need at least 5 prompts.") == 1
+
+
+def test_the_ratio_to_a_figure_without_value_is_undefined() -> None:
+    document = noisy_document(seed=0)
+    samples = tuple(
+        sample.model_copy(update={"tokens": 2, "target_forwards": 0})
+        for sample in document.figures(NAME, 0.0).samples
+    )
+    printed = _table(_with_mine(document, samples=samples, tau=0.0), document)
+    assert re.search(r"  tau .* undefined", printed)
+
+
+def test_unpaired_methods_and_those_of_one_document_are_named() -> None:
+    before = noisy_document(0, prompts=160, methods=("autoregressive", NAME, "drafter=old"))
+    after = noisy_document(0, prompts=160, methods=("autoregressive", NAME, "ngram"), batch=8)
+    printed = _table(before, after)
+    assert "drafter=mine at T = 0 (the prompts were decoded in different" in printed
+    assert "Only before: drafter=old at T = 0" in printed
+    assert "Only after: ngram at T = 0" in printed
+
+
+def test_other_differences_stand_below_the_figures() -> None:
+    before = noisy_document(seed=0)
+    environment = before.environment.model_copy(update={"threads": 2, "spin_count": None})
+    printed = _table(before, before.model_copy(update={"environment": environment}))
+    below = printed.partition("  tokens/s")[2]
+    assert "threads: 8 before, 2 after" in below
+    assert "spin_count: 3000 before, None after" in below

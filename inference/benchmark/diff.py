@@ -1,20 +1,80 @@
-"""Changes between two results of `jakiro bench`, with intervals over prompts."""
+"""Changes between two results of `jakiro bench`, with intervals over prompts, and their table."""
 
 from math import isnan
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from inference.benchmark.diff.side import Metric, Side
-from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.stats import FEWEST_PROMPTS, Interval, divided, interval_of
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from inference.benchmark.document import ComparisonDocument, MethodFigures
+from inference.benchmark.report.style import fixed
+from inference.benchmark.stats import (
+    FEWEST_PROMPTS,
+    Floats,
+    Interval,
+    divided,
+    interval_of,
+    pooled_ratio,
+    resample_counts,
+    sums_by_unit,
+)
 from jakiro.errors import DataError
 from jakiro.utils.wording import counted
 
+Metric = Literal["tau", "speedup", "tokens_per_second"]
 Finding = Literal["higher", "lower", "faster", "slower", "not distinguishable"]
 Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefined"]
 Difference = tuple[str, object, object]  # a setting or fact, with its values before and after
 _ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
 _SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
+_LABELS = {"tau": "tau", "speedup": "speed-up", "tokens_per_second": "tokens/s"}
+_STYLES = {"higher": "green", "faster": "green", "lower": "red", "slower": "red"}
+_UNKNOWN = {"too few prompts": ("", "-"), "undefined": ("", "undefined")}  # last two columns
+_UNPAIRED = " (the prompts were decoded in different groups)"
+_COLUMNS = "{:10}{:>9}{:>9}{:>7}  {:13}  {}"
+
+
+class Side(NamedTuple):
+    """Figures of a method and of the baseline of its document at the same temperature."""
+
+    figures: MethodFigures
+    baseline: MethodFigures | None  # None if the baseline was not measured
+
+    def units(self) -> dict[str, str]:
+        """Return each prompt's resampling unit, named after the prompts decoded together."""
+        members: dict[int, set[str]] = {}
+        for sample in self.figures.samples:
+            members.setdefault(sample.group, set()).add(sample.prompt)
+        groups = members.values()
+        return {prompt: " ".join(sorted(group)) for group in groups for prompt in group}
+
+    def resampled(self, stream: int) -> dict[Metric, Floats]:
+        """Return each figure as an array: the measured value, then the value in every resample.
+
+        Args:
+            stream: number of the random stream; paired sides use the same number.
+        """
+        units = self.units()
+        index_of = {unit: index for index, unit in enumerate(sorted(set(units.values())))}
+        resamples = np.vstack([np.ones(len(index_of)), resample_counts(len(index_of), stream)])
+
+        def pooled(figures: MethodFigures, *names: str) -> Floats:
+            samples = [(units[sample.prompt], sample) for sample in figures.samples]
+            parts = (
+                [(unit, float(getattr(sample, name))) for unit, sample in samples] for name in names
+            )
+            top, bottom = (sums_by_unit(part, index_of) for part in parts)
+            return pooled_ratio(top, bottom, resamples)
+
+        speed = pooled(self.figures, "tokens", "seconds")
+        # The first token of every chat turn comes from prefill and is not a decoded token.
+        values: dict[Metric, Floats] = {"tau": pooled(self.figures, "decoded", "target_forwards")}
+        if self.baseline is not None and self.baseline is not self.figures:
+            values["speedup"] = divided(speed, pooled(self.baseline, "tokens", "seconds"))
+        values["tokens_per_second"] = speed
+        return values
 
 
 class MethodKey(NamedTuple):
@@ -159,3 +219,39 @@ def _facts(document: ComparisonDocument) -> dict[str, Any]:
             for method in document.methods
         }
     )
+
+
+def show_changes(changes: Changes, console: Console) -> None:
+    """Print the methods that are no longer lossless, the figures, and other differences.
+
+    Args:
+        changes: changes between two results.
+        console: console to print on.
+    """
+
+    def say(text: str, style: str) -> None:
+        # `Text` is used because brackets in a name would be read as markup in a plain string.
+        console.print(Text(text, style=style), soft_wrap=True)
+
+    for key in changes.no_longer_identical:
+        say(f"NO LONGER LOSSLESS: the tokens of {key} differ from the target's", "red")
+    say("ratio: after / before, with its 95% interval over prompts", "italic")
+    say(_COLUMNS.format("", "before", "after", "ratio", "interval", "verdict"), "bold")
+    for method in changes.methods:
+        say(f"{method.key}{'' if method.is_paired else _UNPAIRED}", "bold")
+        for figure in method.figures:
+            say(_row(figure), _STYLES.get(figure.verdict, "dim"))
+    if any(f.verdict == "too few prompts" for m in changes.methods for f in m.figures):
+        say(f"Intervals and verdicts need at least {FEWEST_PROMPTS} prompts.", "dim")
+    for when, key in changes.only_in:
+        say(f"Only {when}: {key}", "")
+    for name, before, after in changes.differences:
+        say(f"{name}: {before} before, {after} after", "yellow")
+    say("Tokens/s depend on the load of the machine; compare speed-ups instead.", "dim")
+
+
+def _row(figure: FigureChange) -> str:
+    metric, before, after, ratio, verdict = figure
+    known = (f"{ratio.low:.3f} - {ratio.high:.3f}", verdict)
+    values = (fixed(before), fixed(after), fixed(ratio.value, 3), *_UNKNOWN.get(verdict, known))
+    return _COLUMNS.format(f"  {_LABELS[metric]}", *values)

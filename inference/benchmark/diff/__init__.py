@@ -1,1 +1,0 @@
-"""`jakiro bench --compare`: two results side by side."""
