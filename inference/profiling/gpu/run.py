@@ -5,9 +5,13 @@ error in a section ends only this section.
 """
 
 import gc
+import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -15,7 +19,6 @@ import torch
 from inference.benchmark.machine import environment
 from inference.benchmark.timing import note
 from inference.profiling.gpu.arms import described
-from inference.profiling.gpu.clocks import gpu_state
 from inference.profiling.gpu.criteria import criteria_of, headline_of
 from inference.profiling.gpu.document import GPUDocument, Row, SectionResult
 from inference.profiling.gpu.scale import FULL, QUICK, Scale
@@ -27,7 +30,6 @@ from inference.profiling.gpu.sections.machine import measure_machine
 from inference.profiling.gpu.sections.recordings import measure_recordings
 from inference.profiling.gpu.sections.step import measure_step
 from inference.profiling.gpu.sections.verify import measure_verification
-from inference.profiling.gpu.time_limit import OutOfTime, time_limit
 from inference.profiling.gpu.workbench import Workbench, build_workbench
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
@@ -36,6 +38,15 @@ SectionName = Literal[
     "machine", "autoregressive", "verify", "step", "draft", "recordings", "headline", "batch"
 ]
 Measure = Callable[[Workbench, Mapping[str, SectionResult]], Iterator[Row]]
+_QUERY = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "power.draw": "watts",
+    "temperature.gpu": "celsius",
+    "utilization.gpu": "busy_percent",
+    "memory.used": "used_mib",
+}
+_QUERY_SECONDS = 10  # a program that takes longer is stopped
 
 
 class Section(NamedTuple):
@@ -197,3 +208,74 @@ def _line(row: Row) -> str:
     name = f"{row.arm} ({conditions})" if conditions else row.arm
     is_measured = row.state == "measured"
     return f"  {name}: {', '.join(numbers) if is_measured else f'{row.state}, {row.reason}'}"
+
+
+def gpu_state(device: torch.device) -> dict[str, float | str] | None:
+    """Return the present state of a GPU; None if it is unknown, as on a CPU."""
+    if device.type != "cuda":
+        return None
+    # The numbering of the program may differ from that of this process, but the identifier is
+    # the same.
+    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        identifier = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        if identifier is not None:
+            command.append(f"--id=GPU-{identifier}")
+        finished = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_QUERY_SECONDS
+        )
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return None
+    return state_of(finished.stdout)
+
+
+def state_of(output: str) -> dict[str, float | str] | None:
+    """Return the values in the first line of the program's output; None without any."""
+    lines = output.strip().splitlines()
+    if not lines:
+        return None
+    texts = [text.strip() for text in lines[0].split(",")]
+    return {name: _number(text) for name, text in zip(_QUERY.values(), texts, strict=False)}
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:  # such as "[N/A]"
+        return text
+
+
+class OutOfTime(BaseException):
+    """Work has reached its time limit; not an `Exception`, which the work might handle itself."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` in the work of a `with` block that takes longer than `seconds`.
+
+    A call into a library is interrupted when it returns. Outside the main thread, and on systems
+    without interval timers, there is no limit.
+
+    Raises:
+        OutOfTime: the time is over.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    # The timer of the caller, such as that of a test, continues afterwards.
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            rest = max(left - (time.monotonic() - started), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, rest, interval)

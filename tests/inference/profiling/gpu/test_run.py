@@ -2,17 +2,29 @@
 
 import json
 import math
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any, get_args
 
 import pytest
+import torch
 from helpers.commands import exit_code
 
 from inference.profiling.gpu import run
 from inference.profiling.gpu.document import GPUDocument, Row, SectionResult, schema
-from inference.profiling.gpu.run import GPUProfileSettings, Section, SectionName, measure_gpu
+from inference.profiling.gpu.run import (
+    GPUProfileSettings,
+    OutOfTime,
+    Section,
+    SectionName,
+    gpu_state,
+    measure_gpu,
+    state_of,
+    time_limit,
+)
 from inference.profiling.gpu.sections import batch, headline, recordings, verify
 from inference.profiling.gpu.sections.autoregressive import ARMS
 from inference.profiling.gpu.workbench import Workbench
@@ -140,3 +152,60 @@ def test_unusable_options_are_refused(
 ) -> None:
     assert exit_code("profile", "gpu", *words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_numbers_are_read_and_other_values_are_kept_as_texts() -> None:
+    state = state_of("1980, 2619, 691.18, 64, [N/A], 40211\n")
+    assert state == {
+        "sm_mhz": 1980,
+        "memory_mhz": 2619,
+        "watts": 691.18,
+        "celsius": 64,
+        "busy_percent": "[N/A]",
+        "used_mib": 40211,
+    }
+
+
+def test_a_cpu_and_an_empty_output_have_no_state() -> None:
+    assert gpu_state(torch.device("cpu")) is None
+    assert state_of("\n") is None
+
+
+def test_work_is_stopped_at_its_limit_even_if_it_handles_exceptions() -> None:
+    handled: list[Exception] = []
+
+    def work() -> None:
+        try:
+            time.sleep(5)
+        except Exception as error:  # noqa: BLE001 - this is what must not happen
+            handled.append(error)
+
+    started = time.monotonic()
+    with pytest.raises(OutOfTime), time_limit(0.05):
+        work()
+    assert time.monotonic() - started < 4
+    assert not handled
+
+
+def test_work_within_its_limit_ends_normally_and_the_timer_of_the_caller_goes_on() -> None:
+    before = signal.getitimer(signal.ITIMER_REAL)[0]
+    with time_limit(30.0):
+        result = 1 + 1
+    after = signal.getitimer(signal.ITIMER_REAL)[0]
+    assert result == 2
+    assert (after > 0) == (before > 0)
+    assert after <= before
+
+
+def test_in_another_thread_there_is_no_limit() -> None:
+    done: list[bool] = []
+
+    def work() -> None:
+        with time_limit(0.001):
+            time.sleep(0.05)
+        done.append(True)
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]

@@ -5,7 +5,7 @@ import torch
 from helpers.models import tiny_llama
 
 from inference.profiling.gpu.graphs import captured, compiled
-from inference.profiling.gpu.static_decoding import StaticDecoding
+from inference.profiling.gpu.sections.autoregressive import StaticDecoding
 from inference.profiling.runs import by_transformers
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference.profiling.gpu.trace import WINDOW, counts_of, traced
+from inference.profiling.gpu.sections.step import WINDOW, counts_of, traced
 
 
 def _event(name: str, category: str, start: float, duration: float) -> dict[str, Any]:
