@@ -15,9 +15,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.autotune.arms import NodePosition, TreeArm, tree_arms
+from inference.autotune.arms import NodePosition, Slowness, TreeArm, tree_arms
 from inference.autotune.costs import Costs
-from inference.autotune.slowness import Slowness
 from inference.draft_tree import SequenceTree
 from inference.engine.policy import AlwaysDraft
 from inference.protocol import Budget, RequestCounter

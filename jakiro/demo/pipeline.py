@@ -21,8 +21,7 @@ from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompt_file import prompt_of
 from jakiro.demo.corpus import Corpus, load_corpus, write_texts
-from jakiro.demo.drafting import train_drafter
-from jakiro.demo.presets import PRESETS, Preset
+from jakiro.demo.presets import PRESETS, DrafterRecipe, Preset
 from jakiro.demo.prompts import prompts_from_split
 from jakiro.demo.report import JAKIRO, results_of, show_next, show_results, show_text
 from jakiro.demo.target import read_record, train_target
@@ -33,7 +32,9 @@ from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomic
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import Device, choose_device, load_causal_lm, load_tokenizer
 from jakiro.utils.progress import ProgressDisplay, tracked
+from training.config import TrainSettings
 from training.distributed.processes import launch_environment
+from training.train import train
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -171,3 +172,62 @@ def _compare(demo: _Demo, drafting: SpeculativeDecoder) -> ComparisonDocument:
     prompts = [prompt_of(ids) for ids in demo.prompts("test", demo.preset.num_prompts)]
     comparison = Comparison(settings, prompts, methods, model, tokenizer, demo.target)
     return comparison.run(tracked(demo.progress))
+
+
+def train_drafter(
+    recipe: DrafterRecipe,
+    target: str,
+    texts: Path,
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    device: Device,
+    progress: Progress,
+) -> Path:
+    """Return the folder of the drafter; train the drafter if `folder` does not contain it.
+
+    The drafter is about as large as one layer of the target. It has layer self-attention over the
+    keys and values of all layers, two experts, and one parallel level that uses the contrast
+    between the experts.
+
+    Args:
+        recipe: settings of the training.
+        target: folder or hub id that `model` was loaded from.
+        texts: JSONL file of `{"text"}` records to train on.
+        folder: folder of the cache.
+        model: the target.
+        tokenizer: the target's tokenizer.
+        device: "auto", "cpu" or "cuda".
+        progress: progress display.
+    """
+    width = int(model.config.get_text_config().hidden_size)
+    memory = {"common_width": width // 2, "num_heads": 2, "mlp_width": width}
+    data = {"paths": (str(texts),), "sequence_length": 256, "validation_size": 8}
+    settings = TrainSettings.model_validate(
+        {
+            "target": {"name_or_path": target},
+            "data": data | {"cache_folder": folder / "tokens"},
+            "drafter": {
+                "memory": memory | {"head_dim": 32 if width < 512 else 64},
+                "experts": {"num_experts": 2, "intermediate_size": 2 * width},
+                "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
+            },
+            "batch": {
+                "global_batch_size": recipe.batch_size,
+                "micro_batch_size": recipe.batch_size,
+            },
+            "optimizer": {
+                "kind": "muon",
+                "learning_rate": recipe.learning_rate,
+                "warmup_steps": min(30, recipe.steps),
+                "schedule": "cosine",
+            },
+            "engine": {"device": device},
+            "evaluation": {"num_prompts": 0, "num_sequences": 16},
+            "checkpoint": {"every": 100, "keep": 1},
+            "steps": recipe.steps,
+        }
+    )
+    key = fingerprint(settings.model_dump(mode="json"))
+    settings = settings.model_copy(update={"run_folder": folder / f"drafter-{key[:16]}"})
+    return train(settings, model=model, tokenizer=tokenizer, progress=progress)
