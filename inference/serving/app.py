@@ -1,4 +1,4 @@
-"""The routes of the server, and the checks that precede them."""
+"""The routes of the server, short answers such as its state, and the order of the checks."""
 
 from typing import Any
 
@@ -11,23 +11,77 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from inference.serving.access import HostCheck, KeyCheck, OriginCheck
+from inference.serving.answers.chat import chat
+from inference.serving.answers.completions import complete
+from inference.serving.answers.events import Disconnected
 from inference.serving.api_error import ApiError
-from inference.serving.chat import chat
-from inference.serving.completions import complete
-from inference.serving.events import Disconnected
-from inference.serving.forget import forget
-from inference.serving.health import health, live
+from inference.serving.checks.access import HostCheck, KeyCheck, OriginCheck
+from inference.serving.checks.keys import ApiKeys, User
+from inference.serving.checks.rate_limits import FailureLimit
+from inference.serving.checks.request_limits import BodyLimit, HeadLimit
 from inference.serving.journal import CLOSED, Journal
-from inference.serving.keys import ApiKeys
-from inference.serving.models import get_model, list_models
-from inference.serving.rate_limits import FailureLimit
 from inference.serving.remote.routes import remote_routes
 from inference.serving.remote.sessions import RemoteSessions
-from inference.serving.request_limits import BodyLimit, HeadLimit
 from inference.serving.service import Service
 from inference.serving.static_page import page_routes
 from inference.serving.telemetry import CONTENT_TYPE
+
+_RETRY_SECONDS = "5"
+
+
+async def list_models(request: HttpRequest) -> Response:
+    """Answer a request to `/v1/models`.
+
+    Raises:
+        ApiError: the model is still loading.
+    """
+    return JSONResponse({"object": "list", "data": [_model(request.app.state.service)]})
+
+
+async def get_model(request: HttpRequest) -> Response:
+    """Answer a request to `/v1/models/NAME`.
+
+    Raises:
+        ApiError: there is no model of this name, or the model is still loading.
+    """
+    model = _model(request.app.state.service)
+    name = request.path_params["name"]
+    if name != model["id"]:
+        raise ApiError(
+            404,
+            f"there is no such model; expected: {model['id']}; got: {name[:80]!r}; "
+            "remedy: see /v1/models",
+            param="model",
+            code="model_not_found",
+        )
+    return JSONResponse(model)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model.name,
+        "object": "model",
+        "created": service.model.created,
+        "owned_by": "jakiro",
+    }
+
+
+async def forget(request: HttpRequest) -> Response:
+    """Answer a request to `DELETE /v1/adaptation`."""
+    service: Service = request.app.state.service
+    service.check_ready()
+    user: User = request.state.user
+    user.rate.begin()
+    if service.adaptation is None:
+        raise ApiError(
+            404,
+            "the drafter of this server does not learn; expected: a server that was started with "
+            "--adapt shared; got: --adapt off; remedy: none is needed, because no text is kept",
+            code="not_adapting",
+        )
+    purged = await service.adaptation.purge(user.name)
+    return JSONResponse({"object": "adaptation.deleted", "deleted": True, **purged._asdict()})
+
 
 _ROUTES = [
     Route("/v1/completions", complete, methods=["POST"]),
@@ -126,3 +180,23 @@ async def _internal_error(_request: HttpRequest, _error: Exception) -> Response:
 
 async def _disconnected(_request: HttpRequest, _error: Exception) -> Response:
     return Response(status_code=CLOSED)
+
+
+async def health(request: HttpRequest) -> Response:
+    """Answer a request to `/health` with status 200 if the server is ready, and 503 otherwise."""
+    body = _body(request)
+    if body["ready"]:
+        return JSONResponse(body)
+    return JSONResponse(body, 503, {"retry-after": _RETRY_SECONDS})
+
+
+async def live(request: HttpRequest) -> Response:
+    """Answer a request to `/health/live` with status 200 unless the engine is dead."""
+    body = _body(request)
+    return JSONResponse(body, 200 if body["live"] else 503)
+
+
+def _body(request: HttpRequest) -> dict[str, object]:
+    service: Service = request.app.state.service
+    state = service.state
+    return {"status": state, "live": state != "dead", "ready": state == "ready"}

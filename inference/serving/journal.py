@@ -8,9 +8,9 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.serving.access import header_of
-from inference.serving.keys import User
-from inference.serving.reply import Reply
+from inference.serving.answers.reply import Reply
+from inference.serving.checks.access import header_of
+from inference.serving.checks.keys import User
 from inference.serving.telemetry import Telemetry
 from jakiro.utils.logs import get_logger
 

@@ -14,14 +14,14 @@ import uvicorn
 
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
-from inference.serving.adaptation import Adaptation, Learner
 from inference.serving.app import create_app
-from inference.serving.connection import Connection, ConnectionLimits
-from inference.serving.engine_thread import EngineThread
-from inference.serving.keys import ApiKeys, read_keys
-from inference.serving.loaded_model import LoadedModel
+from inference.serving.checks.connection import Connection, ConnectionLimits
+from inference.serving.checks.keys import ApiKeys, read_keys
+from inference.serving.learning.adaptation import Adaptation, Learner
 from inference.serving.loading import Loading
 from inference.serving.remote.sessions import memory_note
+from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from inference.generation.prompts import Prompt
-from inference.serving.adaptation import Adaptation
-from inference.serving.admission import Admission, Admitted
+from inference.serving.answers.echo import Echo, echo_of
+from inference.serving.answers.reply import Reply, Wake
 from inference.serving.api_error import ApiError, api_error_of
-from inference.serving.decoding_options import DecodingOptions
-from inference.serving.echo import Echo, echo_of
-from inference.serving.job import Job
-from inference.serving.keys import User
-from inference.serving.loaded_model import LoadedModel, discard
-from inference.serving.reply import Reply, Wake
+from inference.serving.checks.keys import User
+from inference.serving.learning.adaptation import Adaptation
+from inference.serving.scheduling.admission import Admission, Admitted
+from inference.serving.scheduling.decoding_options import DecodingOptions
+from inference.serving.scheduling.job import Job
+from inference.serving.scheduling.loaded_model import LoadedModel, discard
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import EngineStopped, JakiroError, PromptError

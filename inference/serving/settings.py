@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from inference.serving.access import is_loopback
+from inference.serving.checks.access import is_loopback
 from jakiro.utils.settings import Settings
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from inference.engine.stats import DecodeStats
-from inference.serving.job import Job
-from inference.serving.reply import Reply
-from inference.serving.scheduler import Scheduler
+from inference.serving.answers.reply import Reply
+from inference.serving.scheduling.job import Job
+from inference.serving.scheduling.scheduler import Scheduler
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

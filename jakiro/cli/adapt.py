@@ -56,7 +56,7 @@ def purge(
     """
     require_extra("serve")
     from inference.adaptation.versions import VersionFolder
-    from inference.serving.adaptation import lock_of
+    from inference.serving.learning.adaptation import lock_of
 
     drafters = _drafters(folder)
     with lock_of(folder):

@@ -65,8 +65,7 @@ def export_drafter(
     ensure_new_file(out, "a drafter")
     from jakiro.drafter import JakiroDrafter
     from jakiro.exchange.eagle3_export import export_eagle3, without_ids
-    from jakiro.exchange.serve_commands import serve_commands
-    from jakiro.exchange.writing import checksums_in, write_export
+    from jakiro.exchange.writing import checksums_in, serve_commands, write_export
     from jakiro.utils.pretrained import local_model
 
     loaded = JakiroDrafter.from_pretrained(drafter)

@@ -17,7 +17,7 @@ from jakiro.utils.extras import require_extra
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
-    from inference.serving.adaptation import Learner
+    from inference.serving.learning.adaptation import Learner
 
 _KEY = "JAKIRO_API_KEY"
 _SHORTEST_KEY = 8  # number of characters
@@ -208,7 +208,7 @@ def serve(
 def _learner(context: Context) -> "Learner":
     """Return the program that learns, with the models that it loads."""
     require_extra("train")
-    from inference.serving.adaptation import Learner
+    from inference.serving.learning.adaptation import Learner
 
     chosen = context.params
     return Learner(
@@ -224,7 +224,7 @@ def _print_new_key(name: str | None) -> None:
     if name is None:
         return
     require_extra("serve")
-    from inference.serving.keys import entry_of, new_key
+    from inference.serving.checks.keys import entry_of, new_key
 
     key, digest = new_key()
     say(f"the key of {name}, which is not stored anywhere: {key}")

@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
-from inference.serving.adaptation import Learner
+from inference.serving.learning.adaptation import Learner
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from jakiro.target.adapter import TargetAdapter

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from inference.serving.api_error import ApiError
-from inference.serving.keys import User
+from inference.serving.checks.keys import User
 from inference.serving.remote.verification_session import VerificationSession
 
 _NUM_BYTES = 16  # random bytes of an id

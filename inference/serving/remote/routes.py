@@ -13,9 +13,9 @@ from starlette.routing import Route
 
 from inference.remote.errors import MessageError
 from inference.remote.messages import OpenSession, WireMessage, parse_message
+from inference.serving.answers.events import unless_disconnected
 from inference.serving.api_error import ApiError
-from inference.serving.events import unless_disconnected
-from inference.serving.keys import User
+from inference.serving.checks.keys import User
 from inference.serving.remote.sessions import RemoteSessions
 
 MAX_STEP_BYTES = 262_144  # largest size of a frame with a draft tree

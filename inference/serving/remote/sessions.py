@@ -19,12 +19,12 @@ from inference.remote.messages import (
 )
 from inference.remote.step_frame import decode_step
 from inference.serving.api_error import ApiError
-from inference.serving.decoding_options import DecodingOptions
-from inference.serving.engine_thread import EngineThread
-from inference.serving.keys import User
-from inference.serving.loaded_model import LoadedModel, target_identity
+from inference.serving.checks.keys import User
 from inference.serving.remote.registry import RegisteredSession, SessionRegistry, gone
 from inference.serving.remote.verification_session import VerificationSession
+from inference.serving.scheduling.decoding_options import DecodingOptions
+from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.scheduling.loaded_model import LoadedModel, target_identity
 from inference.serving.service import Service, logged_api_error
 from jakiro.errors import EngineStopped, JakiroError, RequestError, ResourceError
 from jakiro.target.record import tokenizer_fingerprint

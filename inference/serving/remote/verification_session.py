@@ -22,7 +22,7 @@ from inference.remote.messages import Progress, TreeLimits, Verdict
 from inference.remote.received_tree import receive_tree
 from inference.remote.step_book import Decision, StepBook
 from inference.remote.step_frame import ReceivedStep
-from inference.serving.incremental_text import IncrementalText
+from inference.serving.answers.incremental_text import IncrementalText
 from inference.serving.remote.mailed_trees import MailedTrees
 from jakiro.target.adapter import TargetAdapter
 

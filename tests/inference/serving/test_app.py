@@ -1,20 +1,35 @@
 """Errors, keys, limits, disconnecting clients and metrics, over a socket."""
 
+import asyncio
 import json
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import httpx2
 import pytest
 import torch
+from helpers.raw_http import wait_until
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
-from openai import APIStatusError, BadRequestError, OpenAI, RateLimitError
+from openai import (
+    APIStatusError,
+    AsyncOpenAI,
+    BadRequestError,
+    NotFoundError,
+    OpenAI,
+    RateLimitError,
+)
 from transformers import LogitsProcessor, LogitsProcessorList
+
+from inference import SpeculativeDecoder
+from inference.serving.learning.adaptation import Learner
+from inference.serving.server import Server
+from inference.serving.settings import ServeSettings
+from jakiro.errors import TargetNotSupported
 
 KEY = "secret-key-1"
 
@@ -293,3 +308,140 @@ def test_metrics_count_what_clients_got(server: Running, client: OpenAI) -> None
     assert after[1] - before[1] == accepted
     assert value("jakiro_running") == 0
     assert value("jakiro_places_free") == 16
+
+
+def test_a_server_that_keeps_nothing_has_nothing_to_forget(server: Running) -> None:
+    found = httpx2.delete(f"{server.url}/adaptation")
+    assert found.status_code == 404
+    assert "no text is kept" in found.json()["error"]["message"]
+
+
+def test_a_user_forgets_the_own_texts_only() -> None:
+    learner = Learner(("false",), "drafter")
+    keys = ("first-secret", "second-secret")
+    with running(tiny_decoder(trained=True), learner, adapt="shared", api_keys=keys) as served:
+        adaptation = served.server.service.adaptation
+        assert adaptation is not None
+        for number, key in enumerate(keys, 1):
+            with served.client(key) as client:
+                for first in range(2 * number):
+                    client.completions.create(model=MODEL, prompt=[first, 7], max_tokens=3)
+        wait_until(lambda: len(adaptation._ring) == 6)
+        url = f"{served.url}/adaptation"
+        assert httpx2.delete(url).status_code == 401
+        assert len(adaptation._ring) == 6
+        found = httpx2.delete(url, headers={"Authorization": "Bearer second-secret"})
+        assert found.json() == {
+            "object": "adaptation.deleted",
+            "deleted": True,
+            "texts": 4,
+            "versions": 0,
+        }
+        assert len(adaptation._ring) == 2
+        assert adaptation._ring.traffic(9, 9).tenants == ("key 1",)
+
+
+class Starting:
+    """A server whose decoder is loaded as soon as the test allows it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_load = Event()
+        self.urls: list[str] = []
+        self.outcome: list[Any] = []
+        self._error = error
+        settings = ServeSettings(port=0, capacity=64, model_name=MODEL)
+        self.server = Server(self._load, settings)
+        self.root = self.server.url.removesuffix("/v1")
+        self.thread = Thread(target=self._run)
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+
+    def _load(self) -> SpeculativeDecoder:
+        assert self.may_load.wait(SECONDS)
+        if self._error is not None:
+            raise self._error
+        return tiny_decoder()
+
+    def _run(self) -> None:
+        try:
+            self.outcome.append(asyncio.run(self.server.run_until_drained(self.urls.append)))
+        except Exception as error:  # noqa: BLE001 - the test compares it
+            self.outcome.append(error)
+
+    def join(self) -> Any:
+        """Wait for the end of the server, and return its exit code or its error."""
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive()
+        return self.outcome[0]
+
+    def health(self, path: str = "/health") -> tuple[int, dict[str, Any]]:
+        """Return the status and body of an answer about the state."""
+        found = httpx2.get(self.root + path)
+        return found.status_code, found.json()
+
+
+LOADING = {"status": "loading", "live": True, "ready": False}
+READY = {"status": "ready", "live": True, "ready": True}
+
+
+def test_requests_are_refused_until_the_model_is_loaded() -> None:
+    starting = Starting()
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+    assert starting.health() == (503, LOADING)
+    assert starting.health("/health/live") == (200, LOADING)
+    for path in ("completions", "chat/completions"):
+        found = httpx2.post(f"{starting.root}/v1/{path}", json=body)
+        assert found.status_code == 503
+        assert int(found.headers["retry-after"]) >= 1
+        assert found.json()["error"]["code"] == "loading"
+    assert httpx2.get(f"{starting.root}/v1/models").status_code == 503
+    assert httpx2.get(f"{starting.root}/metrics").status_code == 200
+    assert starting.urls == []
+    starting.may_load.set()
+    wait_until(lambda: starting.urls == [starting.server.url])
+    assert starting.health() == (200, READY)
+    assert starting.health("/health/live") == (200, READY)
+    assert httpx2.post(f"{starting.root}/v1/completions", json=body).status_code == 200
+    starting.server.drain()
+    assert starting.join() == 0
+
+
+def test_a_signal_during_loading_ends_the_server_at_once() -> None:
+    starting = Starting()
+    starting.server.drain()
+    assert starting.join() == 0
+    assert starting.server.is_loading
+    assert starting.urls == []
+    starting.may_load.set()
+    wait_until(lambda: not starting.server.is_loading)
+
+
+def test_an_error_of_loading_ends_the_server() -> None:
+    error = TargetNotSupported("this target has another attention")
+    starting = Starting(error)
+    starting.may_load.set()
+    assert starting.join() is error
+    assert not starting.server.is_loading
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(starting.root + "/health")
+
+
+def test_the_model_is_listed(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "jakiro"
+
+
+def test_another_model_is_not_found(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="expected: tiny; got: 'other/model'") as info:
+        client.models.retrieve("other/model")
+    assert info.value.code == "model_not_found"
+    with pytest.raises(NotFoundError, match="expected: tiny"):
+        client.completions.create(model="gpt-4", prompt="a")
+
+
+def test_the_asynchronous_client_works(server: Running) -> None:
+    async def listed() -> list[str]:
+        async with AsyncOpenAI(base_url=server.url, api_key="none") as client:
+            return [model.id async for model in client.models.list()]
+
+    assert asyncio.run(listed()) == [MODEL]

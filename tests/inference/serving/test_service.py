@@ -16,7 +16,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.engine.context import Context
 from inference.engine.lane import Lane
 from inference.sampling.options import Sampling
-from inference.serving import loaded_model
+from inference.serving.scheduling import loaded_model
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 4, "temperature": 0}
 

@@ -3,8 +3,8 @@
 import pytest
 
 from inference.serving.api_error import ApiError
-from inference.serving.keys import User
-from inference.serving.rate_limits import RateLimit
+from inference.serving.checks.keys import User
+from inference.serving.checks.rate_limits import RateLimit
 from inference.serving.remote import registry as module
 from inference.serving.remote.registry import SessionRegistry
 

@@ -1,0 +1,51 @@
+"""Prompts at the beginning of texts, with the place of each token."""
+
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.generation.prompts import Prompt
+from inference.serving.answers.incremental_text import IncrementalText
+
+
+class Echo(NamedTuple):
+    """A prompt that a text begins with.
+
+    Attributes:
+        text: text of the prompt.
+        offsets: for each token, the number of characters before it.
+    """
+
+    text: str
+    offsets: list[int]
+
+
+def echo_of(prompt: Prompt, token_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> Echo:
+    """Return the text of a prompt with the places of its tokens.
+
+    The text is the prompt itself if it is a text that its tokens have, except for tokens that the
+    tokenizer adds at the beginning. Otherwise, it is the text of the tokens.
+
+    Args:
+        prompt: prompt of a request.
+        token_ids: tokens of the prompt.
+        tokenizer: the target's tokenizer.
+    """
+    if isinstance(prompt, str):
+        text, offsets = _decoded(token_ids, tokenizer, skips_special=False)
+        if text.endswith(prompt):
+            added = len(text) - len(prompt)
+            return Echo(prompt, [max(offset - added, 0) for offset in offsets])
+    return Echo(*_decoded(token_ids, tokenizer, skips_special=True))
+
+
+def _decoded(
+    token_ids: list[int], tokenizer: PreTrainedTokenizerBase, *, skips_special: bool
+) -> tuple[str, list[int]]:
+    """Return the text of tokens, and the number of characters before each of them."""
+    growing = IncrementalText(tokenizer, skips_special=skips_special)
+    text, offsets = "", []
+    for token_id in token_ids:
+        text += growing.push(token_id)
+        offsets.append(growing.offset)
+    return text + growing.flush(), offsets

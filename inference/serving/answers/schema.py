@@ -1,0 +1,311 @@
+"""Request bodies with a closed set of fields, and errors that name the first wrong field."""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from inference.serving.api_error import ApiError
+
+_MAX_BIASES = 300
+
+SMALLEST = 1e-6  # smallest divisor of logits, with which they stay finite
+
+
+def _zero_or_large_enough(value: float) -> float:
+    """Refuse temperatures that are not 0, but so small that logits would not stay finite."""
+    if 0 < value < SMALLEST:
+        raise ValueError(f"0, or at least {SMALLEST}")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_zero_or_large_enough)]
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
+Stop = Annotated[str, Field(min_length=1, max_length=64)]
+Penalty = Annotated[float, Field(ge=-2, le=2)] | None
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+
+
+def _kind_of(value: object) -> str:
+    """Return the kind of a prompt by its first element, so that only this kind is tried."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, list):
+        return "lists"
+    if isinstance(first, str):
+        return "texts"
+    return "ids" if isinstance(value, list) else "text"
+
+
+PromptField = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=16, fail_fast=True), Tag("texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=16, fail_fast=True), Tag("lists")],
+    Discriminator(_kind_of),
+]
+
+
+def _few(value: object) -> object:
+    """Refuse a mapping with many entries, before they are checked one by one."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} entries")
+    return value
+
+
+class Closed(BaseModel):
+    """Base class of request bodies: unknown fields are errors, and values are not converted."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(Closed):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class Extensions(Closed):
+    """Options that OpenAI's interface does not have, in the field `jakiro`."""
+
+    top_k: int | None = Field(None, ge=1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=SMALLEST, le=10)
+    drafts: bool = False
+    logprobs_of: Literal["target", "processed"] = "target"
+    drafting: bool = True
+    details: bool = False
+
+
+class GenerationBody(Closed):
+    """The fields that completions and chat completions share."""
+
+    model: str
+    temperature: Temperature | None = None
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=8)
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_few)] | None = None
+    jakiro: Extensions | None = None
+    # These fields are ignored.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options requires stream=true")
+        return self
+
+    @model_validator(mode="after")
+    def _details_need_a_stream(self) -> "GenerationBody":
+        if self.has_details and not self.stream:
+            raise ValueError("jakiro.details requires stream=true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def has_processed_log_probs(self) -> bool:
+        """Whether log-probabilities are those after temperature and all other options."""
+        return self.jakiro is not None and self.jakiro.logprobs_of == "processed"
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """The number to add to the logit of each token."""
+        return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+
+    @property
+    def has_details(self) -> bool:
+        """Whether the chunks of a stream have the origin of each token, and the draft trees."""
+        return self.jakiro is not None and self.jakiro.details
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(GenerationBody):
+    """The body of a completion request."""
+
+    prompt: PromptField
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _prompts_are_not_processed(self) -> "CompletionBody":
+        if self.echo and self.logprobs is not None and self.has_processed_log_probs:
+            raise ValueError("echo with logprobs requires logprobs_of=target")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids."""
+        given: Any = self.prompt
+        is_single = isinstance(given, str) or isinstance(given[0], int)
+        return [given] if is_single else list(given)
+
+
+class TextPart(Closed):
+    """A part of a message with several parts."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Closed):
+    """A message of a chat; messages of OpenAI's client have fields that are null or ignored."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+    name: str | None = None  # ignored
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing = None
+    annotations: Nothing = None
+
+    @property
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates expect it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ResponseFormat(Closed):
+    """The format of an answer, which is always text."""
+
+    type: Literal["text"]
+
+
+class ChatBody(GenerationBody):
+    """The body of a chat completion request."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs requires logprobs=true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens and max_completion_tokens cannot be combined")
+        return self
+
+
+_PAGE = "the guide to `jakiro serve` lists the supported fields"
+_MAX_ERRORS = 1000  # number of errors of a body from which they are not looked at one by one
+_SMALL = 100_000  # size in bytes up to which errors show parts of a body
+_SHOWN = 80  # largest number of characters of a value that an error shows
+
+BodyT = TypeVar("BodyT", bound=Closed)
+
+
+def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
+    """Return a request body.
+
+    Args:
+        kind: class of the body.
+        content: JSON text.
+
+    Raises:
+        ApiError: the text is not JSON, or a field is unknown, missing or wrong.
+    """
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise _explained(error, len(content)) from error
+
+
+def _explained(error: ValidationError, size: int) -> ApiError:
+    """Return an error that names the first wrong field.
+
+    Args:
+        error: all errors of a body.
+        size: size of the body in bytes; parts of a large body are not shown, which would take long.
+    """
+    if error.error_count() > _MAX_ERRORS:
+        return ApiError(
+            400,
+            "the body cannot be used; expected: the fields of OpenAI's interface; "
+            f"got: {error.error_count()} errors; remedy: correct them; {_PAGE}",
+        )
+    has_input = size <= _SMALL
+    found = error.errors(include_url=False, include_context=False, include_input=has_input)
+    # If a field may have values of several types, the error of the type that was sent says more.
+    first = next((own for own in found if not own["type"].endswith("_type")), found[0])
+    path = [str(part) for part in first["loc"] if _is_field(part)]
+    param = ".".join(path) or None
+    if first["type"] == "json_invalid":
+        return ApiError(
+            400,
+            "the body cannot be read; expected: a JSON object; "
+            f"got: {_SENTENCE.sub('', first['msg'])[:_SHOWN]}; remedy: send valid JSON in UTF-8",
+        )
+    if first["type"] == "extra_forbidden":
+        message = f"{param} is not supported; expected: no such field; got: "
+        remedy = f"leave it out; {_PAGE}"
+    elif first["type"] == "missing":
+        return ApiError(
+            400,
+            f"{param} is missing; expected: this field; got: a body without it; remedy: add it",
+            param=param,
+        )
+    else:
+        expected = first["msg"].removeprefix("Value error, ")
+        message = f"{param or 'the body'} cannot be used; expected: {expected}; got: "
+        remedy = f"correct it; {_PAGE}"
+    shown = _shown(first["input"]) if has_input else "something else"
+    return ApiError(400, f"{message}{shown}; remedy: {remedy}", param=param)
+
+
+_SENTENCE = re.compile(r"^Invalid JSON: ")
+
+
+_TYPES = {"str", "list", "int", "text", "ids", "texts", "lists"}
+
+
+def _is_field(part: int | str) -> bool:
+    """Return whether a part of a location is a field or index, and not a type of a union."""
+    return isinstance(part, int) or (part.isidentifier() and part not in _TYPES)
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value, without writing all of a large one."""
+    if isinstance(value, str):
+        text = repr(value[:_SHOWN])
+    elif isinstance(value, list | dict):
+        text = f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
+    else:
+        text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,414 @@
+"""Adaptation of a server's drafter: texts are collected, and lessons and changes happen when idle.
+
+A drafter is changed only while no request is decoded. Each request is therefore decoded with one
+version from its beginning to its end.
+"""
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import psutil
+import torch
+from filelock import FileLock, Timeout
+from torch import nn
+
+from inference.adaptation.lesson import Lesson, LessonResult, Passage
+from inference.adaptation.traffic import Text, TrafficRing
+from inference.adaptation.versions import Version, VersionFolder
+from inference.adaptation.watch import AcceptanceWatch
+from inference.adaptation.weights import ReplaceableWeights, identity_of_drafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.protocol import RequestCounter
+from inference.serving.answers.reply import Reply
+from inference.serving.learning.process import LearningProcess
+from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.settings import ServeSettings
+from inference.serving.telemetry import Telemetry
+from jakiro.errors import CheckpointError, ConfigError, ResourceError
+from jakiro.utils.files import ensure_writable_folder
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+KEPT = 5  # number of versions that stay
+_FEWEST_HELD_OUT = 4  # texts without which there is no lesson
+_MOST_LEARNED, _MOST_HELD_OUT = 256, 32  # texts of a lesson
+_LONGEST_LESSON = 3600.0  # seconds of computation after which a process is killed
+_POLL_SECONDS = 0.1
+_LOCK = ".lock"
+
+Why = Literal["better", "worse", "purged"]
+
+
+class Learner(NamedTuple):
+    """The program that learns, and the models that it loads.
+
+    Attributes:
+        command: program and arguments.
+        drafter: folder or hub id of the drafter.
+        target: folder or hub id of the target; None for the one that the drafter names.
+        other_weights: whether the target may be another than in the drafter's training.
+    """
+
+    command: tuple[str, ...]
+    drafter: str
+    target: str | None = None
+    other_weights: bool = False
+
+
+class Purged(NamedTuple):
+    """The number of texts and of versions that a purge has removed."""
+
+    texts: int
+    versions: int
+
+
+class _Change(NamedTuple):
+    number: int  # of the version to use; 0 for the drafter's own weights
+    why: Why
+
+
+class Adaptation:
+    """The adaptation of one engine's drafter; belongs to the event loop, except its construction.
+
+    Args:
+        model: model whose drafter learns; no request has been decoded.
+        settings: settings of the server.
+        learner: program that learns.
+        telemetry: metrics of the server.
+        is_busy: function that returns whether requests are being answered.
+
+    Raises:
+        ConfigError: the drafter cannot learn, or another server uses the folder.
+        ResourceError: there is no memory for a second copy of the target.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: ServeSettings,
+        learner: Learner,
+        telemetry: Telemetry,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._model, self._learner, self._is_busy = model, learner, is_busy
+        self._telemetry, self._settings = telemetry, settings
+        target = model.engine.decoder.target
+        drafter = _trained(model)
+        _check_memory(target.model)
+        # What is learned outlives this process, and so must the uniqueness of the numbers.
+        drafter.request_counter = RequestCounter(first=secrets.randbits(62))
+        self._resources = ExitStack()
+        identity = identity_of_drafter(drafter.model, target.spec.fingerprint, target.dtype)
+        self._folder = VersionFolder(self._open_folder() / identity, identity)
+        self._folder.clean(KEPT)
+        self._weights = ReplaceableWeights(drafter.model)
+        self._ring = TrafficRing(settings.adapt_tokens, 3600 * settings.adapt_hours)
+        self._watch = AcceptanceWatch()
+        self._own_fingerprint = model.fingerprint
+        self._process: LearningProcess | None = None
+        self._change: _Change | None = None  # change that is due as soon as the server is idle
+        self._num_purges = 0
+        self._num_new = 0  # number of texts since the last lesson
+        self._idle_since: float | None = None
+        self.version = 0  # number of the version in use; 0 for the drafter's own weights
+        self._use_newest()
+        telemetry.watch_adaptation(
+            lambda: self.version,
+            lambda: self._ring.num_tokens,
+            lambda: self._process is not None and not self._process.is_paused,
+        )
+
+    def pause(self) -> None:
+        """Stop learning, because a request has arrived."""
+        self._idle_since = None
+        if self._process is not None:
+            self._process.pause()
+
+    def record(self, tenant: str, reply: Reply, *, may_learn: bool, has_drafts: bool) -> None:
+        """Use a complete reply.
+
+        Args:
+            tenant: user who has sent the request.
+            reply: its texts.
+            may_learn: whether the texts may be kept and learned from.
+            has_drafts: whether the request was decoded with drafts.
+        """
+        stats = reply.stats
+        if has_drafts and self._watch.add(stats.decoded, stats.target_forwards) == "worse":
+            self._undo()
+        if not may_learn:
+            return
+        for job in reply.jobs:
+            for state in job.sequences:
+                prompt = len(state.token_ids) - len(state.new_token_ids)
+                self._num_new += self._ring.add(tenant, state.token_ids, prompt)
+
+    async def purge(self, tenant: str) -> Purged:
+        """Forget the texts of a tenant, and all versions that have learned from them.
+
+        If the version in use is one of them, the drafter changes to an earlier one as soon as no
+        request is decoded.
+
+        Args:
+            tenant: user whose texts are forgotten.
+        """
+        self._num_purges += 1
+        num_texts = self._ring.purge(tenant)
+        process = self._process
+        if process is not None and tenant in process.lesson.tenants:
+            self._process = None
+            await process.kill()
+            self._telemetry.lessons.labels("purged").inc()
+        removed = self._folder.purge(tenant)
+        current = self.version if self._change is None else self._change.number
+        if current in removed:
+            self._change = _Change(self._newest_before(current), "purged")
+        return Purged(num_texts, len(removed))
+
+    async def run(self) -> None:
+        """Learn and change the drafter whenever the server is idle, until this task is cancelled.
+
+        An error ends a lesson, and never the server.
+        """
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            try:
+                await self._continue()
+            except Exception:
+                _logger.exception("adaptation goes on after an error")
+
+    async def close(self) -> None:
+        """End the process that learns, and free the folder."""
+        if self._process is not None:
+            await self._process.kill()
+        self._resources.close()
+
+    async def _continue(self) -> None:
+        if self._process is not None and self._process.is_done:
+            self._finish(self._process.result())
+        if self._is_busy():
+            self._idle_since = None
+            return
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        if self._change is not None:
+            await self._apply(self._change)
+        elif now - self._idle_since >= self._settings.adapt_idle_seconds:
+            await self._learn()
+
+    async def _learn(self) -> None:
+        """Go on with a lesson, or begin one if there are enough new texts."""
+        process = self._process
+        if process is not None:
+            if process.seconds > _LONGEST_LESSON:
+                await process.kill()
+            process.resume()
+            return
+        lesson = self._next_lesson()
+        if lesson is None:
+            return
+        self._num_new = 0
+        _logger.info("learning from %d texts", len(lesson.learned))
+        num_purges = self._num_purges
+        process = await LearningProcess.start(self._learner.command, lesson)
+        if self._num_purges != num_purges:  # the texts of the lesson may be among the purged ones
+            await process.kill()
+            return
+        self._process = process
+        if self._is_busy():
+            process.pause()
+
+    def _next_lesson(self) -> Lesson | None:
+        self._ring.expire()
+        if self._num_new < self._settings.adapt_every or self._watch.is_watching:
+            return None
+        traffic = self._ring.traffic(_MOST_LEARNED, _MOST_HELD_OUT)
+        if not traffic.learned or len(traffic.held_out) < _FEWEST_HELD_OUT:
+            return None
+        target = self._model.engine.decoder.target
+        return Lesson(
+            folder=self._folder.path,
+            number=max([self.version, *self._folder.numbers]) + 1,
+            parent=self.version,
+            drafter=self._learner.drafter,
+            target=self._learner.target,
+            identity=self._folder.identity,
+            dtype=str(target.dtype).removeprefix("torch."),
+            device=str(target.device),
+            other_weights=self._learner.other_weights,
+            tenants=traffic.tenants,
+            learned=_passages(traffic.learned),
+            held_out=_passages(traffic.held_out),
+            seed=secrets.randbits(31),
+        )
+
+    def _finish(self, result: LessonResult) -> None:
+        """Note the result of a lesson."""
+        process, self._process = self._process, None
+        assert process is not None
+        self._telemetry.lessons.labels(result.outcome).inc()
+        if result.outcome == "failed":
+            _logger.warning("a lesson has failed: %s", result.error)
+            return
+        _logger.info(
+            "learned for %.0f s: tau %.2f before, %.2f after, a ratio of at least %.3f",
+            result.seconds,
+            result.before or 0.0,
+            result.after or 0.0,
+            result.low or 0.0,
+        )
+        if result.outcome == "not_better":
+            return
+        number, parent = process.lesson.number, process.lesson.parent
+        if parent == self.version and self._change is None:
+            self._change = _Change(number, "better")
+        else:  # the parent is no longer in use
+            self._folder.remove(number)
+
+    def _undo(self) -> None:
+        """Go back to the version before the current one, which is removed."""
+        _logger.warning("version %d accepts fewer drafts: it is no longer used", self.version)
+        before = self._newest_before(self.version)
+        self._folder.remove(self.version)
+        self._change = _Change(before, "worse")
+
+    async def _apply(self, change: _Change) -> None:
+        """Change the weights, unless a request has arrived in the meantime."""
+        try:
+            version = await asyncio.to_thread(self._read, change.number)
+        except CheckpointError as error:
+            _logger.warning("a version is refused: %s", error)
+            self._telemetry.changes.labels("refused").inc()
+            self._folder.remove(change.number)
+            if self._change == change:  # no purge has replaced it
+                earlier = change._replace(number=self._newest_before(change.number))
+                self._change = None if change.why == "better" else earlier
+            return
+        if self._is_busy() or self._change != change:
+            return  # it is tried again
+        # From here to `when_idle`, no request can come between: requests that are started later
+        # are decoded by the new weights, and have the new fingerprint.
+        before, self._model.fingerprint = self._model.fingerprint, self._fingerprint(version)
+        weights = None if version is None else version.weights
+        done = self._model.engine.when_idle(lambda: self._weights.use(weights))
+        try:
+            is_changed = await asyncio.wrap_future(done)
+        except BaseException:
+            self._model.fingerprint, self._change = self._own_fingerprint, None
+            self.version = 0  # `use` has gone back to the drafter's own weights
+            raise
+        if not is_changed:
+            self._model.fingerprint = before
+            return
+        self.version = change.number
+        self._watch.changed(watch=change.why == "better")
+        self._telemetry.changes.labels(change.why).inc()
+        if self._change == change:
+            self._change = None
+        if self._process is None:
+            self._folder.clean(KEPT)
+        _logger.info("drafting with version %d (%s)", change.number, change.why)
+
+    def _use_newest(self) -> None:
+        """Use the newest version that can be used, before any request is decoded."""
+        for number in reversed(self._folder.numbers):
+            try:
+                version = self._read(number)
+            except CheckpointError as error:
+                _logger.warning("a version is refused: %s", error)
+                self._telemetry.changes.labels("refused").inc()
+                self._folder.remove(number)
+                continue
+            assert version is not None
+            self._weights.use(version.weights)
+            self._model.fingerprint = self._fingerprint(version)
+            self.version = number
+            return
+
+    def _read(self, number: int) -> Version | None:
+        """Return a version whose weights fit; None for the drafter's own weights."""
+        if number == 0:
+            return None
+        version = self._folder.read(number)
+        self._weights.check(version.weights)
+        return version
+
+    def _newest_before(self, number: int) -> int:
+        return max((own for own in self._folder.numbers if own < number), default=0)
+
+    def _fingerprint(self, version: Version | None) -> str:
+        if version is None:
+            return self._own_fingerprint
+        return f"{self._own_fingerprint}_{version.record.sha256[:8]}"
+
+    def _open_folder(self) -> Path:
+        """Return the folder of the settings, which no other server uses, or a temporary one."""
+        if self._settings.adapt_folder is None:
+            return Path(self._resources.enter_context(tempfile.TemporaryDirectory()))
+        folder = ensure_writable_folder(self._settings.adapt_folder)
+        self._resources.enter_context(lock_of(folder))
+        return folder
+
+
+def lock_of(folder: Path) -> FileLock:
+    """Return the lock of a folder of versions, which is held until it is released.
+
+    Args:
+        folder: folder of a server.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"another process uses the versions in {folder}",
+            expected="a folder of this server alone",
+            got="a folder that is locked",
+            remedy="stop the other server, or choose another --adapt-folder",
+        ) from error
+    return lock
+
+
+def _trained(model: LoadedModel) -> TrainedDrafter:
+    drafter = model.engine.decoder.drafter
+    if type(drafter) is TrainedDrafter:
+        return drafter
+    raise ConfigError(
+        "this drafter does not learn with --adapt",
+        expected="a trained drafter",
+        got="none" if drafter is None else type(drafter).__name__,
+        remedy="pass the folder of a trained drafter, or leave out --adapt",
+    )
+
+
+def _check_memory(target: nn.Module) -> None:
+    """Check whether the process that learns can load the target a second time."""
+    weight = next(target.parameters())
+    needed = sum(own.numel() * own.element_size() for own in target.parameters())
+    if weight.is_cuda:
+        free, _ = torch.cuda.mem_get_info(weight.device)
+    else:
+        free = psutil.virtual_memory().available
+    if needed > free:
+        raise ResourceError(
+            "there is no memory for a second copy of the target, which learning needs",
+            expected=f"{needed / 1e9:.2f} GB",
+            got=f"{free / 1e9:.2f} GB",
+            remedy="use a smaller --capacity or fewer --places, or leave out --adapt",
+        )
+
+
+def _passages(texts: Sequence[Text]) -> tuple[Passage, ...]:
+    return tuple(
+        Passage(token_ids=text.token_ids, prompt_length=text.prompt_length) for text in texts
+    )

@@ -1,0 +1,96 @@
+"""The number of sequences that each lane may run, prepare and let wait."""
+
+import math
+from collections.abc import Sequence
+
+from inference.serving.api_error import ApiError
+from inference.serving.scheduling.job import Job
+
+_LONGEST_RETRY_SECONDS = 60
+
+
+class Admitted:
+    """The sequences of an accepted request.
+
+    Args:
+        lane: number of the lane.
+        count: number of sequences.
+    """
+
+    def __init__(self, lane: int, count: int) -> None:
+        self.lane = lane
+        self.jobs: Sequence[Job] | None = None  # None until the prompts are prepared
+        self._count = count
+
+    @property
+    def num_live(self) -> int:
+        """The number of sequences that have not ended yet."""
+        if self.jobs is None:
+            return self._count
+        return sum(len(job.sequences) for job in self.jobs if not job.is_ended)
+
+
+class Admission:
+    """Accepts requests before they are prepared, as long as there is room; not thread-safe.
+
+    Args:
+        places: number of places of each lane.
+        queue: largest number of sequences of each lane that wait for a place.
+    """
+
+    def __init__(self, places: int, queue: int) -> None:
+        self._places = places
+        self._queue = queue
+        self._admitted: list[Admitted] = []
+        self._mean_seconds = 1.0  # of a request
+
+    def admit(self, lane: int, count: int) -> Admitted:
+        """Return the accepted sequences of a request, to be passed to `release` in the end.
+
+        Args:
+            lane: number of the lane.
+            count: number of sequences.
+
+        Raises:
+            ApiError: there are too many sequences, of this request or of all.
+        """
+        limit = self._places + self._queue
+        if count > limit:
+            raise ApiError(
+                400,
+                "the request has too many prompts and choices; "
+                f"expected: at most {limit}; got: {count}; remedy: send several requests",
+            )
+        if sum(own.num_live for own in self._admitted if own.lane == lane) + count > limit:
+            raise self._overload()
+        found = Admitted(lane, count)
+        self._admitted.append(found)
+        return found
+
+    def release(self, admitted: Admitted) -> None:
+        """Free the room of a request.
+
+        Args:
+            admitted: sequences of the request.
+        """
+        self._admitted.remove(admitted)
+
+    def observe(self, seconds: float) -> None:
+        """Take the duration of a request into account for the time after which to try again.
+
+        Args:
+            seconds: duration of a request that was answered.
+        """
+        self._mean_seconds += (seconds - self._mean_seconds) / 8
+
+    def _overload(self) -> ApiError:
+        waited = self._mean_seconds * (1 + self._queue / self._places)
+        return ApiError(
+            429,
+            "too many requests are waiting; "
+            f"expected: at most {self._queue} that wait for a place; "
+            "got: one more; remedy: try again after the seconds in the header Retry-After",
+            kind="rate_limit_error",
+            code="rate_limit_exceeded",
+            retry_after=max(1, min(math.ceil(waited), _LONGEST_RETRY_SECONDS)),
+        )

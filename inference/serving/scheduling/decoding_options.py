@@ -1,0 +1,142 @@
+"""The options of a request in the engine's terms, and penalties of tokens."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from inference.engine.request import OutputOptions
+from inference.serving.answers.schema import GenerationBody
+
+_SEEDS = 2**53  # number of seeds to choose from, all of which are numbers of JavaScript
+_OF_SAMPLING = frozenset({"top_p", "top_k", "min_p"})
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """The options of a request.
+
+    Attributes:
+        seed: seed of all random numbers.
+        choices: number of continuations of each prompt.
+        max_new_tokens: largest number of new tokens; None for as many as there is room for.
+        temperature: 0 for greedy decoding; None for the target's own.
+        stops: stop strings.
+        record: details of the tokens; None for none.
+        echo: whether each text begins with its prompt.
+        drafts: whether the origin of each token is requested.
+        drafting: whether to draft.
+        may_learn: whether the drafter may learn from the texts.
+        logit_bias: number to add to the logit of each token.
+        frequency_penalty: number to subtract from a logit for each new token that is equal.
+        presence_penalty: number to subtract from a logit if any new token is equal.
+        others: arguments of `generate()`.
+    """
+
+    seed: int
+    choices: int = 1
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    stops: Sequence[str] = ()
+    record: OutputOptions | None = None
+    echo: bool = False
+    drafts: bool = False
+    drafting: bool = True
+    may_learn: bool = True
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        body: GenerationBody,
+        max_new_tokens: int | None,
+        record: OutputOptions | None,
+        *,
+        echo: bool = False,
+    ) -> "DecodingOptions":
+        """Return the options of a request body, with a random seed if it has none.
+
+        Args:
+            body: request body.
+            max_new_tokens: largest number of new tokens; None for as many as there is room for.
+            record: details of the tokens; None for none.
+            echo: whether each text begins with its prompt.
+        """
+        own = body.jakiro
+        if body.has_details:
+            record = replace(record or OutputOptions(), trees=True)
+        others = {
+            "top_p": body.top_p,
+            "top_k": own and own.top_k,
+            "min_p": own and own.min_p,
+            "repetition_penalty": own and own.repetition_penalty,
+        }
+        return cls(
+            seed=secrets.randbelow(_SEEDS) if body.seed is None else body.seed,
+            choices=body.n or 1,
+            max_new_tokens=max_new_tokens,
+            temperature=body.temperature,
+            stops=body.stops,
+            record=record,
+            echo=echo,
+            drafts=own is not None and own.drafts,
+            drafting=own is None or own.drafting,
+            may_learn=body.store is not False,
+            logit_bias=body.biases,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            others={name: value for name, value in others.items() if value is not None},
+        )
+
+    def selection(self, samples: bool) -> tuple[float | None, dict[str, Any]]:
+        """Return the temperature, and the arguments of `generate()` that have an effect at it.
+
+        Args:
+            samples: whether the target samples by default.
+        """
+        temperature, others = self.temperature, dict(self.others)
+        if temperature is None and others.keys() & _OF_SAMPLING and not samples:
+            temperature = 1.0  # otherwise these options would be ignored
+        if temperature == 0:  # the likeliest token stays the same
+            others = {name: value for name, value in others.items() if name not in _OF_SAMPLING}
+        return temperature, others
+
+
+class TokenPenalties(LogitsProcessor):
+    """Subtracts numbers from the logits of tokens that were generated before.
+
+    A token that occurs n times after the prompt loses `frequency * n`, and `presence` if n > 0.
+    Negative numbers favor such tokens. Transformers has no processor with this rule.
+
+    Args:
+        prompt_length: number of tokens of the prompt, which do not count.
+        frequency: number to subtract for each occurrence.
+        presence: number to subtract once.
+    """
+
+    def __init__(self, prompt_length: int, frequency: float = 0.0, presence: float = 0.0) -> None:
+        self.prompt_length = prompt_length
+        self.frequency = frequency
+        self.presence = presence
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch tokens"], scores: Float[Tensor, "batch vocab"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """Return the logits after the penalties.
+
+        Args:
+            input_ids: all tokens so far, prompts included.
+            scores: logits of the next token.
+        """
+        new = input_ids[:, self.prompt_length :]
+        ones = torch.ones_like(new, dtype=scores.dtype)
+        counts = torch.zeros_like(scores).scatter_add_(1, new, ones)
+        return scores - self.frequency * counts - self.presence * (counts > 0)

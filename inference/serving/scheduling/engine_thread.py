@@ -1,0 +1,402 @@
+"""The thread that owns the models, and that other threads submit prompts to."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any, TypeVar
+
+from transformers import GenerationConfig, LogitsProcessorList
+
+from inference.autotune.policy import fixed_policy, numbered
+from inference.decoder import SpeculativeDecoder
+from inference.engine.captured_lane import CapturedLane
+from inference.engine.lane import Lane
+from inference.engine.policy import DraftPolicy
+from inference.engine.request import OutputOptions, Request
+from inference.generation.preparation import prepare_requests, shifted
+from inference.generation.prompts import Prompt, encode_prompt, needed
+from inference.protocol import request_counter_of
+from inference.sampling.options import Sampling
+from inference.serving.answers.incremental_text import IncrementalText, TextStopRule
+from inference.serving.scheduling.job import EngineCall, Job
+from inference.serving.scheduling.scheduler import Scheduler
+from jakiro.errors import EngineStopped, PromptError
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+T = TypeVar("T")
+Command = Callable[[], None]
+
+_EXACT_BYTES = 4  # size of numbers whose rounding hardly ever changes a text
+
+
+class EngineThread:
+    """Decodes prompts that any thread submits at any time, in places that are allocated at start.
+
+    A request with a seed gets the tokens that the decoder gives it alone with the same trees,
+    whatever else is decoded, unless the drafter learns from requests.
+
+    Args:
+        decoder: decoder with the target and the drafter. Only the engine may decode with its
+            target at the same time.
+        places: largest number of sequences in each lane. There is one lane for all requests, or one
+            for greedy decoding and one for sampling if the drafter has different trees for them.
+        capacity: largest number of tokens of a sequence, including its prompt.
+        on_step: function that is called, in the engine's thread, with the seconds of each decoding
+            step; it must return at once. None for no function.
+
+    Example:
+        with EngineThread(decoder, places=4, capacity=1024) as engine:
+            job = engine.submit("def main(", temperature=0, max_new_tokens=32)
+            for step in job:
+                print(step.token_ids)
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        places: int = 8,
+        capacity: int = 4096,
+        on_step: Callable[[float], object] | None = None,
+    ) -> None:
+        _warn_about(decoder)
+        self.decoder = decoder
+        self.policy = fixed_policy(
+            decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
+        )
+        longest = min(capacity, decoder.target.spec.max_position)
+        lanes = open_lanes(decoder, self.policy, places, longest)
+        self.scheduler = Scheduler(lanes, on_step)
+        self.error: BaseException | None = None  # why the thread died; None if it did not
+        self._lock = Lock()  # held while commands are added, and while the thread stops
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._calls: deque[EngineCall[Any]] = deque()  # only the engine's thread uses it
+        self._is_stopped = False
+        _logger.info(
+            "%d places of %d tokens take %.1f MB, and a prompt that is read takes up to %.1f MB",
+            sum(lane.places for lane in self.scheduler.lanes),
+            longest,
+            self.num_bytes / 1e6,
+            max(lane.prompt_bytes for lane in self.scheduler.lanes) / 1e6,
+        )
+        self._thread = Thread(target=self._run, name="jakiro-engine", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "EngineThread":
+        """Return the engine; the end of the block stops it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the engine.
+
+        Args:
+            kind: ignored.
+            error: ignored.
+            trace: ignored.
+        """
+        self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the caches in bytes."""
+        return self.scheduler.num_bytes
+
+    @property
+    def are_seeds_repeatable(self) -> bool:
+        """Whether the same seed always gives the same text, whatever else is decoded."""
+        return not self.seed_obstacle
+
+    @property
+    def seed_obstacle(self) -> str:
+        """Why a seed may give another text, and the remedy; empty if it always gives the same."""
+        target = self.decoder.target
+        if request_counter_of(self.decoder.drafter) is not None:
+            return "the drafter learns from requests, so a seed does not repeat a sampled text"
+        if target.dtype.itemsize < _EXACT_BYTES and not target.modules.is_batch_invariant:
+            return (
+                "in half precision, a text may depend on what is decoded beside it, so a seed may "
+                "not repeat it; remedy: --batch-invariant on a CPU, or --dtype float32"
+            )
+        return ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine accepts prompts."""
+        return not self._is_stopped
+
+    @property
+    def capacity(self) -> int:
+        """The largest number of tokens of a sequence, including its prompt."""
+        return self.scheduler.lanes[0].capacity
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        *,
+        choices: int = 1,
+        temperature: float | int | None = None,
+        seed: int | None = None,
+        stops: Sequence[str] = (),
+        record: OutputOptions | None = None,
+        drafts: bool = True,
+        first_row: int = 0,
+        notify: Callable[[], object] | None = None,
+        **generation: Any,
+    ) -> Job:
+        """Return a job that continues a prompt, to be passed to `start`.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            choices: number of continuations; the prompt is read once.
+            temperature: as for `SpeculativeDecoder.generate`.
+            seed: as for `SpeculativeDecoder.generate`; the continuations get different random
+                numbers, like the sequences of `generate_batch`.
+            stops: strings each of which ends a continuation with the token that completes it in the
+                text, as `IncrementalText` decodes the text.
+            record: details to return for each token; None to return none.
+            drafts: whether to draft; False for autoregressive decoding.
+            first_row: row of a batch whose random numbers the first continuation gets; the others
+                get those of the next rows.
+            notify: function that is called after each event of the job, see `Job`.
+            **generation: as for `SpeculativeDecoder.generate`.
+
+        Raises:
+            PromptError: the prompt or an argument cannot be used, or the text may become longer
+                than `capacity`.
+        """
+        if choices < 1:
+            raise PromptError("a prompt needs a continuation", expected="at least 1", got=choices)
+        requests, config = self.requests_of(
+            prompt, choices, temperature=temperature, seed=seed, stops=stops, **generation
+        )
+        requests = [
+            replace(request, record=record, drafts=drafts)
+            for request in shifted(requests, first_row)
+        ]
+        self.scheduler.lane_of(Job(requests))
+        decoder = self.decoder
+        group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
+        return Job(group.requests, notify)
+
+    def requests_of(
+        self,
+        prompt: Prompt,
+        choices: int = 1,
+        *,
+        temperature: float | int | None = None,
+        seed: int | None = None,
+        stops: Sequence[str] = (),
+        **generation: Any,
+    ) -> tuple[list[Request], GenerationConfig]:
+        """Return a request for each continuation of a prompt, and their generation config.
+
+        Args:
+            prompt: as for `prepare`.
+            choices: as for `prepare`.
+            temperature: as for `prepare`.
+            seed: as for `prepare`.
+            stops: as for `prepare`.
+            **generation: as for `prepare`.
+
+        Raises:
+            PromptError: the prompt or an argument cannot be used.
+        """
+        decoder = self.decoder
+        spec = decoder.target.spec
+        token_ids = encode_prompt(prompt, decoder.tokenizer, spec.vocab_size)
+        requests, config = prepare_requests(
+            decoder.target.model,
+            [token_ids] * choices,
+            generation,
+            temperature=temperature,
+            seed=seed,
+            max_position=spec.max_position,
+            tokenizer=decoder.tokenizer,
+        )
+        if stops:
+            requests = [self._with_stops(request, stops) for request in requests]
+        return requests, config
+
+    def start(self, job: Job) -> None:
+        """Submit a job that was prepared; it is decoded as soon as there are places.
+
+        Args:
+            job: job of `prepare`, which was not started yet. Nothing happens if it was cancelled.
+
+        Raises:
+            PromptError: the job was started before.
+            EngineStopped: the engine was closed, or its thread has died.
+        """
+        self.scheduler.claim(job)
+        self._command(lambda: self.scheduler.add(job))
+
+    def submit(self, prompt: Prompt, **options: Any) -> Job:
+        """Prepare and start a job that continues a prompt, and return it.
+
+        Args:
+            prompt: text, chat messages, or token ids.
+            **options: as for `prepare`.
+
+        Raises:
+            PromptError: as for `prepare`.
+            EngineStopped: as for `start`.
+        """
+        job = self.prepare(prompt, **options)
+        self.start(job)
+        return job
+
+    def _with_stops(self, request: Request, stops: Sequence[str]) -> Request:
+        text = IncrementalText(needed(self.decoder.tokenizer), stops)
+        return replace(request, stop=TextStopRule(request.stop, text))
+
+    def cancel(self, job: Job) -> None:
+        """End a job before its next decoding step, and free its places.
+
+        Args:
+            job: job of this engine, which may have ended already.
+        """
+        with suppress(EngineStopped):
+            self._command(lambda: self.scheduler.cancel(job))
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Let the engine's thread run a function, and return the future of its result.
+
+        The functions run in the order of the calls, one between two decoding steps, so that other
+        requests go on.
+
+        Args:
+            function: function that may use the models; it should take little longer than a step.
+
+        Raises:
+            EngineStopped: as for `start`; the future raises it if the engine stops before the
+                function runs.
+        """
+        call = EngineCall(function)
+        self._command(lambda: self._calls.append(call))
+        return call.future
+
+    def when_idle(self, change: Callable[[], None]) -> "Future[bool]":
+        """Run a function in the engine's thread, unless there are jobs.
+
+        Jobs that are started later see the change, and earlier ones do not.
+
+        Args:
+            change: function that changes the drafter.
+
+        Returns:
+            Whether the function was run, or its exception.
+
+        Raises:
+            EngineStopped: the engine was closed, or its thread has died.
+        """
+
+        def attempt() -> bool:
+            is_idle = self.scheduler.is_idle
+            if is_idle:
+                change()
+            return is_idle
+
+        call = EngineCall(attempt)
+        self._command(call.run)
+        return call.future
+
+    def close(self) -> None:
+        """Stop the engine after the current decoding step.
+
+        Jobs that are not complete end with an `EngineStopped`.
+        """
+        with self._lock:
+            self._commands.put(None)
+        self._thread.join()
+
+    def _command(self, command: Command) -> None:
+        with self._lock:
+            if self._is_stopped:
+                raise _stopped(self.error)
+            self._commands.put(command)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self.error = error
+            _logger.exception("the engine has died")
+        with self._lock:
+            self._is_stopped = True
+            while not self._commands.empty():  # jobs that the loop has not seen
+                if (command := self._commands.get()) is not None:
+                    _tried(command)
+        self.scheduler.close(_stopped(self.error))
+        while self._calls:
+            self._calls.popleft().fail(_stopped(self.error))
+
+    def _loop(self) -> None:
+        is_busy = False
+        while True:
+            while not is_busy or not self._commands.empty():
+                command = self._commands.get()
+                if command is None:
+                    return
+                command()
+                is_busy = True
+            if self._calls:
+                self._calls.popleft().run()
+            is_busy = self.scheduler.turn() or bool(self._calls)
+
+
+def _tried(command: Command) -> None:
+    """Run a command; an exception is only logged, because all jobs are about to be ended."""
+    try:
+        command()
+    except Exception:
+        _logger.exception("a command to the engine has failed")
+
+
+def open_lanes(
+    decoder: SpeculativeDecoder, policy: DraftPolicy, places: int, capacity: int
+) -> list[Lane]:
+    """Return a lane for each kind of requests.
+
+    Args:
+        decoder: decoder with the target and the drafter.
+        policy: policy of the trees.
+        places: number of places of each lane.
+        capacity: largest number of tokens of a sequence.
+    """
+    greedy, sampled = (Sampling(LogitsProcessorList(), do_sample) for do_sample in (False, True))
+    drafter, threads = decoder.drafter, decoder.compute.threads
+    kinds = [greedy]
+    if drafter is not None and not drafter.can_share(greedy, sampled):
+        kinds.append(sampled)
+    lane = CapturedLane if decoder.is_captured else Lane
+    return [
+        lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
+    ]
+
+
+def _warn_about(decoder: SpeculativeDecoder) -> None:
+    """Name the options of a decoder that do not make an engine faster."""
+    if decoder.target.is_compiled:
+        _logger.warning(
+            "compiled=True makes an engine slow at first: decoding steps are compiled again for "
+            "every number of sequences that occurs"
+        )
+
+
+def _stopped(error: BaseException | None) -> EngineStopped:
+    """Return the error of jobs that are not complete; its cause is why the engine has died."""
+    cause = "close() was called" if error is None else f"{type(error).__name__}: {error}"
+    stopped = EngineStopped("the engine has stopped", got=cause, remedy="start another engine")
+    stopped.__cause__ = error
+    return stopped

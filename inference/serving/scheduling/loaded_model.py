@@ -1,0 +1,297 @@
+"""The model of a server: its engine, its name, and its requests in the engine's terms."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import LogitsProcessorList
+
+from inference.engine.request import Request
+from inference.generation.prompts import Prompt, encode_prompt, needed
+from inference.protocol import Drafter
+from inference.serving.answers.details import DetailWriter
+from inference.serving.api_error import ApiError
+from inference.serving.scheduling.decoding_options import DecodingOptions, TokenPenalties
+from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.scheduling.job import Job
+from jakiro import __version__
+from jakiro.errors import PromptError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.files import fingerprint
+
+_NUM_WEIGHTS = 256  # number of weights of each tensor that identify a drafter
+
+
+class LoadedModel:
+    """The model of a server.
+
+    Args:
+        engine: engine that decodes.
+        name: name of the model; None for the last part of the target's path.
+
+    Raises:
+        PromptError: the decoder has no tokenizer.
+    """
+
+    def __init__(self, engine: EngineThread, name: str | None = None) -> None:
+        decoder = engine.decoder
+        model: Any = decoder.target.model
+        path = str(model.config.name_or_path).rstrip("/")
+        self.engine = engine
+        self.tokenizer = needed(decoder.tokenizer)
+        self.name = name or path.rpartition("/")[2] or "target"
+        self.created = int(time.time())
+        names = decoder.drafter.proposer_names if decoder.drafter else ()
+        self.details = DetailWriter(self.tokenizer, names)
+        self.fingerprint = f"fp_{fingerprint(*_identity(engine))[:12]}"
+        self._samples = bool(model.generation_config.do_sample)
+        self._longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def __str__(self) -> str:
+        """Return what a user should know when the model is ready."""
+        scheduler = self.engine.scheduler
+        places = sum(lane.places for lane in scheduler.lanes)
+        seeds = self.engine.seed_obstacle or "the same seed gives the same text"
+        return (
+            f"{self.name}: {places} places of {self.engine.capacity} tokens take "
+            f"{scheduler.num_bytes / 1e6:.1f} MB; {seeds} ({self.fingerprint})"
+        )
+
+    def lane_of(self, options: DecodingOptions) -> int:
+        """Return the number of the lane of a request that was not prepared yet.
+
+        Args:
+            options: options of the request.
+        """
+        lanes = self.engine.scheduler.lanes
+        temperature, _ = options.selection(self._samples)
+        samples = self._samples if temperature is None else temperature > 0
+        kinds = [lane.sampling.do_sample for lane in lanes]
+        return kinds.index(samples) if len(lanes) > 1 else 0
+
+    def check_lengths(self, prompts: Sequence[Prompt], options: DecodingOptions) -> None:
+        """Refuse prompts that are too long, whatever their tokens are.
+
+        Args:
+            prompts: prompts to continue.
+            options: options of all of them.
+
+        Raises:
+            ApiError: a prompt has more characters than the longest tokens have together.
+        """
+        longest = self.engine.capacity * self._longest_token
+        count = max(map(_num_characters, prompts))
+        if count <= longest:
+            return
+        new = options.max_new_tokens
+        raise ApiError(
+            400,
+            "the prompt is longer than a sequence may be; "
+            f"expected: at most {self.engine.capacity} tokens; got: {count} characters"
+            f"{'' if new is None else f' and {new} new tokens'}; remedy: shorten the prompt",
+            param=_field_of(prompts[0]),
+            code="context_length_exceeded",
+        )
+
+    def jobs_of(
+        self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
+    ) -> list[Job]:
+        """Return the jobs of a request, which were not started.
+
+        Each choice of a request has random numbers of its own: those of the row of a batch that
+        has the number of the choice.
+
+        Args:
+            prompts: prompts to continue.
+            options: options of all of them.
+            notify: function that is called after each event of a job.
+
+        Raises:
+            PromptError: a prompt or an option cannot be used.
+            ApiError: a prompt is too long.
+        """
+        jobs: list[Job] = []
+        try:
+            for number, prompt in enumerate(prompts):
+                first_row = number * options.choices
+                jobs.append(self._job(prompt, options, first_row, notify))
+        except BaseException:
+            discard(jobs)
+            raise
+        return jobs
+
+    def request_of(self, prompt: Prompt, options: DecodingOptions) -> Request:
+        """Return a request that is decoded outside the lanes.
+
+        Its random numbers do not depend on other requests.
+
+        Args:
+            prompt: prompt to continue.
+            options: options of the request, which asks for no details.
+
+        Raises:
+            PromptError: the prompt or an option cannot be used.
+            ApiError: the prompt is too long.
+        """
+        token_ids, arguments = self._arguments(prompt, options)
+        (request,), _ = self.engine.requests_of(token_ids, **arguments)
+        return request
+
+    def _job(
+        self,
+        prompt: Prompt,
+        options: DecodingOptions,
+        first_row: int,
+        notify: Callable[[], object],
+    ) -> Job:
+        token_ids, arguments = self._arguments(prompt, options)
+        return self.engine.prepare(
+            token_ids,
+            choices=options.choices,
+            record=options.record,
+            drafts=options.drafting,
+            first_row=first_row,
+            notify=notify,
+            **arguments,
+        )
+
+    def _arguments(
+        self, prompt: Prompt, options: DecodingOptions
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Return the tokens of a prompt, and arguments of the engine for it."""
+        decoder = self.engine.decoder
+        token_ids = encode_prompt(prompt, decoder.tokenizer, decoder.target.spec.vocab_size)
+        temperature, others = options.selection(self._samples)
+        return token_ids, {
+            "temperature": temperature,
+            "seed": options.seed % 2**63,
+            "stops": options.stops,
+            "max_new_tokens": self._num_new(prompt, len(token_ids), options.max_new_tokens),
+            **others,
+            **self._processors(len(token_ids), options),
+        }
+
+    def _num_new(self, prompt: Prompt, num_prompt_tokens: int, wanted: int | None) -> int:
+        """Return the largest number of new tokens.
+
+        Args:
+            prompt: the prompt.
+            num_prompt_tokens: number of its tokens.
+            wanted: number of new tokens that the request may have; None for no limit of its own.
+
+        Raises:
+            ApiError: there is no room for them.
+        """
+        capacity = self.engine.capacity
+        room = capacity - num_prompt_tokens
+        if room >= (1 if wanted is None else wanted):
+            return room if wanted is None else wanted
+        new, remedy = " and the first new token", "shorten the prompt"
+        if wanted is not None:
+            new, remedy = f" and {wanted} new tokens", "shorten the prompt or lower max_tokens"
+        raise ApiError(
+            400,
+            "the prompt and its new tokens are longer than a sequence may be; "
+            f"expected: at most {capacity} tokens; got: {num_prompt_tokens} prompt tokens{new}; "
+            f"remedy: {remedy}",
+            param=_field_of(prompt),
+            code="context_length_exceeded",
+        )
+
+    def _processors(self, num_prompt_tokens: int, options: DecodingOptions) -> dict[str, Any]:
+        """Return the arguments of `generate()` for biases and penalties."""
+        arguments: dict[str, Any] = {}
+        size = self.engine.decoder.target.spec.vocab_size
+        if wrong := [token for token in options.logit_bias if token >= size]:
+            raise PromptError(
+                "logit_bias contains an id outside the target's vocabulary",
+                expected=f"ids from 0 to {size - 1}",
+                got=wrong[0],
+                remedy="use ids of the target's own tokenizer",
+            )
+        if options.logit_bias:
+            arguments["sequence_bias"] = {(id_,): own for id_, own in options.logit_bias.items()}
+        penalties = options.frequency_penalty, options.presence_penalty
+        if any(penalties):
+            own = TokenPenalties(num_prompt_tokens, *penalties)
+            arguments["logits_processor"] = LogitsProcessorList([own])
+        return arguments
+
+
+def discard(jobs: Sequence[Job]) -> None:
+    """End jobs that were not started, so that a drafter does not wait for their text.
+
+    Args:
+        jobs: the jobs.
+    """
+    for job in jobs:
+        job.end()
+
+
+def _field_of(prompt: Prompt) -> str:
+    """Return the field of a request that a prompt comes from."""
+    is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    return "messages" if is_chat else "prompt"
+
+
+def _num_characters(prompt: Prompt) -> int:
+    """Return the number of characters of a text or of messages, or 0 for token ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(own["content"]) for own in prompt if isinstance(own, dict))
+
+
+def target_identity(engine: EngineThread) -> list[Any]:
+    """Return all of the target and the libraries that the text of a seed depends on."""
+    target = engine.decoder.target
+    model: Any = target.model
+    return [
+        [__version__, torch.__version__, transformers.__version__],
+        [target.spec.fingerprint, str(model.dtype), str(model.device.type)],
+    ]
+
+
+def _identity(engine: EngineThread) -> list[Any]:
+    """Return all that the text of a seed depends on, except the settings of requests."""
+    decoder, scheduler = engine.decoder, engine.scheduler
+    runs = [engine.policy.new_run(lane.sampling, lane.places) for lane in scheduler.lanes]
+    return [
+        *target_identity(engine),
+        None if decoder.drafter is None else identity_of(decoder.drafter),
+        [str(getattr(run, "budget", None)) for run in runs],
+    ]
+
+
+def identity_of(drafter: Drafter) -> list[Any]:
+    """Return what tells a drafter from others, in a form that can be hashed.
+
+    Args:
+        drafter: drafter, which may contain others.
+    """
+    own = vars(drafter)
+    settings = [str(own.get(name)) for name in ("forms", "plan", "settings")]
+    parts: list[Any] = [type(drafter).__name__, drafter.version, settings]
+    model = own.get("model")
+    if isinstance(model, nn.Module):
+        parts.append(_weights(model))
+    elif isinstance(model, TargetAdapter):
+        parts.append([model.spec.fingerprint, str(model.dtype)])
+    inner = (own.get(name) for name in ("drafter", "first", "second"))
+    return parts + [identity_of(other) for other in inner if isinstance(other, Drafter)]
+
+
+def _weights(model: nn.Module) -> list[Any]:
+    """Return the name, dtype and some values of each parameter."""
+    return [
+        [name, str(weight.dtype), _sample(weight.detach().flatten())]
+        for name, weight in model.named_parameters()
+    ]
+
+
+def _sample(weights: torch.Tensor) -> list[float]:
+    step = max(len(weights) // _NUM_WEIGHTS, 1)
+    chosen = weights[::step][:_NUM_WEIGHTS].double()
+    return [float(value) for value in chosen.nan_to_num().tolist()]

@@ -1,0 +1,274 @@
+"""The order in which one engine reads prompts and performs decoding steps."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from inference.engine.lane import Lane
+from inference.engine.prefill import Prefill
+from inference.engine.threads import num_threads
+from inference.serving.scheduling.job import Job
+from jakiro.errors import JakiroError, PromptError, ResourceError
+from jakiro.utils.memory import is_out_of_memory
+
+
+class _Reading(NamedTuple):
+    """A job whose prompt is being read."""
+
+    job: Job
+    lane: Lane
+    prefill: Prefill
+
+
+class Scheduler:
+    """Reads prompts in chunks between the decoding steps of lanes; not thread-safe.
+
+    Jobs of a lane start in the order in which they were submitted.
+
+    Args:
+        lanes: lanes of different kinds of requests.
+        on_step: function that is called with the seconds of each decoding step of a lane; None for
+            no function.
+    """
+
+    def __init__(
+        self, lanes: Sequence[Lane], on_step: Callable[[float], object] | None = None
+    ) -> None:
+        self.lanes = list(lanes)
+        self._on_step = on_step
+        self._waiting: list[Job] = []
+        self._reading: _Reading | None = None
+        self._running: dict[int, Job] = {}  # by the identity of each of its sequences
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of jobs that wait for places."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """The number of sequences that have places."""
+        return sum(len(lane.live) for lane in self.lanes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits, is being read, or is decoded."""
+        return not self._waiting and self._reading is None and self.num_running == 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the caches of all lanes in bytes."""
+        return sum(lane.num_bytes for lane in self.lanes)
+
+    def lane_of(self, job: Job) -> Lane:
+        """Return the lane of a job.
+
+        Args:
+            job: job that need not have been submitted.
+
+        Raises:
+            PromptError: there is no lane for the way in which tokens are selected, the text may
+                become longer than a sequence of the lane, or there are too many continuations.
+        """
+        request, count = job.request, len(job.sequences)
+        lane = next((lane for lane in self.lanes if lane.can_take(request)), None)
+        if lane is None:
+            raise PromptError(
+                "the drafter cannot draft for this way of selecting tokens",
+                expected=" or ".join(str(lane.sampling) for lane in self.lanes),
+                got=str(request.sampling),
+                remedy="use other sampling options, or define the drafter's can_share()",
+            )
+        if request.max_length > lane.capacity:
+            prompt = len(request.token_ids)
+            raise PromptError(
+                "the prompt and its new tokens are longer than a sequence may be",
+                expected=f"at most {lane.capacity} tokens",
+                got=f"{prompt} prompt tokens and {request.max_length - prompt} new tokens",
+                remedy="shorten the prompt or lower max_new_tokens",
+            )
+        if count > lane.places:
+            raise PromptError(
+                "there are more continuations than places",
+                expected=f"at most {lane.places}",
+                got=count,
+                remedy="request fewer continuations, or start the engine with more places",
+            )
+        return lane
+
+    def claim(self, job: Job) -> None:
+        """Check a job that is about to be added; for any thread.
+
+        Args:
+            job: job, which can be claimed once.
+
+        Raises:
+            PromptError: as for `lane_of`, or the job was claimed before.
+        """
+        self.lane_of(job)
+        job.claim()
+
+    def add(self, job: Job) -> None:
+        """Add a job that was claimed, unless it was cancelled in the meantime.
+
+        Args:
+            job: job to start as soon as there are places.
+        """
+        if not job.is_ended:
+            self._waiting.append(job)
+
+    def submit(self, job: Job) -> None:
+        """Claim and add a job.
+
+        Args:
+            job: job to start as soon as there are places.
+
+        Raises:
+            PromptError: as for `claim`.
+        """
+        self.claim(job)
+        self.add(job)
+
+    def cancel(self, job: Job) -> None:
+        """End a job between two steps, and free its places.
+
+        Args:
+            job: job, which may have ended already.
+        """
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if self._reading is not None and self._reading.job is job:
+            self._stop_reading()
+        for lane in self.lanes:
+            lane.remove(job.sequences)
+        self._end(job)
+
+    def turn(self) -> bool:
+        """Read a chunk of one prompt, or several short prompts, and decode a step of each lane.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        was_busy = self._read_prompts()
+        for lane in self.lanes:
+            if lane.live:
+                was_busy = True
+                self._step(lane)
+        return was_busy
+
+    def close(self, error: JakiroError | None = None) -> None:
+        """End all jobs, and free the caches.
+
+        Args:
+            error: error to pass to the jobs; None if they are cancelled.
+        """
+        jobs = [*self._waiting, *self._running.values()]
+        if self._reading is not None:
+            jobs.append(self._reading.job)
+        self._waiting, self._reading = [], None
+        for job in jobs:
+            self._end(job, error)
+        for lane in self.lanes:
+            lane.close()
+
+    def _read_prompts(self) -> bool:
+        """Read up to a chunk of tokens of one prompt or of several, and return whether any."""
+        num_read = 0
+        self._begin_reading()
+        while self._reading is not None and self._reading.prefill.fits(num_read):
+            num_read += self._reading.prefill.chunk_size
+            self._read()
+            self._begin_reading()
+        return num_read > 0
+
+    def _begin_reading(self) -> None:
+        """Begin to read the prompt of the first job for which there are places, if any."""
+        if self._reading is not None:
+            return
+        full: list[Lane] = []  # lanes in which an earlier job waits for places
+        for job in self._waiting:
+            lane = self.lane_of(job)
+            if lane not in full and lane.num_free >= len(job.sequences):
+                self._open(job, lane)
+                self._waiting.remove(job)  # stays in the list if there was an exception
+                return
+            full.append(lane)
+
+    def _open(self, job: Job, lane: Lane) -> None:
+        job.begun = time.monotonic()
+        try:
+            self._reading = _Reading(job, lane, lane.prefill_of(job.sequences))
+        except (RuntimeError, MemoryError) as error:
+            self._end(job, _no_memory(job, error))
+
+    @torch.inference_mode()
+    def _read(self) -> None:
+        """Read a chunk of the prompt; after the last chunk, its continuations get their places."""
+        if self._reading is None:
+            return
+        job, lane, prefill = self._reading
+        try:
+            with num_threads(lane.prefill_threads):
+                prefill.read_chunk()
+                if not prefill.is_complete:
+                    return
+                job.read, job.prompt_details = time.monotonic(), prefill.prompt_details
+                self._running.update({id(state): job for state in job.sequences})
+                steps = lane.start(prefill, job.sequences)
+        except (RuntimeError, MemoryError) as error:
+            no_memory = _no_memory(job, error)
+            self._stop_reading()
+            self._end(job, no_memory)
+            return
+        self._reading = None
+        for step in steps:
+            job.deliver(step)
+        self._forget(job)
+
+    def _step(self, lane: Lane) -> None:
+        running = [state for state in lane.live if not state.is_finished]
+        jobs = [self._running[id(state)] for state in running]
+        started = time.monotonic()
+        with num_threads(lane.threads):
+            steps = lane.step()
+        if self._on_step is not None:
+            self._on_step(time.monotonic() - started)
+        for job, step in zip(jobs, steps, strict=True):
+            job.deliver(step)
+        for job in jobs:
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        """Free what belongs to a job that has ended, or whose reader is gone."""
+        if job.is_abandoned or job.is_ended:
+            self.cancel(job)
+
+    def _end(self, job: Job, error: JakiroError | None = None) -> None:
+        for state in job.sequences:
+            self._running.pop(id(state), None)
+        job.end(error)
+
+    def _stop_reading(self) -> None:
+        assert self._reading is not None
+        self._reading.prefill.context.close()
+        self._reading = None
+
+
+def _no_memory(job: Job, error: Exception) -> ResourceError:
+    """Return the error of a job whose prompt needs more memory than there is.
+
+    Args:
+        job: the job.
+        error: what was raised while the prompt was read; raised again if it is not about memory.
+    """
+    if not is_out_of_memory(error):
+        raise error
+    found = ResourceError(
+        "there is no memory to read the prompt",
+        got=f"a prompt of {len(job.request.token_ids)} tokens",
+        remedy="shorten the prompt, or start the engine with fewer places",
+    )
+    found.__cause__ = error
+    return found

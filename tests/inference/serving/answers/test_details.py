@@ -1,0 +1,253 @@
+"""The details of a stream: they describe its tokens and steps, and change nothing else."""
+
+import json
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.serving import MODEL, Running, running, tiny_decoder
+from helpers.templates import CHATML
+from helpers.tokenizers import tiny_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import BadRequestError, OpenAI
+
+from inference import SpeculativeDecoder
+from inference.engine.decode_step import TARGET, DecodeStep
+from inference.engine.details import TokenDetails
+from inference.engine.verified_tree import VerifiedTree
+from inference.serving.answers.details import DetailLog, DetailWriter, TokenOrigin
+from inference.serving.answers.incremental_text import IncrementalText
+
+MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
+NO_TREE = VerifiedTree(1, [], [], [], [], [], 2)
+TOKENIZER = tiny_tokenizer()
+
+
+def _stream(server: Running, **body: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream as the server sends them."""
+    common = {"model": MODEL, "messages": MESSAGES, "stream": True, "max_tokens": 60, "seed": 3}
+    request = urllib.request.Request(
+        f"{server.url}/chat/completions",
+        json.dumps({**common, **body}).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        events = response.read().decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def _without_details(chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return chunks without their details, and without chunks that contain nothing else."""
+    hidden = {"id", "created", "jakiro"}
+    return [
+        {
+            "seed": chunk["jakiro"]["seed"],
+            **{name: own for name, own in chunk.items() if name not in hidden},
+        }
+        for chunk in chunks
+        if chunk["choices"] or chunk.get("usage")
+    ]
+
+
+def _details(chunks: Sequence[dict[str, Any]], field: str, index: int = 0) -> list[dict[str, Any]]:
+    own = [chunk["jakiro"] for chunk in chunks if "steps" in chunk["jakiro"]]
+    return [entry for part in own if part["index"] == index for entry in part[field]]
+
+
+def _text(chunks: Sequence[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(own["delta"].get("content") or "" for own in choices if own["index"] == index)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "logprobs": True, "top_logprobs": 2},
+    {"temperature": 0.8, "n": 2, "stop": ["\n", "a"]},
+    {"temperature": 1.3, "stream_options": {"include_usage": True}},
+    {"temperature": 0.5, "frequency_penalty": 0.5, "jakiro": {"drafts": True}},
+]
+
+
+def _with_details(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "jakiro": {**options.get("jakiro", {}), "details": True}}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_stream_is_the_same_with_details(server: Running, options: dict[str, Any]) -> None:
+    expected = _stream(server, **options)
+    found = _stream(server, **_with_details(options))
+    assert all(set(chunk["jakiro"]) == {"seed"} for chunk in expected)
+    for index in range(options.get("n", 1)):  # the order of choices depends on the time
+        pair = [
+            [
+                one
+                for one in _without_details(chunks)
+                if all(choice["index"] == index for choice in one["choices"])
+            ]
+            for chunks in (found, expected)
+        ]
+        assert pair[0] == pair[1]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_texts_of_the_tokens_are_the_text(server: Running, options: dict[str, Any]) -> None:
+    chunks = _stream(server, **_with_details(options))
+    for index in range(options.get("n", 1)):
+        tokens = _details(chunks, "tokens", index)
+        steps = _details(chunks, "steps", index)
+        assert "".join(token["text"] for token in tokens) == _text(chunks, index)
+        assert sum(step["emitted"] for step in steps) == len(tokens)
+
+
+def test_steps_add_up_to_the_usage(server: Running) -> None:
+    options = {"temperature": 0.9, "stream_options": {"include_usage": True}}
+    chunks = _stream(server, **options, jakiro={"details": True})
+    usage = chunks[-1]["usage"]
+    tokens, steps = _details(chunks, "tokens"), _details(chunks, "steps")
+    counts = usage["completion_tokens_details"]
+    accepted, drafted = (sum(step[name] for step in steps) for name in ("accepted", "drafted"))
+    assert len(tokens) == usage["completion_tokens"]
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    assert accepted == counts["accepted_prediction_tokens"]
+    assert drafted - accepted == counts["rejected_prediction_tokens"]
+    seconds = [step["seconds"] for step in steps]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
+def test_tokens_and_trees_agree(server: Running) -> None:
+    chunks = _stream(server, temperature=0.7, jakiro={"details": True})
+    tokens = _details(chunks, "tokens")
+    for step in _details(chunks, "steps"):
+        own = [token for token in tokens if token["step"] == step["step"]]
+        nodes = step["tree"]["nodes"]
+        path = [node for node in nodes if node["accepted"]]
+        assert (len(own), len(nodes)) == (step["emitted"], step["drafted"])
+        drafted, others = own[: len(path)], own[len(path) :]
+        assert [token["depth"] for token in own] == [*range(1, 1 + len(path)), *[0] * len(others)]
+        assert [token["source"] for token in drafted] == [node["source"] for node in path]
+        assert {token["source"] for token in others} <= {"target"}
+        assert all(node["parent"] < number for number, node in enumerate(nodes))
+        assert all(0 <= node["probability"] <= 1 for node in nodes)
+    assert {token["source"] for token in tokens} <= {"target", "expert 0", "expert 1"}
+    assert any(token["depth"] for token in tokens)
+
+
+def test_completions_have_details_as_well(client: OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": "def main(", "max_tokens": 30, "seed": 1}
+    extra = {"jakiro": {"details": True}}
+    stream: Any = client.completions.create(**options, stream=True, extra_body=extra)
+    found = [chunk.model_dump() for chunk in stream]
+    tokens = _details(found, "tokens")
+    whole = client.completions.create(**options)
+    assert "".join(token["text"] for token in tokens) == whole.choices[0].text
+    assert whole.usage is not None
+    assert len(tokens) == whole.usage.completion_tokens
+
+
+def test_the_prompt_of_an_echo_is_no_part_of_the_details(client: OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": "def main(", "max_tokens": 30, "seed": 1}
+    extra = {"jakiro": {"details": True}}
+    for own in ({"echo": True}, {"echo": True, "logprobs": 1}):
+        stream: Any = client.completions.create(**options, **own, stream=True, extra_body=extra)
+        text = "".join(
+            token["text"] for token in _details([c.model_dump() for c in stream], "tokens")
+        )
+        whole = client.completions.create(**options, **own)
+        assert "def main(" + text == whole.choices[0].text
+
+
+def test_details_require_a_stream(client: OpenAI) -> None:
+    body: Any = {"jakiro": {"details": True}}
+    with pytest.raises(BadRequestError, match="details requires stream=true"):
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=body)
+
+
+def test_unknown_options_are_refused(client: OpenAI) -> None:
+    body: Any = {"jakiro": {"details": True, "tree": True}}
+    with pytest.raises(BadRequestError, match=r"jakiro\.tree is not supported"):
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=body)
+
+
+def test_a_request_without_drafts_gets_the_text_of_the_target_alone(server: Running) -> None:
+    options = {"temperature": 0, "stream_options": {"include_usage": True}}
+    expected = _stream(server, **options)
+    found = _stream(server, **options, jakiro={"details": True, "drafting": False})
+    assert _text(found) == _text(expected)
+    counts = found[-1]["usage"]["completion_tokens_details"]
+    assert counts == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert {token["source"] for token in _details(found, "tokens")} == {"target"}
+    assert len(_details(found, "steps")) == found[-1]["usage"]["completion_tokens"]
+
+
+def test_a_server_without_a_drafter_has_details() -> None:
+    parts = tiny_decoder()
+    decoder = SpeculativeDecoder(parts.target.model, None, parts.tokenizer, tree="fixed")
+    with running(decoder) as server:
+        chunks = _stream(server, jakiro={"details": True})
+    assert {token["source"] for token in _details(chunks, "tokens")} == {"target"}
+
+
+def _step(token_ids: list[int], finished: bool) -> DecodeStep:
+    return DecodeStep(
+        token_ids,
+        [*range(1, len(token_ids)), 0],
+        finished,
+        details=TokenDetails([], [], [], tree=NO_TREE),
+        proposer_ids=[*[0] * (len(token_ids) - 1), TARGET],
+    )
+
+
+@given(
+    steps=st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=4), min_size=1, max_size=8),
+    stops=st.lists(st.text("abn\n(+", min_size=1, max_size=3), max_size=2),
+)
+def test_any_tokens_divide_the_text_exactly(steps: list[list[int]], stops: list[str]) -> None:
+    # Random tokens contain bytes that are not valid, and beginnings of stop strings.
+    text, log = IncrementalText(TOKENIZER, stops), DetailLog(0.0)
+    whole, tokens = "", list[TokenOrigin]()
+    for number, token_ids in enumerate(steps):
+        offsets, piece = [], ""
+        for token_id in token_ids:
+            piece += text.push(token_id)
+            offsets.append(text.offset)
+        is_last = number == len(steps) - 1 or text.is_stopped
+        piece += text.flush() if is_last else ""
+        whole += piece
+        log.add(_step(token_ids, is_last), offsets)
+        found = log.take(piece, is_last or not text.is_holding)
+        assert found is not None
+        tokens += found.tokens
+        if is_last or not text.is_holding:
+            assert "".join(own.text for own in tokens) == whole
+            expected = [token for own in steps[: number + 1] for token in own]
+            assert [own.token_id for own in tokens] == expected
+        if is_last:
+            break
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
+    text, log, tokens = IncrementalText(TOKENIZER), DetailLog(0.0), list[TokenOrigin]()
+    for token_id in TOKENIZER.encode("a😀b", add_special_tokens=False):
+        piece = text.push(token_id)
+        log.add(_step([token_id], False), [text.offset])
+        found = log.take(piece, not text.is_holding)
+        tokens += found.tokens if found else []
+    assert [own.text for own in tokens] == ["a", "", "", "", "😀", "b"]
+
+
+def test_a_probability_that_is_not_a_number_becomes_null() -> None:
+    tree = VerifiedTree(1, [2, 3], [-1, -1], [0, 5], [float("nan"), 0.25], [1], None)
+    details = TokenDetails([], [], [], tree=tree)
+    log = DetailLog(0.0)
+    log.add(DecodeStep([3], [1], True, details=details, proposer_ids=[0]), [0])
+    found = log.take("x", True)
+    assert found is not None
+    data = DetailWriter(tiny_tokenizer(CHATML), ("expert 0",)).data(1, found)
+    nodes = data["steps"][0]["tree"]["nodes"]
+    assert [node["probability"] for node in nodes] == [None, 0.25]
+    assert [node["source"] for node in nodes] == ["expert 0", "source 5"]
+    assert json.dumps(data, allow_nan=False)

@@ -1,0 +1,354 @@
+"""A server whose drafter learns: exact, one version per request, and nothing is kept when off."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from helpers import false_learner
+from helpers.chi_square import p_value, probs_of_continuations
+from helpers.losslessness import LEAST_P_VALUE
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.raw_http import wait_until
+from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
+from openai import OpenAI
+from safetensors.torch import save_file
+
+from inference import SpeculativeDecoder
+from inference.adaptation.versions import VersionFolder
+from inference.adaptation.weights import ReplaceableWeights, adapted_names
+from inference.protocol import RequestCounter
+from inference.serving.learning import adaptation
+from inference.serving.learning.adaptation import Adaptation, Learner
+from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.settings import ServeSettings
+from jakiro.errors import ConfigError, ResourceError
+from jakiro.target.adapter import TargetAdapter
+
+
+def _weights_of(decoder: SpeculativeDecoder, scale: float) -> dict[str, torch.Tensor]:
+    model: Any = decoder.drafter.model  # type: ignore[union-attr]
+    parameters = dict(model.named_parameters())
+    torch.manual_seed(0)
+    return {
+        name: parameters[name].detach() + scale * torch.randn_like(parameters[name])
+        for name in adapted_names(model).values()
+    }
+
+
+def _learner(folder: Path, mode: str, weights: dict[str, torch.Tensor]) -> Learner:
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "weights.safetensors")
+    program = str(Path(false_learner.__file__))
+    return Learner((sys.executable, program, mode, str(folder)), "drafter")
+
+
+class _Served:
+    """A server with a false learner, and the greedy texts that it must send."""
+
+    def __init__(self, folder: Path, mode: str, scale: float = 0.3, **settings: Any) -> None:
+        decoder = tiny_decoder(trained=True)
+        self.folder = folder
+        self.reference = SpeculativeDecoder(decoder.target.model, None, decoder.tokenizer)
+        chosen = {
+            "adapt": "shared",
+            "adapt_every": 4,
+            "adapt_idle_seconds": 0.0,
+            "adapt_folder": folder / "versions",
+            **settings,
+        }
+        self.running = Running(
+            decoder, learner=_learner(folder, mode, _weights_of(decoder, scale)), **chosen
+        )
+
+    @property
+    def adaptation(self) -> Adaptation:
+        found = self.running.server.service.adaptation
+        assert found is not None
+        return found
+
+    def ask(self, client: OpenAI, first: int, **changes: Any) -> Any:
+        prompt = [1 + first % 50, 2 + first // 50, 3]
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, **changes}
+        return client.completions.create(model=MODEL, prompt=prompt, **options)
+
+    def expected(self, first: int) -> str:
+        prompt = [1 + first % 50, 2 + first // 50, 3]
+        output = self.reference.generate(prompt, temperature=0, max_new_tokens=12)
+        return output.texts[0] if hasattr(output, "texts") else output.text
+
+    def teach(self, client: OpenAI, begin: int, count: int = 40, **changes: Any) -> None:
+        for first in range(begin, begin + count):
+            self.ask(client, first, **changes)
+
+    def metric(self, name: str, **labels: str) -> float:
+        registry = self.running.server.service.telemetry.registry
+        return registry.get_sample_value(f"jakiro_{name}", labels) or 0.0
+
+    def close(self) -> None:
+        self.running.server.drain()
+        assert self.running.join() == 0
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., _Served]]:
+    started: list[_Served] = []
+
+    def start(mode: str, **settings: Any) -> _Served:
+        started.append(_Served(tmp_path, mode, **settings))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.close()
+
+
+def test_without_the_option_nothing_is_kept(server: Running, client: OpenAI) -> None:
+    client.completions.create(model=MODEL, prompt="def", max_tokens=4)
+    assert server.server.service.adaptation is None
+    assert server.server.engine.are_seeds_repeatable
+    assert "jakiro_adapt_tokens" not in httpx2.get(f"{server.root}/metrics").text
+
+
+def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) -> None:
+    served = serve("better", places=2)
+    with served.running.client() as client, ThreadPoolExecutor(2) as pool:
+        first = 0
+        end = time.monotonic() + SECONDS
+        fingerprints: set[str] = set()
+        while served.metric("adapt_changes_total", why="better") < 2:
+            assert time.monotonic() < end
+            answers = list(pool.map(lambda own: served.ask(client, own), range(first, first + 6)))
+            texts = [answer.choices[0].text for answer in answers]
+            assert texts == [served.expected(own) for own in range(first, first + 6)]
+            fingerprints |= {answer.system_fingerprint for answer in answers}
+            first = (first + 6) % 2000
+            time.sleep(0.3)
+    assert len(fingerprints) == 2  # all versions of the false learner have the same weights
+
+
+def test_a_change_waits_until_no_request_is_decoded() -> None:
+    model = tiny_llama(vocab=23)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    changes: list[int] = []
+    with EngineThread(decoder, places=1, capacity=120) as engine:
+        job = engine.submit([1, 2], temperature=0, max_new_tokens=100)
+        next(iter(job))
+        assert not engine.when_idle(lambda: changes.append(1)).result(SECONDS)
+        waiting = engine.submit([1, 2], temperature=0, max_new_tokens=2)
+        assert not engine.when_idle(lambda: changes.append(1)).result(SECONDS)
+        list(job)
+        list(waiting)
+        assert changes == []
+        assert engine.when_idle(lambda: changes.append(2)).result(SECONDS)
+        failing = engine.when_idle(lambda: changes.index(7))
+        with pytest.raises(ValueError, match="7"):
+            failing.result(SECONDS)
+        waiting = engine.submit([1, 2], temperature=0, max_new_tokens=2)
+        engine.when_idle(lambda: None).cancel()
+        list(waiting)
+        assert engine.is_alive
+    assert changes == [2]
+
+
+def test_a_lesson_that_starts_during_a_purge_is_ended(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, begun = adaptation.LearningProcess.start, []
+
+    async def after_a_purge(*arguments: Any) -> Any:
+        await served.adaptation.purge("everyone")
+        process = await start(*arguments)
+        begun.append(process)
+        return process
+
+    monkeypatch.setattr(adaptation.LearningProcess, "start", after_a_purge)
+    served = serve("better", places=2)
+    with served.running.client() as client:
+        served.teach(client, 0)
+    wait_until(lambda: begun and begun[-1].is_done)
+    time.sleep(4 * adaptation._POLL_SECONDS)  # a result would be used
+    assert served.adaptation.version == 0
+    assert served.metric("adapt_changes_total", why="better") == 0
+
+
+def test_weights_that_depend_on_a_text_do_not_change_the_distribution_of_the_next() -> None:
+    model = tiny_llama(vocab=23, num_hidden_layers=1)
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    drafter: Any = decoder.drafter
+    drafter.request_counter = RequestCounter(first=2**61)
+    weights, other = ReplaceableWeights(drafter.model), _weights_of(decoder, 2.0)
+    prompt, sampling = [1, 2, 1, 2, 1], {"temperature": 1.5, "top_k": 3, "max_new_tokens": 2}
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(150):
+        weights.use(None)
+        first = decoder.generate(prompt, seed=seed, **sampling).new_token_ids
+        weights.use(other if first[0] % 2 else None)
+        second = decoder.generate(prompt, seed=seed, **sampling).new_token_ids
+        counts[tuple(second)] += 1
+    probs = probs_of_continuations(model, prompt, 2, temperature=1.5, top_k=3)
+    assert p_value(counts, probs) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize("mode", ["corrupt", pytest.param("half", marks=pytest.mark.slow)])
+def test_versions_that_are_not_whole_are_refused(serve: Callable[..., _Served], mode: str) -> None:
+    served = serve(mode)
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.metric("adapt_changes_total", why="refused") >= 1)
+        assert served.adaptation.version == 0
+        assert served.ask(client, 3).choices[0].text == served.expected(3)
+
+
+@pytest.mark.slow  # quick test: test_a_process_that_crashes_has_failed
+def test_a_learner_that_crashes_or_is_killed_harms_nothing(serve: Callable[..., _Served]) -> None:
+    served = serve("crash")
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.metric("adapt_lessons_total", outcome="failed") >= 1)
+        assert served.ask(client, 3).choices[0].text == served.expected(3)
+        assert served.adaptation.version == 0
+
+
+def _beats(served: _Served) -> int:
+    path = served.folder / "alive"
+    return path.stat().st_size if path.exists() else 0
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_nothing_is_learned_while_a_request_is_decoded(serve: Callable[..., _Served]) -> None:
+    served = serve("slow")
+    with served.running.client() as client:
+        served.teach(client, 0, max_tokens=2)
+        wait_until(lambda: _beats(served) > 5)
+        stream = client.completions.create(
+            model=MODEL, prompt="def", stream=True, temperature=0, max_tokens=60
+        )
+        next(iter(stream))
+        before = _beats(served)
+        list(stream)
+        assert _beats(served) - before <= 1  # a beat may have been under way
+        wait_until(lambda: _beats(served) > before + 5)
+
+
+def test_a_request_can_forbid_learning(serve: Callable[..., _Served]) -> None:
+    served = serve("nothing")
+    with served.running.client() as client:
+        served.ask(client, 1, extra_body={"store": False})
+        served.ask(client, 2, extra_headers={"Jakiro-No-Learning": "1"})
+        served.running.wait_until_idle()
+        assert served.metric("adapt_tokens") == 0
+        served.ask(client, 3)
+        wait_until(lambda: served.metric("adapt_tokens") == 15)
+
+
+@pytest.mark.slow  # quick test: test_a_user_forgets_the_own_texts_only
+def test_users_are_kept_apart_and_a_user_can_be_forgotten(serve: Callable[..., _Served]) -> None:
+    served = serve("better", api_keys=("first-secret", "second-secret"))
+    with served.running.client("first-secret") as first:
+        served.teach(first, 0)
+        wait_until(lambda: served.adaptation.version >= 1)
+    versions = served.adaptation._folder
+    assert versions.record(1).tenants == ("key 1",)
+    with served.running.client("second-secret") as second:
+        served.teach(second, 100, 70)  # the first ones are compared with those before
+        wait_until(lambda: any("key 2" in versions.record(n).tenants for n in versions.numbers))
+        wait_until(lambda: served.adaptation._process is None)
+    header = {"Authorization": "Bearer second-secret"}
+    found = httpx2.delete(f"{served.running.url}/adaptation", headers=header).json()
+    assert found["texts"] == 70
+    assert found["versions"] >= 1
+    assert {tenant for n in versions.numbers for tenant in versions.record(n).tenants} == {"key 1"}
+    wait_until(lambda: served.adaptation.version in versions.numbers)
+    assert served.metric("adapt_tokens") == 40 * 15
+    assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 401
+
+
+def test_a_version_that_accepts_fewer_drafts_is_undone(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("better")
+    added = served.adaptation._watch.add
+    monkeypatch.setattr(  # as if all drafts of versions were rejected
+        served.adaptation._watch,
+        "add",
+        lambda tokens, steps: added(steps if served.adaptation.version else 3 * steps, steps),
+    )
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        served.teach(client, 100, 20)
+        wait_until(lambda: served.metric("adapt_changes_total", why="worse") == 1)
+        assert (
+            served.adaptation.version != 1 or served.metric("adapt_changes_total", why="better") > 1
+        )
+        assert served.ask(client, 3).choices[0].text == served.expected(3)
+
+
+@pytest.mark.slow  # quick tests: those of VersionFolder
+def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _Served]) -> None:
+    served = serve("better", adapt_every=30)
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        fingerprint = served.ask(client, 3).system_fingerprint
+    folder = VersionFolder(served.adaptation._folder.path, served.adaptation._folder.identity)
+    with pytest.raises(ConfigError, match="another process uses"):
+        adaptation.lock_of(served.folder / "versions")
+    served.close()
+    (folder.path / "000002").mkdir()  # left by a process that was killed
+    again = serve("nothing", adapt_every=1000)
+    assert again.adaptation.version == 1
+    with again.running.client() as client:
+        answer = again.ask(client, 3)
+        assert answer.system_fingerprint == fingerprint
+        assert answer.choices[0].text == again.expected(3)
+
+
+def test_drafters_that_cannot_learn_are_refused(tmp_path: Path) -> None:
+    settings = {"adapt": "shared", "learner": Learner(("true",), "lookup")}
+    decoder = tiny_decoder()
+    server = adaptation_server(decoder, **settings)
+    with pytest.raises(ConfigError, match=r"expected: a trained drafter; got: LookupDrafter"):
+        server()
+
+
+def test_too_little_memory_is_found_before_the_server_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = type("Memory", (), {"available": 1000})
+    monkeypatch.setattr(adaptation.psutil, "virtual_memory", lambda: memory)
+    server = adaptation_server(
+        tiny_decoder(trained=True), adapt="shared", learner=Learner(("true",), "drafter")
+    )
+    with pytest.raises(ResourceError, match="no memory for a second copy"):
+        server()
+
+
+def adaptation_server(
+    decoder: SpeculativeDecoder, learner: Learner, **settings: Any
+) -> Callable[[], int]:
+    """Return a function that runs a server until it ends."""
+    import asyncio
+
+    from inference.serving.server import Server
+
+    server = Server(lambda: decoder, ServeSettings(port=0, capacity=64, **settings), learner)
+    return lambda: asyncio.run(server.run_until_drained(lambda _: server.drain()))
+
+
+def test_without_a_folder_no_version_outlives_the_server(tmp_path: Path) -> None:
+    decoder = tiny_decoder(trained=True)
+    learner = _learner(tmp_path, "nothing", _weights_of(decoder, 0.3))
+    with running(decoder, adapt="shared", learner=learner) as found:
+        adapting = found.server.service.adaptation
+        assert adapting is not None
+        path = adapting._folder.path
+        assert path.exists()
+    assert not path.exists()  # without --adapt-folder, nothing is left
