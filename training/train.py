@@ -2,12 +2,14 @@
 
 Users run `jakiro train`. A launcher runs `deepspeed --module training.train --config FILE
 [--set key.path=value ...]` for any number of processes, or `python -m training.train --config FILE`
-for a single process.
+for a single process. A finished run is recognized by its settings and files, without loading
+target or data.
 """
 
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.progress import Progress
@@ -20,14 +22,22 @@ from jakiro.errors import (
     ResourceError,
 )
 from jakiro.target.checks import CausalLM
-from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.files import file_states, fingerprint, write_atomically
+from jakiro.utils.logs import get_logger, quiet_libraries
+from jakiro.utils.pretrained import model_files
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
+from training.data.sources import FileSource, find_sources
 from training.distributed.failures import lost_processes_explained
 from training.distributed.processes import is_first_process, join_processes, launch_environment
-from training.loop.finished_runs import finished_drafter, inputs_fingerprint, store_inputs
 from training.loop.run import Run
+from training.loop.run_fingerprint import run_fingerprint
+from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
+
+_RECORD = "inputs.txt"  # in the run folder
+
+_logger = get_logger(__name__)
 
 
 def train(
@@ -106,3 +116,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def inputs_fingerprint(settings: TrainSettings) -> str | None:
+    """Return a hash of the settings and of the sizes and times of the files that a run reads.
+
+    Without a local copy of the target or of the drafter that the run starts from, return None.
+
+    Args:
+        settings: settings of the run.
+
+    Raises:
+        DataError: a data file is missing.
+    """
+    start = settings.initialize.drafter
+    models = {name: model_files(name) for name in (settings.target.name_or_path, start) if name}
+    if any(files is None for files in models.values()):
+        return None
+    sources = [
+        (source.name, file_states([source.path]))
+        if isinstance(source, FileSource)
+        else (source.name, source.split)
+        for source in find_sources(settings.data.paths)
+    ]
+    return fingerprint(run_fingerprint(settings, {}), sources, models)
+
+
+def finished_drafter(settings: TrainSettings, inputs: str | None) -> Path | None:
+    """Return the drafter of a run if it is finished and was trained with these inputs.
+
+    Args:
+        settings: settings of the run.
+        inputs: result of `inputs_fingerprint`.
+    """
+    folder = RunFolder(settings.run_folder)
+    record = folder.path / _RECORD
+    if inputs is None or not folder.is_finished or not record.is_file():
+        return None
+    if record.read_text(encoding="utf-8", errors="replace") != inputs:
+        return None
+    _logger.info(f"the run in {folder.path} is already finished")
+    return folder.drafter
+
+
+def store_inputs(settings: TrainSettings, inputs: str | None) -> None:
+    """Store the inputs of a finished run in its folder.
+
+    Args:
+        settings: settings of the run.
+        inputs: result of `inputs_fingerprint` before the run started.
+    """
+    if inputs is not None:
+        with suppress(OSError):  # the record only saves time
+            write_atomically(RunFolder(settings.run_folder).path / _RECORD, inputs)

@@ -1,12 +1,16 @@
-"""Writes imported drafters with their origin and settings for training, and exported drafters."""
+"""Writes imported drafters with their origin and settings for training, and exported drafters.
+
+An exported drafter comes with the commands with which other engines serve it.
+"""
 
 import json
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from safetensors.torch import save_file
@@ -30,6 +34,7 @@ _HEADER = """\
 # Settings to train the imported drafter further. The file of a run contains `extends:` with the
 # path of this file, data, and the settings that differ.
 """
+Engine = Literal["vLLM", "SGLang"]
 
 
 def record_of(plan: ImportPlan, measured: dict[str, Any]) -> dict[str, Any]:
@@ -122,3 +127,35 @@ def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
         values["drafter"] = merge(described(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
         values["objective"] = _TOKENS_ONLY
     return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def serve_commands(
+    layout: Literal["eagle3", "speculators", "vllm"], folder: str, target: str, depth: int
+) -> dict[Engine, str]:
+    """Return the command of each engine that reads a layout, to be pasted into a shell.
+
+    Args:
+        layout: layout of the exported drafter.
+        folder: folder of the exported drafter.
+        target: folder or hub id of the target.
+        depth: number of tokens to draft.
+    """
+    if layout == "speculators":
+        return {"vLLM": shlex.join(("vllm", "serve", folder))}
+    drafting = {"method": "eagle3", "model": folder, "num_speculative_tokens": depth}
+    options = ("--speculative-config", json.dumps(drafting))
+    commands: dict[Engine, str] = {"vLLM": shlex.join(("vllm", "serve", target, *options))}
+    if layout == "eagle3":
+        commands["SGLang"] = shlex.join(_for_sglang(folder, target, depth))
+    return commands
+
+
+def _for_sglang(folder: str, target: str, depth: int) -> tuple[str, ...]:
+    """Return a command that drafts chains; a larger topk drafts trees."""
+    values = {"num-steps": depth, "eagle-topk": 1, "num-draft-tokens": depth + 1}
+    sizes = [word for name, value in values.items() for word in (f"--speculative-{name}", value)]
+    return (
+        *("python", "-m", "sglang.launch_server", "--model-path", target),
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", folder),
+        *map(str, sizes),
+    )

@@ -1,13 +1,27 @@
-"""Functions that load the target and the tokenizer named in the settings of a run."""
+"""Loading of what the settings of a run name: target, tokenizer, and the drafter to start from."""
 
+import hashlib
+from typing import Any
+
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from jakiro.errors import CheckpointError
+from jakiro.config import DrafterSettings, JakiroConfig
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target.checks import CausalLM
 from jakiro.utils import pretrained
+from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import flattened
+from training.config import TrainSettings
 from training.input_settings import TargetSettings
 
 _REMEDY = "check target.name_or_path"
+# Settings that may differ, because they change the depth of drafting and of training, but not the
+# shapes of weights.
+_FREE: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"ttt_steps"}}
+
+_logger = get_logger(__name__)
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:
@@ -51,3 +65,78 @@ def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> in
             got=error,
             remedy=_REMEDY,
         ) from error
+
+
+def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
+    """Return the drafter whose weights a new drafter starts with; None if the settings name none.
+
+    If `draft_vocab_size` is auto, the new drafter gets the draft vocabulary of the returned one.
+
+    The returned drafter may have been trained for a different target of the same shape, such as an
+    earlier version of the target.
+
+    Args:
+        settings: settings of the run.
+        config: config of the new drafter.
+
+    Raises:
+        CheckpointError: the drafter cannot be loaded.
+        ConfigError: the settings or weight shapes of the drafter differ from those of the new one.
+    """
+    name = settings.initialize.drafter
+    if name is None:
+        return None
+    start = JakiroDrafter.from_pretrained(name)
+    if settings.drafter.draft_vocab_size == "auto":
+        size = {"draft_vocab_size": start.config.draft_vocab_size}
+        config = JakiroConfig(
+            drafter=(config.drafter or {}) | size, target=config.target, record=config.record
+        )
+    _require_same_settings(name, start.config.settings, config.settings)
+    _require_same_shapes(name, start, config)
+    if start.config.target_record.fingerprint != config.target_record.fingerprint:
+        _logger.warning(
+            f"the drafter in {name} was made for another target, "
+            f"{start.config.target_record.name_or_path}; training starts with this drafter anyway"
+        )
+    return start
+
+
+def weights_fingerprint(drafter: JakiroDrafter) -> str:
+    """Return a hash of all weights, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, part in sorted(drafter.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(part.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_same_settings(name: str, found: DrafterSettings, wanted: DrafterSettings) -> None:
+    both = (settings.model_dump(mode="json", exclude=_FREE) for settings in (found, wanted))
+    theirs, ours = (dict(flattened(values)) for values in both)
+    for key, expected in ours.items():
+        if theirs[key] != expected:
+            raise ConfigError(
+                f"the drafter in {name} has a different value of drafter.{key}",
+                expected=str(expected),
+                got=theirs[key],
+                remedy="use the settings of that drafter, or leave out initialize.drafter",
+            )
+
+
+def _require_same_shapes(name: str, start: JakiroDrafter, config: JakiroConfig) -> None:
+    with torch.device("meta"):
+        wanted = _shapes(JakiroDrafter(config))
+    found = _shapes(start)
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"the drafter in {name} was made for a target of a different shape ({key} differs)",
+                expected=wanted.get(key, "nothing"),
+                got=found.get(key, "nothing"),
+                remedy="use a drafter that was made for a target of the expected shape",
+            )
+
+
+def _shapes(drafter: JakiroDrafter) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(part.shape) for name, part in drafter.state_dict().items()}

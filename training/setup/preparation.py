@@ -27,8 +27,13 @@ from training.data.report import report
 from training.data.token_store import TokenStore, cached_tokens, open_tokens
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
-from training.setup.loading import load_model, load_tokenizer, vocab_size_of
-from training.setup.warm_start import read_start, weights_fingerprint
+from training.setup.loading import (
+    load_model,
+    load_tokenizer,
+    read_start,
+    vocab_size_of,
+    weights_fingerprint,
+)
 
 _MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 from inference.benchmark.machine import machine_facts
-from inference.benchmark.server.alone import AloneAnswers
 from inference.benchmark.server.document import (
     LoadDocument,
     LoadFigures,
@@ -18,7 +17,7 @@ from inference.benchmark.server.document import (
     RequestRecord,
     ServerFacts,
 )
-from inference.benchmark.server.figures import load_figures
+from inference.benchmark.server.figures import AloneAnswers, load_figures
 from inference.benchmark.server.plan import PlannedRequest, Question, planned, questions_of
 from inference.client.answer import ServerAnswer
 from inference.client.client import ServerClient

@@ -17,7 +17,7 @@ from inference.engine.captured_lane import CapturedLane
 from inference.engine.lane import Lane
 from inference.engine.pipeline import FILLED, Pipeline, batch_size_for
 from inference.engine.request import OutputOptions, SequenceState
-from inference.serving.engine_thread import EngineThread
+from inference.serving.scheduling.engine_thread import EngineThread
 from inference.trees.shape import TreeShape
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter

@@ -7,7 +7,7 @@ import torch
 from helpers.commands import exit_code
 
 from inference.adaptation.versions import VersionFolder, VersionRecord
-from inference.serving.adaptation import lock_of
+from inference.serving.learning.adaptation import lock_of
 
 
 @pytest.fixture

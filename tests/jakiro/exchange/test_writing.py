@@ -1,6 +1,8 @@
 """Imported drafters are written in full or not at all, with settings to train them further."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,9 +18,17 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.exchange import writing
 from jakiro.exchange.checkpoint import read_checkpoint
 from jakiro.exchange.families import plan_import
-from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_export, write_import
+from jakiro.exchange.writing import (
+    SETTINGS_FILE,
+    record_of,
+    serve_commands,
+    write_export,
+    write_import,
+)
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
+
+TARGET, FOLDER = "/models/the target's", 'exported/my "drafter"'
 
 
 @pytest.fixture
@@ -89,3 +99,25 @@ def test_a_killed_export_leaves_no_folder_of_its_name(tmp_path: Path) -> None:
         "config.json",
         "model.safetensors",
     ]
+
+
+def test_the_layout_of_speculators_names_its_target_itself() -> None:
+    (command,) = serve_commands("speculators", FOLDER, TARGET, 4).values()
+    assert shlex.split(command) == ["vllm", "serve", FOLDER]
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "vllm"])
+def test_quotes_and_spaces_in_paths_are_kept(layout: str) -> None:
+    words = shlex.split(serve_commands(layout, FOLDER, TARGET, 4)["vLLM"])
+    assert words[:4] == ["vllm", "serve", TARGET, "--speculative-config"]
+    options = {"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 4}
+    assert json.loads(words[4]) == options
+
+
+def test_sglang_serves_only_the_layout_of_eagle3() -> None:
+    words = shlex.split(serve_commands("eagle3", FOLDER, TARGET, 4)["SGLang"])
+    assert words[words.index("--model-path") + 1] == TARGET
+    assert words[words.index("--speculative-draft-model-path") + 1] == FOLDER
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "5"
+    for layout in ("speculators", "vllm"):
+        assert "SGLang" not in serve_commands(layout, FOLDER, TARGET, 4)

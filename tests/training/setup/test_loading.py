@@ -1,14 +1,25 @@
 """Loading of targets with adapters, and properties that are known without the weights."""
 
+import logging
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+from helpers.training import TEXTS, tiny_run, write_jsonl
 from peft import LoraConfig, get_peft_model
 
-from jakiro.errors import CheckpointError
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError, ConfigError, JakiroError
+from training.evaluation.metrics import read_metrics
 from training.input_settings import TargetSettings
 from training.setup.loading import load_model, vocab_size_of
+from training.train import train
+
+UNEVALUATED = {"num_prompts": 0}
 
 
 # The warning comes from the code in transformers that loads adapters.
@@ -25,3 +36,108 @@ def test_adapters_have_the_config_of_their_base_model(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot load the target"):
         vocab_size_of(TargetSettings(name_or_path=str(tmp_path)))
+
+
+@pytest.fixture(scope="module")
+def _start(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("start") / "workshop")
+    drafter = {"draft_vocab_size": 24}
+    return train(tiny_run(folder, steps=2, drafter=drafter, evaluation=UNEVALUATED))
+
+
+@pytest.fixture
+def start(workshop: Path, _start: Path) -> Path:
+    """Return the folder of a drafter with a draft vocabulary, after two optimizer steps."""
+    return shutil.copytree(_start, workshop / "start")
+
+
+def warm(workshop: Path, start: Path | str, **changes: Any) -> Any:
+    """Return the settings of a run that starts with a drafter's weights and hardly changes them."""
+    changes = {"drafter": {"draft_vocab_size": 24}, **changes}
+    still = {"learning_rate": 1e-12, "warmup_steps": 0}
+    folder = str(workshop / "warm")
+    return tiny_run(
+        workshop,
+        initialize={"drafter": str(start)},
+        run_folder=folder,
+        **{"steps": 1, "optimizer": still, "evaluation": UNEVALUATED, **changes},
+    )
+
+
+def test_a_run_starts_with_the_weights_and_the_tokens_of_another_drafter(
+    workshop: Path, start: Path
+) -> None:
+    before = JakiroDrafter.from_pretrained(start).state_dict()
+    folder = train(warm(workshop, start))
+    after = JakiroDrafter.from_pretrained(folder).state_dict()
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
+    assert [line["step"] for line in read_metrics(workshop / "warm") if "loss" in line] == [1]
+    # If the drafter is moved, the run remains the same; if its weights change, it does not.
+    moved = shutil.move(start, workshop / "moved")
+    assert train(warm(workshop, moved)) == folder
+    other = JakiroDrafter.from_pretrained(moved)
+    torch.nn.init.zeros_(other.experts.router.weight)
+    other.save_pretrained(moved)
+    with pytest.raises(ConfigError, match="start_fingerprint differs"):
+        train(warm(workshop, moved))
+
+
+@pytest.mark.parametrize("size", [24, "auto"])
+def test_a_run_on_other_texts_drafts_the_tokens_of_its_start_drafter(
+    workshop: Path, start: Path, size: int | str
+) -> None:
+    before = JakiroDrafter.from_pretrained(start).draft_ids
+    data = {"paths": [str(write_jsonl(workshop / "few.jsonl", [{"text": "total " * 60}] * 8))]}
+    settings = warm(workshop, start, data=data, drafter={"draft_vocab_size": size})
+    after = JakiroDrafter.from_pretrained(train(settings)).draft_ids
+    assert before is not None
+    assert after is not None
+    assert after.tolist() == before.tolist()
+
+
+def test_a_drafter_for_an_earlier_version_of_the_target_is_used_with_a_warning(
+    workshop: Path, start: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_llama(vocab=300, eos_token_id=0, seed=1).save_pretrained(workshop / "target")
+    with caplog.at_level(logging.WARNING):
+        train(warm(workshop, start))
+    assert "was made for another target" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"drafter": {"draft_vocab_size": 24, "experts": {"combine": "sum"}}},
+            ConfigError,
+            r"a different value of drafter\.experts\.combine; expected: sum; got: mixture",
+        ),
+        (
+            {"drafter": {"draft_vocab_size": None}},
+            ConfigError,
+            r"drafter\.draft_vocab_size; expected: None; got: 24",
+        ),
+        ({"start": "missing"}, CheckpointError, "cannot load a drafter from"),
+        ({"wide": True}, ConfigError, r"of a different shape \(.*expected: .*48.*got: .*32"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_before_the_run_folder_is_touched(
+    workshop: Path,
+    start: Path,
+    changes: dict[str, Any],
+    error: type[JakiroError],
+    message: str,
+) -> None:
+    changes = dict(changes)
+    if changes.pop("wide", False):
+        tiny_llama(vocab=300, hidden_size=48).save_pretrained(workshop / "target")
+        tiny_tokenizer(texts=TEXTS).save_pretrained(workshop / "target")
+    where = workshop / changes.pop("start", "start")
+    with pytest.raises(error, match=message):
+        train(warm(workshop, where, **changes))
+    assert not (workshop / "warm").exists()
+
+
+def test_a_target_layer_and_another_drafter_cannot_both_be_the_start(workshop: Path) -> None:
+    with pytest.raises(ConfigError, match="attention_layer or drafter, not both"):
+        tiny_run(workshop, initialize={"drafter": "any", "attention_layer": -1})

@@ -17,8 +17,8 @@ from inference.client.client import ServerClient
 from inference.losslessness.reference import Reference
 from inference.losslessness.server.check import verify_server
 from inference.losslessness.server.records import ServerCheck, ServerReport, ServerVerifySettings
-from inference.serving.engine_thread import EngineThread
-from inference.serving.incremental_text import IncrementalText
+from inference.serving.answers.incremental_text import IncrementalText
+from inference.serving.scheduling.engine_thread import EngineThread
 from jakiro.errors import PromptError, ResourceError
 
 PROMPTS = ["def main(", "print(", [{"role": "user", "content": "Why?"}]]
