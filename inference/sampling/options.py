@@ -25,7 +25,6 @@ from transformers import (
 from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import RequestError
 from jakiro.utils.device_constants import constants_on
-from jakiro.utils.nucleus import filter_nucleus
 
 # These processors never read the preceding tokens, so they may process many distributions at once,
 # including draft distributions. Subclasses are excluded, because they may read the tokens.
@@ -45,6 +44,10 @@ PREFIX_FREE = frozenset(
 
 # These processors check their arguments on the host, and therefore wait for the device.
 WAITING = frozenset({EtaLogitsWarper})
+MOST_SORTED = 256  # number of scores that are sorted; nuclei are rarely larger
+NUCLEUS_ROUNDING = (
+    1e-4  # far above the errors of sums of probabilities, which are about 1e-5 in float32
+)
 
 
 @dataclass(frozen=True)
@@ -281,3 +284,44 @@ def _filtered_by_entropy(warper: EtaLogitsWarper, prefix: Tensor, scores: Tensor
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """Return a copy of logits in float32 or higher precision, which processors may overwrite."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+
+
+def filter_nucleus(
+    warper: TopPLogitsWarper, scores: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n vocab"]:
+    """Return what `warper` returns for these scores, in a fraction of its time on a CPU.
+
+    The warper sorts the whole vocabulary, whereas this function sorts only the largest scores. If
+    these do not determine a row's nucleus with certainty, the warper itself filters the row: if the
+    nucleus is larger, if the first excluded score equals the last included score, or if rounding
+    could include or exclude a token.
+
+    Args:
+        warper: the filter.
+        scores: processed logits, which are not changed.
+    """
+    if scores.shape[-1] <= MOST_SORTED or warper.min_tokens_to_keep >= MOST_SORTED:
+        return warper(torch.empty(len(scores), 0, dtype=torch.long), scores)
+    largest, tokens = scores.topk(MOST_SORTED, dim=-1)
+    total = (scores - largest[:, :1]).exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    probs = (largest - largest[:, :1]).double().exp() / total
+    before = probs.cumsum(dim=-1) - probs  # probability of all tokens with larger scores
+    kept = before < warper.top_p
+    kept[:, : warper.min_tokens_to_keep] = True
+    filtered = torch.full_like(scores, warper.filter_value)
+    filtered.scatter_(1, tokens, largest.where(kept, warper.filter_value))
+    doubtful = ~_is_certain(largest, before, kept, warper.top_p)
+    if bool(doubtful.any()):
+        rows = scores[doubtful]
+        filtered[doubtful] = warper(torch.empty(len(rows), 0, dtype=torch.long), rows)
+    return filtered
+
+
+def _is_certain(largest: Tensor, before: Tensor, kept: Tensor, top_p: float) -> Tensor:
+    """Return whether each row's nucleus certainly ends among the largest scores."""
+    is_last = kept[:, :-1] & ~kept[:, 1:]
+    is_tied = largest[:, :-1] == largest[:, 1:]
+    is_near = (before - top_p).abs() < NUCLEUS_ROUNDING
+    is_sound = before.isfinite().all(dim=-1)
+    is_unique = is_last.any(dim=-1) & ~(is_last & is_tied).any(dim=-1)
+    return is_sound & is_unique & ~is_near.any(dim=-1)

@@ -107,7 +107,7 @@ def bench_server(context: Context, prompts: Path | None, json_file: Path | None)
 def _finish(document: "LoadDocument", store: Callable[[str], None], *, to_stderr: bool) -> None:
     from rich.console import Console
 
-    from inference.benchmark.server.table import load_table
+    from inference.benchmark.server.figures import load_table
 
     console = Console(stderr=to_stderr)
     try:  # the table first, because a full disk can prevent the file

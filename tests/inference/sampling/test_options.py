@@ -1,6 +1,8 @@
 """Two requests can be processed together if their sampling options have equal descriptions."""
 
 import pytest
+import torch
+from helpers.quick import mostly_slow
 from transformers import (
     EtaLogitsWarper,
     LogitsProcessorList,
@@ -10,7 +12,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inference.sampling.options import Sampling
+from inference.sampling import options
+from inference.sampling.options import MOST_SORTED, Sampling, filter_nucleus
+
+VOCAB = 3000
+NO_PREFIX = torch.empty(64, 0, dtype=torch.long)
 
 
 def _sampling(*processors: object, do_sample: bool = True, seed: int = 0) -> Sampling:
@@ -38,3 +44,62 @@ def test_settings_that_differ_in_the_least_have_other_descriptions(
     one: Sampling, other: Sampling
 ) -> None:
     assert one.description != other.description
+
+
+def scores(scale: float, spacing: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    sampled = scale * torch.randn(64, VOCAB, generator=generator)
+    return sampled if spacing == 0 else (sampled / spacing).round() * spacing
+
+
+@pytest.mark.parametrize("top_p", [0.0, 0.2, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
+@pytest.mark.parametrize("spacing", [0.0, 0.125])  # the spacing of logits in bf16 causes ties
+@pytest.mark.parametrize("fewest", [1, 7, 400])
+def test_scores_equal_those_of_transformers(
+    top_p: float, scale: float, spacing: float, fewest: int
+) -> None:
+    warper = TopPLogitsWarper(top_p, min_tokens_to_keep=fewest)
+    sampled = scores(scale, spacing)
+    assert torch.equal(filter_nucleus(warper, sampled), warper(NO_PREFIX, sampled))
+
+
+def test_scores_after_a_filter_equal_those_of_transformers() -> None:
+    sampled = scores(2.0)
+    cut = sampled.masked_fill(sampled < sampled.topk(50).values[:, -1:], -torch.inf)
+    warper = TopPLogitsWarper(0.9)
+    assert torch.equal(filter_nucleus(warper, cut), warper(NO_PREFIX, cut))
+
+
+def test_nan_passes_to_transformers() -> None:
+    sampled = scores(2.0)
+    sampled[3, 5] = torch.nan
+    warper = TopPLogitsWarper(0.9)
+    expected = warper(NO_PREFIX, sampled)
+    assert expected[3].isfinite().sum() > 1
+    assert torch.equal(filter_nucleus(warper, sampled).nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize(
+    "top_p",
+    mostly_slow([0.7292417, 0.7292307, 0.7292305, 0.72925, 0.9], quick=[0.7292307, 0.9]),
+)
+def test_widely_spread_scores_are_filtered_as_in_transformers(top_p: float) -> None:
+    warper = TopPLogitsWarper(top_p)
+    near = torch.full((64, VOCAB), 100.0)
+    near[:, 17], near[:, 5] = 600.0, 599.0093
+    assert torch.equal(filter_nucleus(warper, near), warper(NO_PREFIX, near))
+    many = (8 * scores(3.0, 0.125)).repeat(1, 20)
+    assert torch.equal(filter_nucleus(warper, many), warper(NO_PREFIX, many))
+
+
+def test_the_vocabulary_is_not_sorted_where_the_largest_scores_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warper = TopPLogitsWarper(0.9)
+    sampled = scores(6.0)
+    expected = warper(NO_PREFIX, sampled)
+    monkeypatch.setattr(options, "NUCLEUS_ROUNDING", 0.0)  # rounding decides nothing in these rows
+    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted all scores"))
+    assert MOST_SORTED < VOCAB
+    assert torch.equal(filter_nucleus(warper, sampled), expected)
