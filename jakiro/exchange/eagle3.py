@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.eagle3_config import Eagle3Config
 from jakiro.exchange.llama_layer import LayerConfig, layer_config, take_attention, take_experts

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.llama_layer import (
     LayerConfig,

@@ -11,8 +11,8 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor
 
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import merge, validate_settings
 from training.config import TrainSettings

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from jakiro.config import DrafterSettings, JakiroConfig
+from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target.checks import CausalLM
 from jakiro.utils import pretrained

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
 from training.loss.objectives import ObjectiveSettings
