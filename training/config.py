@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 from training.input_settings import (
@@ -20,7 +20,7 @@ from training.input_settings import (
     TargetStateSettings,
 )
 from training.loss.anchors import AnchorRule
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

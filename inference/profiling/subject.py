@@ -18,14 +18,9 @@ from inference.generation.preparation import prepare_requests
 from inference.generation.prompt_file import BUILT_IN, read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.protocol import Drafter
-from jakiro.config import (
-    DrafterSettings,
-    ExpertsSettings,
-    MemorySettings,
-    TrunkSettings,
-    config_for,
-)
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings, ExpertsSettings, MemorySettings, TrunkSettings
 from jakiro.target.adapter import TargetAdapter, TargetSpec
 from jakiro.target.record import check_target, record_target
 from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer

@@ -7,7 +7,7 @@ of one feed-forward network.
 
 from typing import Any
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.llama_layer import LayerConfig, layer_config, take_attention, take_experts
 from jakiro.exchange.plan import ImportPlan

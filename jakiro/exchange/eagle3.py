@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.draft_vocabulary import take_head
 from jakiro.exchange.eagle3_config import Eagle3Config

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from jakiro import __version__
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.exchange.eagle3_config import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers

@@ -10,12 +10,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from jakiro.config import DrafterSettings, config_for
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.exchange.table import TensorTable
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.cache import HeadShape
+from jakiro.target.attention_shape import HeadShape
 from jakiro.target.record import TargetRecord, check_target
 from jakiro.utils.settings import merge, validate_settings
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from jakiro.config import DrafterSettings, last_hidden_state
+from jakiro.config import last_hidden_state
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetNotSupported
 from jakiro.exchange.eagle3_config import IDS
 from jakiro.exchange.eagle3_export import Exported

@@ -11,7 +11,7 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference.adaptation.lesson import Lesson, Passage, Recipe
 from inference.adaptation.weights import identity_of_drafter
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 
 RECIPE = Recipe(learning_rate=1e-2, passes=4, compared_tokens=24)

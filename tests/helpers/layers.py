@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from helpers.models import tiny_settings
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # as in the tiny targets
 

@@ -9,7 +9,7 @@ import torch
 from helpers.training import tiny_run
 from torch import Tensor
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import TrainSettings, anchor_rule

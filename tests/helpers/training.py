@@ -11,8 +11,8 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor
 
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import merge, validate_settings
 from training.config import TrainSettings
@@ -21,7 +21,8 @@ from training.data.token_store import TokenStore
 from training.evaluation.metrics import read_metrics
 from training.loss.anchors import AnchorRule, sample_anchors
 from training.loss.batch import Batch
-from training.loss.objectives import LossTerms, ObjectiveSettings
+from training.loss.objectives import LossTerms
+from training.loss.settings import ObjectiveSettings
 from training.loss.views import TargetView
 from training.module import TargetReader, TrainingModule
 

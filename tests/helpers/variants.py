@@ -6,7 +6,7 @@ from typing import Any
 
 from helpers.models import tiny_settings
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 
 FEEDBACK = {"kind": "feedback"}
 HYBRID = {"kind": "hybrid"}

@@ -11,8 +11,9 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings, config_for
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.experts import joint_log_probs
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target

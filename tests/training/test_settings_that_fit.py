@@ -8,7 +8,8 @@ from helpers.models import tiny_llama, tiny_settings
 from helpers.training import tiny_run
 from helpers.variants import FEEDBACK
 
-from jakiro.config import DrafterSettings, JakiroConfig, config_for
+from jakiro.config import JakiroConfig, config_for
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import TargetRecord, record_target

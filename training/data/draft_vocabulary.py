@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from jakiro.config import AUTO_DRAFT_VOCAB_SIZES
+from jakiro.drafter_settings import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.utils.logs import get_logger
 from training.data.token_store import TokenStore
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from inference.autotune.costs import NODE_COUNTS, known_costs
 from inference.trees.shape import TreeShape
-from jakiro.config import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.target.adapter import TargetAdapter
 
 _NEAR = 0.8  # trained drafters rarely exceed this fraction of the largest possible tau

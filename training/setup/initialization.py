@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from jakiro.config import TrunkSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import TrunkSettings
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape

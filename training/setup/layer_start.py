@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.experts import MixtureOfExperts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 
 

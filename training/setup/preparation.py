@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.generation.unsupported import check_length
-from jakiro.config import DrafterSettings, JakiroConfig, config_for
+from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from jakiro.config import DrafterSettings, JakiroConfig
+from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import flattened

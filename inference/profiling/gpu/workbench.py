@@ -20,8 +20,9 @@ from inference.profiling.gpu.target import build_cycle_target
 from inference.profiling.subject import start
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan
-from jakiro.config import DrafterSettings, config_for
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 

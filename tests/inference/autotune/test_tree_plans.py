@@ -7,8 +7,8 @@ from helpers.models import tiny_drafter, tiny_llama
 from inference.autotune.search import largest_trees, trees_of_size
 from inference.decoder import SpeculativeDecoder
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import validate_settings

@@ -18,13 +18,14 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import DraftTree
 from inference.engine.context import Context
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings, config_for
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from training.config import OptimizerSettings
 from training.loop.optimizer import build_optimizer
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader, TrainingModule
 
 VOCAB = 61

@@ -20,7 +20,7 @@ from inference.conversation import Conversation
 from inference.engine import context
 from inference.outputs import GenerateOutput
 from inference.trees.shape import TreePlan, TreeShape
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]

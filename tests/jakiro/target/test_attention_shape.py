@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.families import tiny_family
 
-from jakiro.config import TrunkSettings
+from jakiro.drafter_settings import TrunkSettings
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape, usual_shape

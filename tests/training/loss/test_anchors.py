@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.utils.settings import validate_settings
 from training.config import decoding_rule
 from training.loss.anchors import (

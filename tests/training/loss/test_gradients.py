@@ -6,7 +6,7 @@ from helpers.models import tiny_settings
 from helpers.training import random_batch, tiny_training
 from helpers.variants import FUSED, GRID, VARIANTS
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 from training.module import TrainingModule
 
 LENGTH = 30

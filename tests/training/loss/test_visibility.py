@@ -10,7 +10,7 @@ from helpers.training import ROLLED_OUT, TinyTraining, batch_for, cropped, tiny_
 from helpers.variants import FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
 from torch import Tensor
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.cache import TargetState
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions, through_tail

@@ -5,7 +5,7 @@ from helpers.models import tiny_settings
 from helpers.training import batch_for, tiny_training
 from helpers.variants import FEEDBACK, FUSED, HYBRID
 
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from training.planning.parts import flops_of, parts_of
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inference.decoder import SpeculativeDecoder
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from training.config import OptimizerSettings
 from training.evaluation.metrics import read_metrics

@@ -27,8 +27,8 @@ from helpers.variants import VARIANTS
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from jakiro.config import DrafterSettings
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from training.config import TrainSettings
 from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from inference.benchmark.method_names import AUTOREGRESSIVE
-from jakiro.config import DrafterSettings, config_for
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.target.record import TargetRecord
 from jakiro.utils.settings import apply_overrides, merge, read_layered_yaml, validate_settings

@@ -22,7 +22,7 @@ from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import chain_step
 

@@ -15,7 +15,7 @@ from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
-from jakiro.config import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 
 TRUNKS = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
