@@ -6,12 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.benchmark.document import (
-    ComparisonDocument,
-    ComparisonSettings,
-    ExampleTree,
-    MethodFigures,
-)
+from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
 from inference.benchmark.example_trees import example_tree
 from inference.benchmark.figures import Reference, figures_of
 from inference.benchmark.harness import Harness, Results, Texts
@@ -24,6 +19,7 @@ from inference.benchmark.method_names import (
     parse_methods,
 )
 from inference.benchmark.methods import Method, OwnDecoding, setting
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.texts import question_of
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial

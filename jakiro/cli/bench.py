@@ -28,7 +28,8 @@ from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
-    from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+    from inference.benchmark.document import ComparisonDocument
+    from inference.benchmark.settings import ComparisonSettings
 
 _METHODS = """\
 transformers                     generate() of transformers
@@ -200,7 +201,7 @@ def bench(
         )
     for name in parse_methods(methods):
         name.refuse_missing()
-    from inference.benchmark.document import ComparisonSettings
+    from inference.benchmark.settings import ComparisonSettings
 
     settings = settings_from(
         context,
@@ -318,6 +319,8 @@ def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options
 
 
 def _show_changes(before: Path, after: Path) -> None:
+    options.existing_file(before)
+    options.existing_file(after)
     from rich.console import Console
 
     from inference.benchmark.diff.change import compare_documents

@@ -14,7 +14,8 @@ from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
-    from training.data.regeneration.regenerator import RegenerationCounts, RegenerationSettings
+    from training.data.regeneration.regenerator import RegenerationCounts
+    from training.data.regeneration.settings import RegenerationSettings
     from training.data.sources import Source
 
 
@@ -49,13 +50,14 @@ def regenerate(
 ) -> None:
     """Replace the answers in training data with the target's own, for a higher acceptance rate."""
     from training.data.regeneration.output_file import OutputFile, check_apart
+    from training.data.regeneration.settings import RegenerationSettings
     from training.data.sources import find_sources
 
+    settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
-    from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
+    from training.data.regeneration.regenerator import Regenerator
 
-    settings = settings_from(context, RegenerationSettings)
     inputs = _inputs_fingerprint(target, drafter, dtype, settings, sources)
     if inputs is not None and output.is_finished_from(inputs):
         typer.echo(f"{counted(output.num_records, 'record')} in {out}, 0 of them new")

@@ -190,10 +190,13 @@ def serve(
     require_extra("serve")
     keys = _api_keys()
     refuse_missing_parts(drafter, target)
-    from inference.serving.server import serve as serve_decoder
+    from inference.serving.address import listen
     from inference.serving.settings import ServeSettings
 
     settings = settings_from(context, ServeSettings, api_keys=keys)
+    listener = listen(settings)  # a port that is in use is refused before the slow imports
+    from inference.serving.server import serve as serve_decoder
+
     learner = None if settings.adapt == "off" else _learner(context)
 
     def on_ready(url: str) -> None:
@@ -201,7 +204,7 @@ def serve(
         if settings.playground:
             say(f"playground: {url.removesuffix('v1')}")
 
-    code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner)
+    code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner, listener)
     raise typer.Exit(code)
 
 

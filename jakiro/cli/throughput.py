@@ -7,10 +7,10 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import writer
+from jakiro.cli.training_settings import refuse_missing_inputs, training_settings
 from jakiro.utils.logs import quiet_libraries
 
 
-@quiet_libraries()
 def throughput(
     config: Annotated[
         Path,
@@ -28,12 +28,12 @@ def throughput(
     ] = None,
 ) -> None:
     """Measure the speed of each part of a training step, and the overhead of a whole step."""
-    from jakiro.utils.settings import load_settings
-    from training.config import TrainSettings
+    settings, store = training_settings(config, overrides), writer(out, "--out")
+    refuse_missing_inputs(settings)
     from training.planning.throughput import measure, summary
 
-    store = writer(out, "--out")
-    measured = measure(load_settings(TrainSettings, config, overrides or ()), steps)
+    with quiet_libraries():
+        measured = measure(settings, steps)
     store(measured.model_dump_json(indent=1) + "\n")
     for line in summary(measured):
         typer.echo(line)
