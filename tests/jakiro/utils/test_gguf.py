@@ -78,6 +78,15 @@ def test_a_file_is_converted_once_for_each_dtype_and_content(
     assert not torch.equal(other.lm_head.weight, first.lm_head.weight)
 
 
+def test_a_conversion_writes_one_line_to_a_log(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_causal_lm(file, dtype="fp32")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "converting" not in line] == []
+    assert len(lines) == 1
+
+
 def test_without_a_dtype_the_machine_decides(file: Path) -> None:
     assert load_causal_lm(file).dtype == gguf.default_dtype()
     assert load_causal_lm(file, dtype="auto").dtype == gguf.default_dtype()
