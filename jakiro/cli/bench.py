@@ -22,7 +22,7 @@ from jakiro.cli.bench_server import (
     bench_server,
 )
 from jakiro.cli.options import Context, refuse_given, refuse_others, settings_from
-from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.output import STANDARD_OUTPUT, say, writer
 from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
@@ -274,6 +274,7 @@ def _finish(
 ) -> None:
     from rich.console import Console
 
+    from inference.autotune.measurement import num_disturbed
     from inference.benchmark.report.table import figures_table
 
     console = Console(stderr=to_stderr)
@@ -286,6 +287,8 @@ def _finish(
         from inference.benchmark.report.page import render  # imports matplotlib; takes a second
 
         store_page(render(document))
+    if (count := num_disturbed()) > 1:
+        say(f"{count} measurements of costs were disturbed; a later run repeats them")
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 

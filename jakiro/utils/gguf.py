@@ -34,6 +34,7 @@ from jakiro.utils.progress import ProgressDisplay
 
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
 CONFIG_KEY = "gguf"
+_THEIR_BAR = "tqdm"  # name of the progress bar in the module of transformers that reads the files
 
 _logger = get_logger(__name__)
 
@@ -144,7 +145,7 @@ def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
 @contextmanager
 def _tidy_progress() -> Iterator[None]:
     """Replace the bar of transformers, which cannot be switched off and fills log files."""
-    theirs = getattr(modeling_gguf_pytorch_utils, "tqdm", None)
+    theirs = getattr(modeling_gguf_pytorch_utils, _THEIR_BAR, None)
 
     def steps(tensors: Sequence[object], **_options: object) -> Iterator[object]:
         with ProgressDisplay() as display:
@@ -153,11 +154,11 @@ def _tidy_progress() -> Iterator[None]:
     if theirs is None:  # another version of transformers
         yield
         return
-    modeling_gguf_pytorch_utils.tqdm = steps
+    setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, steps)
     try:
         yield
     finally:
-        modeling_gguf_pytorch_utils.tqdm = theirs
+        setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, theirs)
 
 
 def _name(dtype: torch.dtype) -> str:
