@@ -101,10 +101,7 @@ def bench(
             "optionally the key category; or a text file with one prompt per line.",
         ),
     ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(help="Largest number of prompts; by default all prompts in the file."),
-    ] = None,
+    num_prompts: options.NumPrompts = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of new tokens per prompt.")
     ] = 128,
@@ -137,14 +134,7 @@ def bench(
     packed: options.PackedWeights = "auto",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write all measured values to this file; - for standard output.",
-        ),
-    ] = None,
+    json_file: options.JsonOut = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),

@@ -7,7 +7,11 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
-from jakiro.cli.training_settings import refuse_missing_inputs, training_settings
+from jakiro.cli.training_settings import (
+    SettingsFile,
+    refuse_missing_inputs,
+    training_settings,
+)
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -16,14 +20,7 @@ if TYPE_CHECKING:
 
 
 def features(
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            callback=options.readable_settings,
-            help="YAML file with the training settings.",
-        ),
-    ],
+    config: SettingsFile,
     out: Annotated[
         Path,
         typer.Option(

@@ -8,7 +8,6 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
-from jakiro.cli.prepare import DATA, SKIP
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
 
@@ -29,7 +28,7 @@ def regenerate(
             help="The model that writes the answers.",
         ),
     ],
-    data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
+    data: options.DataPaths,
     out: options.RecordsOut,
     drafter: options.WritingDrafter = None,
     temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
@@ -44,7 +43,7 @@ def regenerate(
     ] = 64,
     batch_size: Annotated[int, typer.Option(help="Number of records to answer together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
-    skip_bad_records: Annotated[bool, typer.Option("--skip-bad-records", help=SKIP)] = False,
+    skip_bad_records: options.SkipBadRecords = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:

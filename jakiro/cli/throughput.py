@@ -7,19 +7,16 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import writer
-from jakiro.cli.training_settings import refuse_missing_inputs, training_settings
+from jakiro.cli.training_settings import (
+    SettingsFile,
+    refuse_missing_inputs,
+    training_settings,
+)
 from jakiro.utils.logs import quiet_libraries
 
 
 def throughput(
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            callback=options.readable_settings,
-            help="YAML file with the settings of a training run.",
-        ),
-    ],
+    config: SettingsFile,
     overrides: options.Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps to time.")] = 12,
     out: Annotated[

@@ -8,7 +8,11 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
-from jakiro.cli.training_settings import refuse_missing_inputs, training_settings
+from jakiro.cli.training_settings import (
+    SettingsFile,
+    refuse_missing_inputs,
+    training_settings,
+)
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
@@ -23,12 +27,7 @@ _GIB = 2**30
 
 def train(
     context: options.Context,
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", callback=options.readable_settings, help="YAML file with the settings."
-        ),
-    ],
+    config: SettingsFile,
     overrides: options.Overrides = None,
     processes: Annotated[
         int | None,

@@ -2,9 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from jakiro.cli.options import existing_file
+import typer
+
+from jakiro.cli.options import existing_file, readable_settings
+
+SettingsFile = Annotated[
+    Path,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        callback=readable_settings,
+        help="YAML file with the settings of a training run, or the name of a packaged one.",
+    ),
+]
 
 if TYPE_CHECKING:
     from training.config import TrainSettings

@@ -41,10 +41,7 @@ def verify(
             help="Prompt file, as for `jakiro bench`; by default a few built-in prompts.",
         ),
     ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(help="Largest number of prompts; by default all prompts in the file."),
-    ] = None,
+    num_prompts: options.NumPrompts = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of tokens of a greedy continuation.")
     ] = 64,
@@ -73,14 +70,7 @@ def verify(
     device: options.Device = "auto",
     tree: options.TreeChoice = "fixed",
     batch_invariant: options.BatchInvariant = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write all measured values to this file; - for standard output.",
-        ),
-    ] = None,
+    json_file: options.JsonOut = None,
     url: ServerUrl = None,
     model: ServerModel = None,
     chat: AsChat = False,
