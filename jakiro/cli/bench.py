@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inference.benchmark.method_names import DRAFTER, parse_methods
+from inference.benchmark.method_names import DRAFTER, methods_of, parse_methods
 from jakiro.cli import options
 from jakiro.cli.bench_server import (
     OF_SERVERS,
@@ -200,6 +200,7 @@ def bench(
         threads=options.as_threads(threads),
         packed=options.as_packed(packed),
     )
+    methods_of(settings)  # refuses what does not fit together before the slow imports
     if json_file is not None and report is not None and json_file.resolve() == report.resolve():
         raise ConfigError(
             "--json and --report name the same file",

@@ -41,6 +41,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="File that lists machines with a shared file system, each on a line of the form "
             "NAME slots=NUMBER.",
         ),
