@@ -1,4 +1,4 @@
-"""Settings of a drafter: its trunk, memory, experts and heads."""
+"""Settings of a drafter, which are read and checked without torch."""
 
 from typing import Any, Literal
 
@@ -9,9 +9,7 @@ from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import Settings
-from moa.attention import AttentionBias
-from moa.memory import FusionNorm
-from moa.trunk import InputKind, Residual, TokenInput
+from moa import AttentionBias, FusionNorm, InputKind, Residual, TokenInput
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -305,17 +303,3 @@ class DrafterSettings(Settings):
 
 AUTO_DRAFT_VOCAB_SIZES = (8_192, 16_384, 32_768)
 """Sizes that `draft_vocab_size: auto` selects from, in ascending order."""
-
-
-def largest_draft_vocab_size(settings: DrafterSettings, vocab_size: int) -> int | None:
-    """Return the largest draft vocabulary that the settings allow; None if it has all tokens.
-
-    Only training data determines the size that `auto` stands for.
-
-    Args:
-        settings: settings of the drafter.
-        vocab_size: size of the target's vocabulary.
-    """
-    if settings.draft_vocab_size != "auto":
-        return settings.draft_vocab_size
-    return AUTO_DRAFT_VOCAB_SIZES[-1] if vocab_size > AUTO_DRAFT_VOCAB_SIZES[-1] else None

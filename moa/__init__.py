@@ -1,1 +1,12 @@
-"""Attention modules over the layers and the tokens of a target (Mixture of Attentions)."""
+"""Attention modules over the layers and the tokens of a target (Mixture of Attentions).
+
+The names of their variants are here, so that settings with these values need no module of torch.
+"""
+
+from typing import Literal
+
+AttentionBias = Literal["none", "qkv", "all"]
+FusionNorm = Literal["none", "each", "all"]
+InputKind = Literal["join", "wide"]
+Residual = Literal["feature", "normed"]
+TokenInput = Literal["single", "trigram"]

@@ -1,6 +1,6 @@
 """Self-attention over tokens; cross-attention to memory of verified tokens (arXiv 2410.03804)."""
 
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from moa import AttentionBias
 from moa.rotary import Rotary
 
-AttentionBias = Literal["none", "qkv", "all"]
 MOST_GROUPED = 64  # largest number of queries that are worth a copy of their mask for every head
 
 

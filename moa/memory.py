@@ -1,16 +1,13 @@
 """Memory: one vector per verified token, made from the target's layers (arXiv 2410.03804)."""
 
-from typing import Literal
-
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from moa import FusionNorm
 from moa.rotary import Rotary
-
-FusionNorm = Literal["none", "each", "all"]
 
 
 class LayerSelfAttention(nn.Module):

@@ -1,15 +1,15 @@
 """The trunk: self-attention over tokens, optionally with features and cross-attention to memory."""
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from moa import AttentionBias, InputKind, Residual, TokenInput
 from moa.attention import (
     KV,
-    AttentionBias,
     CrossAttention,
     KVStore,
     SelfAttention,
@@ -21,9 +21,6 @@ from moa.further_layer import FurtherLayer
 from moa.rotary import Rotary
 from moa.trigram import TrigramInput
 
-InputKind = Literal["join", "wide"]
-Residual = Literal["feature", "normed"]
-TokenInput = Literal["single", "trigram"]
 Vectors = Float[Tensor, "batch queries hidden"]
 
 

@@ -1,10 +1,12 @@
 """The packages under test are ours, typed and light to import; their imports go one way."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-from importlib import import_module
+import tomllib
+from importlib import import_module, metadata
 from pathlib import Path
 
 import grimp
@@ -72,6 +74,31 @@ def test_imports_go_one_way() -> None:
     command = [program, "--config", config, "--no-cache", "--no-logo"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
+
+
+def test_decoding_needs_few_packages_beside_torch_and_transformers() -> None:
+    theirs, rest = {"torch", "transformers"}, ["torch", "transformers"]
+    while rest:
+        found = _required(rest.pop()) - theirs
+        theirs |= found
+        rest += found
+    small = {"accelerate", "einops", "jaxtyping", "platformdirs", "psutil"}
+    assert _required("jakiro") - theirs == small
+
+
+def _required(distribution: str) -> set[str]:
+    """Return the packages that a distribution needs without any extra."""
+    words = [re.split(r"[ ;<>=!~\[(]", text, maxsplit=1)[0] for text in _lines(distribution)]
+    return {word.lower().replace("_", "-") for word in words}
+
+
+def _lines(distribution: str) -> list[str]:
+    if distribution == "jakiro":
+        return tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+    try:
+        return [text for text in metadata.requires(distribution) or () if "extra ==" not in text]
+    except metadata.PackageNotFoundError:  # needed on another platform only
+        return []
 
 
 def test_moa_knows_only_torch_einops_and_jaxtyping() -> None:

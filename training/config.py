@@ -20,7 +20,7 @@ from training.input_settings import (
     TargetStateSettings,
 )
 from training.loss.anchors import AnchorRule
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

@@ -13,7 +13,8 @@ from training.distributed.processes import Processes
 from training.loss.accepted_length import AcceptedLength
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
-from training.loss.objectives import Goals, LossTerms, ObjectiveSettings, drafter_loss
+from training.loss.objectives import Goals, LossTerms, drafter_loss
+from training.loss.settings import ObjectiveSettings
 from training.loss.views import TargetView, look_at_target, states_kept
 from training.loss.vocab_losses import Heads
 from training.target_states.states import view_of

@@ -28,6 +28,7 @@ PROVISIONAL_SECONDS = 600  # age up to which a provisional measurement is not re
 
 _logger = get_logger(__name__)
 _in_this_process: dict[Path, Settings] = {}
+_num_disturbed = 0
 
 MeasuredT = TypeVar("MeasuredT", bound=Settings)
 
@@ -70,9 +71,25 @@ def cached(
                 provisional.unlink()
         else:
             _store(provisional, measured)
-            _logger.info("other processes disturbed the measurement, so it will be repeated later")
+            _note_disturbance()
     _in_this_process[path] = measured
     return measured
+
+
+def num_disturbed() -> int:
+    """Return the number of measurements of this process that other processes may have slowed."""
+    return _num_disturbed
+
+
+def _note_disturbance() -> None:
+    """Count a disturbed measurement; only the first one is reported at once."""
+    global _num_disturbed
+    _num_disturbed += 1
+    if _num_disturbed == 1:
+        _logger.info(
+            "other processes disturb the measurements, so those that were disturbed will be "
+            "repeated later"
+        )
 
 
 def target_facts(target: TargetAdapter) -> list[object]:

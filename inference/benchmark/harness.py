@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from inference.benchmark.document import ComparisonSettings
 from inference.benchmark.methods import Method, SamplingOptions
 from inference.benchmark.samples import Continuation, Measured, Sample, Take
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.timing import now, peak_memory
 from inference.generation.prompt_file import BenchPrompt
 from inference.generation.prompts import Prompt

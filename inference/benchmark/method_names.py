@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from inference.benchmark.settings import ComparisonSettings
 from inference.drafters.names import ADED, LM, UNTRAINED, PairName, refuse_missing_drafters
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
 from inference.trees.limits import MOST_CANDIDATES
@@ -103,6 +104,35 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
             expected="a different name for each method",
             got=", ".join(repeated),
             remedy="add ,name=... to one of them",
+        )
+    return methods
+
+
+def methods_of(settings: ComparisonSettings) -> list[MethodName]:
+    """Return the methods of a comparison, after checking that they suit its other settings.
+
+    Args:
+        settings: settings of the comparison.
+
+    Raises:
+        ConfigError: a method name is malformed, or settings contradict each other.
+    """
+    methods = parse_methods(settings.methods)
+    check_batch_size(methods, settings.batch_size)
+    names = [method.name for method in methods]
+    if settings.baseline is not None and settings.baseline not in names:
+        raise ConfigError(
+            "--baseline names a method that is not compared",
+            expected=f"one of {', '.join(names)}",
+            got=settings.baseline,
+            remedy="add this method with --method, or choose another baseline",
+        )
+    if settings.keep_state and settings.repeats > 1:
+        raise ConfigError(
+            "a method must not decode a prompt twice if --keep-state is set",
+            expected="--repeats 1",
+            got=settings.repeats,
+            remedy="leave out --keep-state or --repeats",
         )
     return methods
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.benchmark.document import (
-    ComparisonDocument,
-    ComparisonSettings,
-    ExampleTree,
-    MethodFigures,
-)
+from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
 from inference.benchmark.example_trees import example_tree
 from inference.benchmark.figures import Reference, figures_of
 from inference.benchmark.harness import Harness, Results, Texts
@@ -20,10 +15,11 @@ from inference.benchmark.method_names import (
     AUTOREGRESSIVE,
     TRANSFORMERS,
     MethodName,
-    check_batch_size,
+    methods_of,
     parse_methods,
 )
 from inference.benchmark.methods import Method, OwnDecoding, setting
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.texts import question_of
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
@@ -47,21 +43,7 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
             few prompts to select trees by measured costs.
         PromptError: the prompts cannot be used.
     """
-    methods = parse_methods(settings.methods)
-    check_batch_size(methods, settings.batch_size)
-    names = [method.name for method in methods]
-    if settings.baseline is not None and settings.baseline not in names:
-        raise ConfigError(
-            "--baseline names a method that is not compared",
-            expected=f"one of {', '.join(names)}",
-            got=settings.baseline,
-        )
-    if settings.keep_state and settings.repeats > 1:
-        raise ConfigError(
-            "a method must not decode a prompt twice if --keep-state is set",
-            expected="--repeats 1",
-            got=settings.repeats,
-        )
+    methods = methods_of(settings)
     read = read_prompts(Path(settings.prompts))
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):

@@ -14,6 +14,7 @@ import uvicorn
 
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
+from inference.serving.address import listen
 from inference.serving.app import create_app
 from inference.serving.checks.connection import Connection, ConnectionLimits
 from inference.serving.checks.keys import ApiKeys, read_keys
@@ -24,7 +25,7 @@ from inference.serving.scheduling.engine_thread import EngineThread
 from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
-from jakiro.errors import ConfigError, ResourceError
+from jakiro.errors import ConfigError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -44,6 +45,7 @@ class Server(uvicorn.Server):
             is called in a thread of its own.
         settings: settings of the server.
         learner: program that adapts the drafter to traffic; needed if the settings ask for it.
+        listener: socket that already listens on the address of the settings; None to open it here.
 
     Raises:
         ConfigError: the file of keys, or the certificate, cannot be used.
@@ -55,6 +57,7 @@ class Server(uvicorn.Server):
         load: Callable[[], SpeculativeDecoder],
         settings: ServeSettings,
         learner: Learner | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         assert learner is not None or settings.adapt == "off"
         self.service = Service(settings)
@@ -63,7 +66,7 @@ class Server(uvicorn.Server):
         self._loading: Loading[tuple[LoadedModel, Adaptation | None]] | None = None
         self._adapting: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
-        self._socket = _listen(settings)
+        self._socket = listen(settings) if listener is None else listener
         if settings.sends_keys_unencrypted:
             _logger.warning(
                 "keys and texts travel unencrypted between %s and other machines; remedy: pass "
@@ -248,26 +251,12 @@ def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
     return config
 
 
-def _listen(settings: ServeSettings) -> socket.socket:
-    """Return a socket that listens on the address of the settings."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    address = (settings.host, settings.port)
-    try:
-        return socket.create_server(address, family=family, backlog=2048)
-    except OSError as error:
-        raise ResourceError(
-            f"cannot listen on {settings.host}, port {settings.port}",
-            expected="an address of this machine, and a port that is free",
-            got=error.strerror or error,
-            remedy="choose others with --host and --port",
-        ) from error
-
-
 def serve(
     load: Callable[[], SpeculativeDecoder],
     settings: ServeSettings,
     on_ready: Callable[[str], object],
     learner: Learner | None = None,
+    listener: socket.socket | None = None,
 ) -> int:
     """Serve a decoder until a signal arrives, and return the exit code.
 
@@ -278,8 +267,9 @@ def serve(
         settings: settings of the server.
         on_ready: function that is called with the URL as soon as the model is loaded.
         learner: program that adapts the drafter to traffic; needed if the settings ask for it.
+        listener: socket that already listens on the address of the settings; None to open it here.
     """
-    server = Server(load, settings, learner)
+    server = Server(load, settings, learner, listener)
 
     def ready(url: str) -> None:
         # The many objects of libraries and models live as long as the process: without them,

@@ -167,11 +167,14 @@ def ablate(
             got="both options",
             remedy="leave out one of them",
         )
+    arms = (*config, *(more or ()))
+    for path in arms:
+        options.readable_settings(path)
     from training.data.report import report_once
     from training.studies.ablation.settings import StudySettings
     from training.studies.ablation.study import Study
 
-    settings = settings_from(context, StudySettings, config=(*config, *(more or ())))
+    settings = settings_from(context, StudySettings, config=arms)
     try:
         with report_once():
             study = Study(settings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inference.benchmark.method_names import DRAFTER, parse_methods
+from inference.benchmark.method_names import DRAFTER, methods_of, parse_methods
 from jakiro.cli import options
 from jakiro.cli.bench_server import (
     OF_SERVERS,
@@ -22,13 +22,14 @@ from jakiro.cli.bench_server import (
     bench_server,
 )
 from jakiro.cli.options import Context, refuse_given, refuse_others, settings_from
-from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.output import STANDARD_OUTPUT, say, writer
 from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
-    from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+    from inference.benchmark.document import ComparisonDocument
+    from inference.benchmark.settings import ComparisonSettings
 
 _METHODS = """\
 transformers                     generate() of transformers
@@ -100,10 +101,7 @@ def bench(
             "optionally the key category; or a text file with one prompt per line.",
         ),
     ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(help="Largest number of prompts; by default all prompts in the file."),
-    ] = None,
+    num_prompts: options.NumPrompts = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of new tokens per prompt.")
     ] = 128,
@@ -136,14 +134,7 @@ def bench(
     packed: options.PackedWeights = "auto",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write all measured values to this file; - for standard output.",
-        ),
-    ] = None,
+    json_file: options.JsonOut = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),
@@ -200,7 +191,7 @@ def bench(
         )
     for name in parse_methods(methods):
         name.refuse_missing()
-    from inference.benchmark.document import ComparisonSettings
+    from inference.benchmark.settings import ComparisonSettings
 
     settings = settings_from(
         context,
@@ -209,6 +200,7 @@ def bench(
         threads=options.as_threads(threads),
         packed=options.as_packed(packed),
     )
+    methods_of(settings)  # refuses what does not fit together before the slow imports
     if json_file is not None and report is not None and json_file.resolve() == report.resolve():
         raise ConfigError(
             "--json and --report name the same file",
@@ -273,6 +265,7 @@ def _finish(
 ) -> None:
     from rich.console import Console
 
+    from inference.autotune.measurement import num_disturbed
     from inference.benchmark.report.table import figures_table
 
     console = Console(stderr=to_stderr)
@@ -285,6 +278,8 @@ def _finish(
         from inference.benchmark.report.page import render  # imports matplotlib; takes a second
 
         store_page(render(document))
+    if (count := num_disturbed()) > 1:
+        say(f"{count} measurements of costs were disturbed; a later run repeats them")
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
@@ -318,6 +313,8 @@ def _show_costs(target: str, methods: Sequence[str], dtype: str, device: options
 
 
 def _show_changes(before: Path, after: Path) -> None:
+    options.existing_file(before)
+    options.existing_file(after)
     from rich.console import Console
 
     from inference.benchmark.diff import compare_documents, show_changes

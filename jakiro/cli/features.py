@@ -7,22 +7,20 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
+from jakiro.cli.training_settings import (
+    SettingsFile,
+    refuse_missing_inputs,
+    training_settings,
+)
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
+    from training.config import TrainSettings
     from training.target_states.writer import TargetStateWriter
 
 
-@quiet_libraries()
 def features(
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            callback=options.readable_settings,
-            help="YAML file with the training settings.",
-        ),
-    ],
+    config: SettingsFile,
     out: Annotated[
         Path,
         typer.Option(
@@ -41,14 +39,18 @@ def features(
     After an interruption, run the same command again to continue. Several processes may write at
     the same time.
     """
+    settings = training_settings(config, overrides)
+    refuse_missing_inputs(settings)
+    _write_states(settings, out, check=check)
+
+
+@quiet_libraries()
+def _write_states(settings: "TrainSettings", out: Path, *, check: bool) -> None:
     from jakiro.utils.pretrained import choose_device
-    from jakiro.utils.settings import load_settings
-    from training.config import TrainSettings
     from training.module import move_target
     from training.setup.preparation import prepare
     from training.target_states.writer import TargetStateWriter
 
-    settings = load_settings(TrainSettings, config, overrides or ())
     device = choose_device(settings.engine.device)
     inputs = prepare(settings)
     writer = TargetStateWriter(inputs, out)

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from jakiro.cli.output import say
-from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.extras import require_extra
+from jakiro.utils.packaged_drafters import packaged_drafter
 
 
-@quiet_libraries()
 def fetch(
     name: Annotated[
         str | None,
@@ -20,10 +20,7 @@ def fetch(
     Afterwards, the name can be used wherever a model is expected. Models on a hub need not be
     fetched: their ids can be used directly.
     """
-    from jakiro.utils.extras import require_extra
     from jakiro.utils.fetch import KNOWN_MODELS, fetch_model, known_model
-    from jakiro.utils.gguf import convert_gguf, default_dtype
-    from jakiro.utils.packaged_drafters import packaged_drafter
 
     if name is None:
         for known, model in KNOWN_MODELS.items():
@@ -32,6 +29,8 @@ def fetch(
     say(known_model(name).note)
     require_extra("gguf")  # before the download
     file = fetch_model(name, say)
+    from jakiro.utils.gguf import convert_gguf, default_dtype
+
     folder = convert_gguf(file)
     dtype = str(default_dtype()).removeprefix("torch.")
     say(f"the GGUF file is {file}, and the model in {dtype} is in {folder}")

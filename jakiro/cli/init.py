@@ -36,6 +36,8 @@ def init(
     ),
 ) -> None:
     """Write the settings of a first training run for a target, and show the next commands."""
+    if out.exists():
+        raise _exists(out)
     from training.planning.starter import short_name, starter_yaml
 
     paths = data or [f"{short_name(target)}-chats.jsonl"]
@@ -52,18 +54,22 @@ def init(
     typer.echo(f"  jakiro verify --drafter runs/{short_name(target)}/drafter")
 
 
+def _exists(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} already exists",
+        expected="a new file",
+        got="a file, which is not overwritten",
+        remedy="pass another --out, or remove the file",
+    )
+
+
 def _write_new(path: Path, content: str) -> None:
     """Write a file that does not exist yet."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(content)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{path} already exists",
-            expected="a new file",
-            got="a file, which is not overwritten",
-            remedy="pass another --out, or remove the file",
-        ) from error
+        raise _exists(path) from error
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}",

@@ -141,6 +141,34 @@ BatchInvariant = Annotated[
         "change greedy text, which makes decoding steps slower.",
     ),
 ]
+DataPaths = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT; may be "
+        "repeated.",
+    ),
+]
+SkipBadRecords = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad-records",
+        help="Leave out unusable records and report how many; by default, they are errors.",
+    ),
+]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option(help="Largest number of prompts; by default all prompts in the file."),
+]
+JsonOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write all measured values to this file; - for standard output.",
+    ),
+]
 RecordsOut = Annotated[
     Path,
     typer.Option(

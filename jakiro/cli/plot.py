@@ -14,6 +14,10 @@ def plot(
     ],
 ) -> None:
     """Draw the curves of training runs: loss, agreement with the target, tau, acceptance rates."""
+    from training.evaluation.metrics import metrics_of_run
+
+    for folder in runs:
+        metrics_of_run(folder)  # refuses folders without metrics before the slow imports
     from training.evaluation.curves import plot_runs
 
     plot_runs(runs, out)

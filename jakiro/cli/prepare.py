@@ -7,9 +7,6 @@ import typer
 
 from jakiro.cli import options
 
-DATA = "Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT; may be repeated."
-SKIP = "Leave out unusable records and report how many; by default, they are errors."
-
 
 def prepare(
     target: Annotated[
@@ -20,7 +17,7 @@ def prepare(
             help="The model to draft for.",
         ),
     ],
-    data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
+    data: options.DataPaths,
     sequence_length: Annotated[
         int, typer.Option(min=2, help="Number of tokens of a packed sequence.")
     ] = 512,
@@ -31,7 +28,7 @@ def prepare(
     preview: Annotated[
         int, typer.Option(min=0, help="Number of documents to show, with responses in color.")
     ] = 0,
-    skip_bad_records: Annotated[bool, typer.Option("--skip-bad-records", help=SKIP)] = False,
+    skip_bad_records: options.SkipBadRecords = False,
     cache_folder: Annotated[
         Path | None,
         typer.Option(

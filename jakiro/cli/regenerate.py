@@ -8,13 +8,13 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
-from jakiro.cli.prepare import DATA, SKIP
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
-    from training.data.regeneration.regenerator import RegenerationCounts, RegenerationSettings
+    from training.data.regeneration.regenerator import RegenerationCounts
+    from training.data.regeneration.settings import RegenerationSettings
     from training.data.sources import Source
 
 
@@ -28,7 +28,7 @@ def regenerate(
             help="The model that writes the answers.",
         ),
     ],
-    data: Annotated[list[str], typer.Option(metavar="PATH", help=DATA)],
+    data: options.DataPaths,
     out: options.RecordsOut,
     drafter: options.WritingDrafter = None,
     temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
@@ -43,19 +43,20 @@ def regenerate(
     ] = 64,
     batch_size: Annotated[int, typer.Option(help="Number of records to answer together.")] = 8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
-    skip_bad_records: Annotated[bool, typer.Option("--skip-bad-records", help=SKIP)] = False,
+    skip_bad_records: options.SkipBadRecords = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
     """Replace the answers in training data with the target's own, for a higher acceptance rate."""
     from training.data.regeneration.output_file import OutputFile, check_apart
+    from training.data.regeneration.settings import RegenerationSettings
     from training.data.sources import find_sources
 
+    settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
-    from training.data.regeneration.regenerator import RegenerationSettings, Regenerator
+    from training.data.regeneration.regenerator import Regenerator
 
-    settings = settings_from(context, RegenerationSettings)
     inputs = _inputs_fingerprint(target, drafter, dtype, settings, sources)
     if inputs is not None and output.is_finished_from(inputs):
         typer.echo(f"{counted(output.num_records, 'record')} in {out}, 0 of them new")

@@ -54,14 +54,23 @@ def serve(
     ] = 64,
     keys_file: Annotated[
         Path | None,
-        typer.Option(help="YAML file with the hashes of keys and the rates of their users."),
+        typer.Option(
+            callback=options.existing_file,
+            help="YAML file with the hashes of keys and the rates of their users.",
+        ),
     ] = None,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(help="PEM file with the certificate of the server, for connections with TLS."),
+        typer.Option(
+            callback=options.existing_file,
+            help="PEM file with the certificate of the server, for connections with TLS.",
+        ),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the key of the certificate.")
+        Path | None,
+        typer.Option(
+            callback=options.existing_file, help="PEM file with the key of the certificate."
+        ),
     ] = None,
     requests_per_minute: Annotated[
         float | None, typer.Option(help="Largest rate of requests of each key.")
@@ -190,10 +199,15 @@ def serve(
     require_extra("serve")
     keys = _api_keys()
     refuse_missing_parts(drafter, target)
-    from inference.serving.server import serve as serve_decoder
+    from inference.serving.address import listen
     from inference.serving.settings import ServeSettings
 
     settings = settings_from(context, ServeSettings, api_keys=keys)
+    if settings.adapt != "off":
+        _refuse_untrained(drafter)
+    listener = listen(settings)  # a port that is in use is refused before the slow imports
+    from inference.serving.server import serve as serve_decoder
+
     learner = None if settings.adapt == "off" else _learner(context)
 
     def on_ready(url: str) -> None:
@@ -201,8 +215,22 @@ def serve(
         if settings.playground:
             say(f"playground: {url.removesuffix('v1')}")
 
-    code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner)
+    code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner, listener)
     raise typer.Exit(code)
+
+
+def _refuse_untrained(drafter: str) -> None:
+    """Raise an error for a drafter that certainly does not learn."""
+    from inference.drafters.names import PairName, UntrainedName
+
+    if UntrainedName.parse(drafter) is None and PairName.parse(drafter) is None:
+        return
+    raise ConfigError(
+        "this drafter does not learn with --adapt",
+        expected="a trained drafter",
+        got=drafter,
+        remedy="pass the folder of a trained drafter, or leave out --adapt",
+    )
 
 
 def _learner(context: Context) -> "Learner":

@@ -67,10 +67,11 @@ def synthesize(
 ) -> None:
     """Let the target write training data: questions with their answers, or plain texts."""
     from training.data.regeneration.output_file import OutputFile
-    from training.data.synthesis import SynthesisSettings, Synthesizer
+    from training.data.synthesis_settings import SynthesisSettings
 
-    settings = settings_from(context, SynthesisSettings)
-    output = OutputFile(out)
+    settings, output = settings_from(context, SynthesisSettings), OutputFile(out)
+    from training.data.synthesis import Synthesizer
+
     synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device), settings)
     with output.kept_when_interrupted(), writing_progress("Writing", conversations) as advance:
         counts = synthesizer.write(output, advance)

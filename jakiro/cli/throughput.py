@@ -7,19 +7,16 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import writer
+from jakiro.cli.training_settings import (
+    SettingsFile,
+    refuse_missing_inputs,
+    training_settings,
+)
 from jakiro.utils.logs import quiet_libraries
 
 
-@quiet_libraries()
 def throughput(
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            callback=options.readable_settings,
-            help="YAML file with the settings of a training run.",
-        ),
-    ],
+    config: SettingsFile,
     overrides: options.Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps to time.")] = 12,
     out: Annotated[
@@ -28,12 +25,12 @@ def throughput(
     ] = None,
 ) -> None:
     """Measure the speed of each part of a training step, and the overhead of a whole step."""
-    from jakiro.utils.settings import load_settings
-    from training.config import TrainSettings
+    settings, store = training_settings(config, overrides), writer(out, "--out")
+    refuse_missing_inputs(settings)
     from training.planning.throughput import measure, summary
 
-    store = writer(out, "--out")
-    measured = measure(load_settings(TrainSettings, config, overrides or ()), steps)
+    with quiet_libraries():
+        measured = measure(settings, steps)
     store(measured.model_dump_json(indent=1) + "\n")
     for line in summary(measured):
         typer.echo(line)

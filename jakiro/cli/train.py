@@ -8,6 +8,11 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
+from jakiro.cli.training_settings import (
+    SettingsFile,
+    refuse_missing_inputs,
+    training_settings,
+)
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
@@ -21,12 +26,8 @@ _GIB = 2**30
 
 
 def train(
-    config: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", callback=options.readable_settings, help="YAML file with the settings."
-        ),
-    ],
+    context: options.Context,
+    config: SettingsFile,
     overrides: options.Overrides = None,
     processes: Annotated[
         int | None,
@@ -40,6 +41,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.existing_file,
             help="File that lists machines with a shared file system, each on a line of the form "
             "NAME slots=NUMBER.",
         ),
@@ -106,24 +108,15 @@ def train(
     ] = None,
 ) -> None:
     """Train a drafter on one or several machines; the same command continues an interrupted run."""
-    from jakiro.utils.settings import load_settings
-    from training.config import TrainSettings
+    words = [*(overrides or ())]
+    if micro_batch_size is not None and micro_batch_size != "auto":
+        words.append(f"batch.micro_batch_size={micro_batch_size}")
+    settings = training_settings(config, words)
+    _refuse_unusable(context, settings)
     from training.data.report import report_once
     from training.distributed.launch import LaunchOptions
     from training.planning.speed import plan_device, present_device
 
-    if dry_run and learning_curve is not None:
-        raise ConfigError(
-            "a dry run estimates a single run, not a learning curve",
-            expected="either --dry-run or --learning-curve",
-            got="both",
-            remedy="leave out --learning-curve; each of its runs takes as many steps, and so about "
-            "as much time, as the run on all documents",
-        )
-    words = [*(overrides or ())]
-    if micro_batch_size is not None and micro_batch_size != "auto":
-        words.append(f"batch.micro_batch_size={micro_batch_size}")
-    settings = load_settings(TrainSettings, config, words)
     memory = None if device_memory is None else int(device_memory * _GIB)
     device = (plan_device if dry_run else present_device)(settings, memory)
     if not device.is_here and hostfile is None:
@@ -132,9 +125,7 @@ def train(
     if micro_batch_size == "auto":
         settings = _fitting(settings, launch_options, device)
         words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")
-    settings.batch.accumulation(
-        launch_options.count(settings)
-    )  # rejects unsuitable sizes before anything starts
+    settings.batch.accumulation(launch_options.count(settings))  # rejects unsuitable sizes
     if dry_run:
         _show_estimate(settings, launch_options, device, device_speed)
     elif learning_curve is not None:
@@ -144,6 +135,30 @@ def train(
         _run(settings, config, words, launch_options)
         for command in _next_commands(settings):
             say(f"next: {command}")
+
+
+def _refuse_unusable(context: options.Context, settings: "TrainSettings") -> None:
+    """Raise an error for what can be found wrong before the slow imports."""
+    chosen = context.params
+    if chosen["dry_run"] and chosen["learning_curve"] is not None:
+        raise ConfigError(
+            "a dry run estimates a single run, not a learning curve",
+            expected="either --dry-run or --learning-curve",
+            got="both",
+            remedy="leave out --learning-curve; each of its runs takes as many steps, and so about "
+            "as much time, as the run on all documents",
+        )
+    if chosen["learning_curve"] is not None:
+        from training.studies.fractions import parse_fractions
+
+        parse_fractions(chosen["learning_curve"])
+    if chosen["micro_batch_size"] != "auto":
+        # With more processes, unsuitable sizes do not fit either.
+        settings.batch.accumulation(chosen["processes"] or 1)
+    # A dry run may plan for another machine, on which the data may lie.
+    is_elsewhere = chosen["device_memory"] is not None or settings.engine.device == "cuda"
+    if not (chosen["dry_run"] and is_elsewhere):
+        refuse_missing_inputs(settings)
 
 
 def _fitting(
@@ -285,7 +300,8 @@ def _learn(
     overrides: list[str],
     processes: "LaunchOptions",
 ) -> None:
-    from training.studies.learning_curve import LearningCurve, parse_fractions
+    from training.studies.fractions import parse_fractions
+    from training.studies.learning_curve import LearningCurve
 
     curve = LearningCurve(settings, parse_fractions(fractions))
     for run in curve.runs:

@@ -19,7 +19,7 @@ from jakiro.utils.progress import ProgressDisplay, tracked
 
 if TYPE_CHECKING:
     from inference.generation.prompts import Prompt
-    from inference.losslessness import Check, VerifyReport
+    from inference.losslessness.records import Check, VerifyReport
     from inference.losslessness.server.records import ServerCheck, ServerReport
 
 _OF_SERVERS = ("model", "chat", "concurrency")
@@ -41,10 +41,7 @@ def verify(
             help="Prompt file, as for `jakiro bench`; by default a few built-in prompts.",
         ),
     ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(help="Largest number of prompts; by default all prompts in the file."),
-    ] = None,
+    num_prompts: options.NumPrompts = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Largest number of tokens of a greedy continuation.")
     ] = 64,
@@ -73,14 +70,7 @@ def verify(
     device: options.Device = "auto",
     tree: options.TreeChoice = "fixed",
     batch_invariant: options.BatchInvariant = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write all measured values to this file; - for standard output.",
-        ),
-    ] = None,
+    json_file: options.JsonOut = None,
     url: ServerUrl = None,
     model: ServerModel = None,
     chat: AsChat = False,
@@ -92,10 +82,13 @@ def verify(
     compares its output with the texts of the server.
     """
     _refuse_unusable(context)
-    from inference.generation.prompt_file import BUILT_IN, read_prompts
-    from inference.losslessness.records import QUICK_SAMPLES
+    from inference.losslessness.records import QUICK_SAMPLES, VerifySettings
 
     count = QUICK_SAMPLES if quick else samples
+    if url is None:
+        settings_from(context, VerifySettings, samples=count)  # refuses values before slow imports
+    from inference.generation.prompt_file import BUILT_IN, read_prompts
+
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file, standard_output=True)
     show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
@@ -126,7 +119,8 @@ def _verified(
 ) -> "VerifyReport":
     """Verify a decoder as the options of the running command describe."""
     from inference.decoder import SpeculativeDecoder
-    from inference.losslessness import VerifySettings, verify_losslessness
+    from inference.losslessness.check import verify_losslessness
+    from inference.losslessness.records import VerifySettings
     from jakiro.utils.pretrained import choose_device
 
     chosen = context.params

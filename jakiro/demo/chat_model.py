@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.report.table import figures_table
 from inference.benchmark.run import Comparison, prompts_for
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
 from inference.generation.prompts import encode_prompt
 from jakiro.demo.report import show_next, show_text

@@ -13,10 +13,11 @@ from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.search import PlanChoice, choose_plan
-from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER, LOOKUP, TRANSFORMERS
 from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.run import Comparison
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompt_file import prompt_of

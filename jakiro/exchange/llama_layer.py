@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jakiro.exchange.table import TensorTable, cannot_import, rows_joined, stacked_transposed
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.rope import RopeKind, RopeSettings
-from moa.attention import AttentionBias
+from moa import AttentionBias
 
 _DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
 

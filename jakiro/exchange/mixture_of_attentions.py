@@ -21,8 +21,7 @@ from jakiro.exchange.llama_layer import (
 )
 from jakiro.exchange.plan import ImportPlan
 from jakiro.exchange.table import TensorTable, rows_joined
-from jakiro.target.attention_shape import AttentionShape
-from jakiro.target.cache import HeadShape
+from jakiro.target.attention_shape import AttentionShape, HeadShape
 from jakiro.utils.settings import validate_settings
 
 _LEVELS = 5

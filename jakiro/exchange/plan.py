@@ -16,7 +16,7 @@ from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.exchange.table import TensorTable
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.cache import HeadShape
+from jakiro.target.attention_shape import HeadShape
 from jakiro.target.record import TargetRecord, check_target
 from jakiro.utils.settings import merge, validate_settings
 

@@ -13,8 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.attention_kernels import without_cudnn
-from jakiro.target.attention_shape import AttentionShape, attention_shape_of
-from jakiro.target.cache import HeadShape, SlotCache
+from jakiro.target.attention_shape import AttentionShape, HeadShape, attention_shape_of
+from jakiro.target.cache import SlotCache
 from jakiro.target.cache_argument import cache_argument
 from jakiro.target.checks import (
     CausalLM,

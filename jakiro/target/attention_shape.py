@@ -1,15 +1,22 @@
 """Attention geometry (heads, KV heads, head size), which the trunk inherits from the target."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from jakiro.target.cache import HeadShape
 from jakiro.utils.settings import Settings
 
 _USUAL_HEAD_DIM = 64
 _USUAL_BASE = 10_000.0
+
+
+class HeadShape(NamedTuple):
+    """Geometry of one layer's keys and values; keys and values may differ in size."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
 
 
 class AttentionShape(Settings):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from jakiro.target.attention_shape import HeadShape
 from jakiro.target.sequence_storage import SequenceStorage
 
 BUCKET = 64  # attention reads slots in whole buckets, so that tensor shapes change rarely
@@ -47,14 +48,6 @@ def write_kv(
     # `scatter_` is up to 200 times slower in bf16 on a CPU and, if compiled, copies the buffer.
     sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
     buffer[sequence, :, slots] = kv.transpose(1, 2)
-
-
-class HeadShape(NamedTuple):
-    """Geometry of one layer's keys and values; keys and values may differ in size."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
 
 
 class StateSource(NamedTuple):

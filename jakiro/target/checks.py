@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
-from jakiro.target.cache import HeadShape
+from jakiro.target.attention_shape import HeadShape
 
 if TYPE_CHECKING:
     from peft import PeftModel  # an optional package, and slow to import

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from jakiro.target.cache import HeadShape
+from jakiro.target.attention_shape import HeadShape
 from jakiro.utils.settings import Settings
 
 _OFFSET = 5  # distance between the positions at which the keys of the same tokens are compared

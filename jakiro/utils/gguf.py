@@ -8,6 +8,8 @@ version of transformers.
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,23 @@ import torch
 import transformers
 from filelock import FileLock
 from platformdirs import user_cache_path
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    modeling_gguf_pytorch_utils,
+)
 
 from jakiro.errors import CheckpointError
 from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
-from jakiro.utils.logs import get_logger
+from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
+from jakiro.utils.progress import ProgressDisplay
 
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
 CONFIG_KEY = "gguf"
+_THEIR_BAR = "tqdm"  # name of the progress bar in the module of transformers that reads the files
 
 _logger = get_logger(__name__)
 
@@ -60,7 +69,8 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
         with FileLock(parent / f"{name}.lock"):
             if not folder.is_dir():
                 _logger.info("converting %s to %s in %s", file, _name(dtype), folder)
-                _convert(file, checksum, dtype, folder)
+                with quiet_libraries():
+                    _convert(file, checksum, dtype, folder)
     except OSError as error:
         raise _unreadable(file, error) from error
     return folder
@@ -117,9 +127,10 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
 
 def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False
-    )
+    with _tidy_progress():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False
+        )
     config = loaded.config
     del config.quantization_config
     setattr(config, CONFIG_KEY, {"file": file.name, "sha256": checksum})
@@ -129,6 +140,25 @@ def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
     model.tie_weights()
     model.generation_config = GenerationConfig.from_dict(loaded.generation_config.to_dict())
     return model
+
+
+@contextmanager
+def _tidy_progress() -> Iterator[None]:
+    """Replace the bar of transformers, which cannot be switched off and fills log files."""
+    theirs = getattr(modeling_gguf_pytorch_utils, _THEIR_BAR, None)
+
+    def steps(tensors: Sequence[object], **_options: object) -> Iterator[object]:
+        with ProgressDisplay() as display:
+            yield from display.track(tensors, description="Converting weights")
+
+    if theirs is None:  # another version of transformers
+        yield
+        return
+    setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, steps)
+    try:
+        yield
+    finally:
+        setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, theirs)
 
 
 def _name(dtype: torch.dtype) -> str:

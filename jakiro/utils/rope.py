@@ -2,10 +2,7 @@
 
 from typing import Any, Literal
 
-import torch
 from pydantic import Field, model_validator
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from jakiro.utils.settings import Settings
 
@@ -78,6 +75,10 @@ def rope_frequencies(
     """
     if rope.kind == "default":
         return None, 1.0
+    import torch  # settings, of which those of a rotary embedding are a part, need no torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     positions = rope.original_max_position_embeddings or 1
     config = LlamaConfig(
         hidden_size=head_dim,

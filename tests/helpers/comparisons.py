@@ -10,7 +10,6 @@ import numpy as np
 from inference.benchmark.document import (
     CategoryFigures,
     ComparisonDocument,
-    ComparisonSettings,
     Environment,
     ExampleTree,
     ExpertFigures,
@@ -21,6 +20,7 @@ from inference.benchmark.document import (
     TargetFacts,
     TreeNode,
 )
+from inference.benchmark.settings import ComparisonSettings
 from inference.trees.shape import TreeShape
 
 WORDS = (

@@ -21,7 +21,8 @@ from training.data.token_store import TokenStore
 from training.evaluation.metrics import read_metrics
 from training.loss.anchors import AnchorRule, sample_anchors
 from training.loss.batch import Batch
-from training.loss.objectives import LossTerms, ObjectiveSettings
+from training.loss.objectives import LossTerms
+from training.loss.settings import ObjectiveSettings
 from training.loss.views import TargetView
 from training.module import TargetReader, TrainingModule
 

@@ -11,15 +11,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from inference.decoder import SpeculativeDecoder
 from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
-from jakiro.utils.settings import Settings
 from training.data.chat import CUT, Chat, Message
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.loops import STOP_LOOPS, ends_in_loop, repeats
@@ -32,42 +30,10 @@ from training.data.regeneration.regenerator import (
     version_of,
 )
 from training.data.rendering import render_question, render_user_opening
+from training.data.synthesis_settings import KEY_TOKENS, SynthesisSettings
 
-KEY_TOKENS = 8  # number of leading tokens in which a record must differ from every other record
 FILTERS = 2  # version of the rules for dropping texts; a file is continued only with the same rules
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
-
-
-class SynthesisSettings(Settings):
-    """Settings of the synthesis.
-
-    Attributes:
-        conversations: number of records in the finished file, including those of earlier runs.
-        kind: kind of records: "chats", which need a chat template, or "texts".
-        multi_turn: share of the conversations that are to have two to `max_turns` questions.
-        max_turns: largest number of questions in a conversation.
-        greedy: share of the conversations with greedy answers; the others are sampled.
-        temperature: sampling temperature of questions, texts and sampled answers.
-        top_p: total probability of the tokens from which each token is sampled (nucleus sampling);
-            the other sampling options are those of the target's generation config.
-        max_question_tokens: largest number of tokens in a question; longer questions are dropped.
-        max_new_tokens: largest number of tokens in an answer or a text.
-        seed: random seed; the random numbers for a record depend only on this seed and on the
-            number of the record.
-        batch_size: number of records generated together, which affects only speed and memory use.
-    """
-
-    conversations: int = Field(ge=1)
-    kind: Literal["chats", "texts"] = "chats"
-    multi_turn: float = Field(0.3, ge=0, le=1)
-    max_turns: int = Field(3, ge=1)
-    greedy: float = Field(0.5, ge=0, le=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(0.99, gt=0, le=1)
-    max_question_tokens: int = Field(256, ge=KEY_TOKENS)
-    max_new_tokens: int = Field(512, ge=1)
-    seed: int = Field(0, ge=0)
-    batch_size: int = Field(16, ge=1)
 
 
 @dataclass

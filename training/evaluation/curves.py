@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from inference.benchmark.report.style import INK, THEME, Look, any_character, look, short_names
-from jakiro.errors import ConfigError, DataError, ResourceError
+from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.wording import counted
-from training.evaluation.metrics import METRICS, read_evaluations, read_metrics
+from training.evaluation.metrics import metrics_of_run, read_evaluations
 
 _LABEL_LIMIT = 60  # characters
 _FEW = 3  # largest number of evaluations between which a curve says little
@@ -74,13 +74,7 @@ def read_curves(folder: Path) -> RunCurves:
     Raises:
         DataError: the folder contains no metrics.
     """
-    lines, evaluations = read_metrics(folder), read_evaluations(folder)
-    if not lines:
-        raise DataError(
-            f"there are no metrics of a run in {folder}",
-            expected=f"the run_folder of a training run, with {METRICS}",
-            got="no such folder" if not folder.is_dir() else "a folder without metrics",
-        )
+    lines, evaluations = metrics_of_run(folder), read_evaluations(folder)
     losses = [(line["step"], line) for line in lines if "loss" in line]
     validation = [
         (step, found["validation"]) for step, found in evaluations if "validation" in found

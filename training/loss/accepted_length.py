@@ -30,8 +30,9 @@ from torch.utils.checkpoint import checkpoint
 
 from jakiro.experts import ExpertsOutput, joint_log_probs, posterior_log_weights
 from training.loss.batch import Batch
-from training.loss.objectives import LossTerms, ObjectiveSettings
+from training.loss.objectives import LossTerms
 from training.loss.positions import Examples, gather_examples
+from training.loss.settings import ObjectiveSettings
 from training.loss.vocab_losses import Heads, at_token
 
 

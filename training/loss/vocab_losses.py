@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,8 +11,7 @@ from torch import Tensor
 from jakiro.draft_head import DraftHead
 from jakiro.experts import joint_log_probs, posterior_log_weights
 from training.loss.positions import Examples
-
-TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation"]
+from training.loss.settings import TokenLoss
 
 
 def token_losses(

@@ -27,7 +27,7 @@ from jakiro.utils.parent import end_with_parent
 from jakiro.utils.pretrained import load_causal_lm
 from training.config import decoding_rule
 from training.input_settings import LoraSettings
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader, TrainingModule
 from training.online.gate import compare_drafters
 from training.online.rows import batches, cut

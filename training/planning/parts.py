@@ -16,7 +16,8 @@ from jakiro.experts import ExpertsOutput
 from moa.attention import KV, KVStore
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
-from training.loss.objectives import Goals, ObjectiveSettings, drafter_loss
+from training.loss.objectives import Goals, drafter_loss
+from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader
 
 Work = Callable[[], object]

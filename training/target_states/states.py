@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 
 from jakiro.config import JakiroConfig, state_sources
 from jakiro.target.adapter import TargetSpec
-from jakiro.target.cache import HeadShape, SlotCache, StateSource, StateSources, TargetState
+from jakiro.target.attention_shape import HeadShape
+from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetState
 from jakiro.target.step import StepOutput
 from jakiro.target.tail import TailKV, TargetTail
 from training.loss.views import TargetView

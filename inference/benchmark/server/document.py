@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from inference.benchmark.document import MachineFacts, Quantiles, Temperatures
+from inference.benchmark.document import MachineFacts, Quantiles
+from inference.benchmark.settings import Temperatures
 from jakiro.utils.settings import Settings
 
 LOAD_VERSION: Literal[1] = 1

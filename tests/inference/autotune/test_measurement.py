@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.autotune.measurement import _is_quiet, cached
+from inference.autotune.measurement import _is_quiet, cached, num_disturbed
 from jakiro.utils.settings import Settings
 
 
@@ -58,6 +58,17 @@ def test_a_measurement_on_a_busy_machine_is_made_once_in_a_process(
     for _ in range(2):
         got = cached(Figure, "figure", ["a"], lambda: Figure(value=next(values)), tmp_path)
         assert got.value == 1.0
+
+
+def test_disturbed_measurements_are_reported_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("inference.autotune.measurement.QUIET", 0.0)
+    monkeypatch.setattr("inference.autotune.measurement._num_disturbed", 0)
+    for key in range(3):
+        cached(Figure, "figure", [key], lambda: Figure(value=1.0), tmp_path)
+    assert capsys.readouterr().err.count("other processes disturb") == 1
+    assert num_disturbed() == 3
 
 
 def test_a_mean_far_above_the_median_is_not_quiet() -> None:

@@ -10,10 +10,11 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference.autotune.compute import Compute
 from inference.benchmark import harness as harness_module
-from inference.benchmark.document import ComparisonDocument, ComparisonSettings, MethodFigures
+from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.benchmark.run import Comparison
 from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.aded.drafter import AdedDrafter

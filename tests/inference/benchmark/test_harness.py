@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from inference.autotune.compute import Compute
-from inference.benchmark.document import ComparisonSettings
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.settings import ComparisonSettings
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
 from inference.generation.prompts import Prompt

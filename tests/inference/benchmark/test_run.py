@@ -12,12 +12,13 @@ from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.compute import Compute
-from inference.benchmark.document import ComparisonDocument, ComparisonSettings
+from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.methods import SamplingOptions, setting
 from inference.benchmark.run import Comparison, prompts_for, trial_for
 from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.engine.stats import DecodeStats

@@ -25,7 +25,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from training.config import OptimizerSettings
 from training.loop.optimizer import build_optimizer
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader, TrainingModule
 
 VOCAB = 61

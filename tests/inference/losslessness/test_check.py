@@ -10,9 +10,8 @@ from helpers.models import tiny_llama
 from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
-from inference.losslessness import Check, VerifyReport, VerifySettings, verify_losslessness
-from inference.losslessness.check import check_greedy
-from inference.losslessness.records import SupportCheck
+from inference.losslessness.check import check_greedy, verify_losslessness
+from inference.losslessness.records import Check, SupportCheck, VerifyReport, VerifySettings
 from inference.losslessness.reference import NEAR_TIE_ULPS, Reference, Tokens, rounding
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
 from inference.draft_tree import SparseDistribution
-from inference.losslessness import Check, VerifySettings
+from inference.losslessness.records import Check, VerifySettings
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.sampled import (
     OTHER,

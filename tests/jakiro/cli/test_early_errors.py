@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,38 @@ MISTAKES = (
     "verify --drafter lookup --target . --samples 60 --quick",
     "train --config nope.yaml",
     "train --config base --set steps",
+    "train --config base",
+    "train --config my.yaml --set stepz=1",
+    "train --config my.yaml --set drafter.tail_layers=1",
+    "train --config my.yaml --set batch.global_batch_size=7",
+    "train --config my.yaml --set data.paths=[nope.jsonl]",
+    "train --config my.yaml --set target.name_or_path=/nope",
+    "train --config my.yaml --set evaluation.prompts=nope.txt",
+    "train --config my.yaml --set initialize.drafter=/nope",
+    "train --config my.yaml --learning-curve 0.5,x",
+    "train --config my.yaml --learning-curve 0.5,1 --dry-run",
+    "train --config my.yaml --dry-run --micro-batch-size x",
+    "train --config my.yaml --dry-run --set data.paths=[nope.jsonl]",
+    "features --config my.yaml --out states --set steps=0",
+    "features --config my.yaml --out states --set data.paths=[nope.jsonl]",
+    "throughput --config my.yaml --set stepz=1",
+    "ablate --base base --config nope.yaml --out study",
+    "bench --target . --method lookup --prompts prompts.txt --max-new-tokens 0",
+    "bench --target . --method lookup --prompts prompts.txt --json nope/out.json",
+    "bench --target . --method lookup --prompts prompts.txt --baseline aded",
+    "plot nope --out curves.png",
+    "fetch nope",
+    "train --config my.yaml --hostfile nope",
+    "serve --drafter lookup --target . --keys-file nope",
+    "serve --drafter lookup --target . --adapt shared",
+    "bench --compare nope.json nope.json",
+    "verify --drafter lookup --target . --samples 3",
+    "init . --out my.yaml",
+    "regenerate --target . --data chats.jsonl --out own.jsonl --max-new-tokens 0",
+    "synthesize --target . --conversations 0 --out own.jsonl",
+    "serve --drafter lookup --target . --port 99999",
+    "serve --drafter lookup --target . --host 0.0.0.0",
+    "serve --drafter lookup --target . --port PORT",
     "features --config broken.yaml --out states",
     "ablate --base nope.yaml --config base --out study",
     "throughput --config nope.yaml",
@@ -46,6 +79,12 @@ MISTAKES = (
     "export named --to vllm --out named",
 )
 
+SETTINGS = """\
+extends: base
+target: {name_or_path: .}
+data: {paths: [chats.jsonl]}
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -55,6 +94,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "named" / "config.json").write_text(json.dumps(config))
     (tmp_path / "prompts.txt").write_text("Why?\n")
     (tmp_path / "broken.yaml").write_text("steps: [")
+    (tmp_path / "chats.jsonl").write_text("")
+    (tmp_path / "my.yaml").write_text(SETTINGS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -69,12 +110,19 @@ def test_mistakes_are_refused_before_torch_is_imported(folder: Path) -> None:
         "    except SystemExit as exit_:\n"
         "        print(words, exit_.code, 'torch' in sys.modules, sep='|')\n"
     )
-    command = [sys.executable, "-c", program, *MISTAKES]
+    command = [sys.executable, "-c", program]
     environment = os.environ | {"PYTHONPATH": str(Path(jakiro.__file__).parents[1])}
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=folder, env=environment
-    )
-    assert done.stdout.splitlines() == [f"{words}|2|False" for words in MISTAKES]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        mistakes = [words.replace("PORT", str(taken.getsockname()[1])) for words in MISTAKES]
+        done = subprocess.run(
+            [*command, *mistakes],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+        )
+    assert done.stdout.splitlines() == [f"{words}|2|False" for words in mistakes]
     lines = done.stderr.splitlines()
     assert len(lines) == len(MISTAKES)
     assert all(line.startswith("error: ") for line in lines)

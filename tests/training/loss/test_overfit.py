@@ -23,7 +23,7 @@ from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 from training.module import TrainingModule
 
 LENGTH = 30

@@ -6,7 +6,8 @@ from helpers.training import one_document
 
 from jakiro.target.adapter import TargetAdapter
 from training.loss.drafting import draft_all_positions
-from training.loss.objectives import Goals, ObjectiveSettings, drafter_loss
+from training.loss.objectives import Goals, drafter_loss
+from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader
 
 

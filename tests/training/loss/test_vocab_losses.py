@@ -8,7 +8,8 @@ from torch import Tensor
 
 from jakiro.target.adapter import TargetAdapter
 from training.loss.positions import Examples
-from training.loss.vocab_losses import Heads, TokenLoss, compare_distributions, token_losses
+from training.loss.settings import TokenLoss
+from training.loss.vocab_losses import Heads, compare_distributions, token_losses
 
 KINDS: tuple[TokenLoss, ...] = ("cross_entropy", "kl", "reverse_kl", "total_variation")
 

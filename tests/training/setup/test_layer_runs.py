@@ -20,7 +20,7 @@ from jakiro.target.adapter import TargetAdapter
 from training.config import TrainSettings
 from training.distributed.checkpoint import Checkpoints
 from training.evaluation.metrics import read_metrics
-from training.loss.objectives import ObjectiveSettings
+from training.loss.settings import ObjectiveSettings
 from training.setup.initialization import initialize
 from training.setup.preparation import prepare
 from training.target_states.writer import TargetStateWriter

@@ -13,7 +13,7 @@ from jakiro.errors import ConfigError
 from jakiro.utils.settings import dump_settings
 from training.data.held_out import split_validation
 from training.data.token_store import open_tokens
-from training.studies.learning_curve import LearningCurve, Point, parse_fractions, verdict
+from training.studies.learning_curve import LearningCurve, Point, verdict
 from training.train import train
 
 
@@ -34,7 +34,7 @@ def test_smaller_fractions_are_subsets_of_larger_fractions(workshop: Path) -> No
 
 def test_a_curve_is_trained_fraction_by_fraction_and_reported(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=3, evaluation={"num_prompts": 1})
-    curve = LearningCurve(settings, parse_fractions("1,0.5"))
+    curve = LearningCurve(settings, [0.5, 1.0])
     assert [run.is_finished for run in curve.runs] == [False, False]
     for run in curve.runs:
         assert run.settings.steps == settings.steps
@@ -75,12 +75,6 @@ def test_the_sentence_follows_from_the_two_largest_fractions() -> None:
     assert "within noise" in few
     unread = verdict([point(0.5, 0.5, epochs=0.8), point(1.0, 0.6, epochs=0.4)])
     assert "increase `steps` first" in unread
-
-
-@pytest.mark.parametrize("text", ["1", "0,1", "0.5,2", "half,all", "0.5,0.5"])
-def test_fractions_that_do_not_make_a_curve_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="needs fractions of the documents"):
-        parse_fractions(text)
 
 
 def test_target_states_on_disk_are_refused_because_every_fraction_has_its_own_sequences(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, PositiveInt, model_validator
 
-from inference.benchmark.document import Temperatures
+from inference.benchmark.settings import Temperatures
 from inference.generation.prompt_file import BenchPrompt, distinct, prompt_of, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.errors import ConfigError

@@ -26,10 +26,10 @@ from training.data.documents import encode_documents
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import (
     RegenerationCounts,
-    RegenerationSettings,
     Regenerator,
     fingerprint_fields,
 )
+from training.data.regeneration.settings import RegenerationSettings
 from training.data.sources import find_sources
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)

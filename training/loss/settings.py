@@ -1,0 +1,52 @@
+"""Settings of the training objective, which are read and checked without torch."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jakiro.utils.settings import Settings
+
+TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation"]
+
+
+class ObjectiveSettings(Settings):
+    """Weights of the loss terms of arXiv 2502.06282 and of this project's contrastive loss."""
+
+    token_weight: float = Field(0.1, ge=0)
+    """Weight of the token loss, a distance between draft distribution and target distribution."""
+    token_loss: TokenLoss = "cross_entropy"
+    """Measure of the distance between draft distribution and target distribution; kl has the same
+    gradients as cross_entropy."""
+    multiple_choice_weight: float = Field(0.0, ge=0)
+    """Weight of the multiple-choice loss: at each position, the expert that gives the next token of
+    the text the highest probability learns this token, weighted by the router, and the other
+    experts learn nothing from it. Requires drafter.experts.combine mixture."""
+    feature_weight: float = Field(1.0, ge=0)
+    """Weight of the regression loss on the target's features; with this loss, training needs fewer
+    tokens than with the token loss alone."""
+    contrast_weight: float = Field(0.1, ge=0)
+    """Weight of the contrastive loss, which trains the drafter to distinguish the right target
+    feature from those of other positions."""
+    balance_weight: float = Field(0.01, ge=0)
+    """Weight of the loss that balances the load of the experts."""
+    parallel_weight: float = Field(0.5, ge=0)
+    """Weight of the losses of each parallel level, relative to the losses of the autoregressive
+    level."""
+    level_decay: float = Field(1.0, gt=0, le=1)
+    """Factor by which each additional parallel level multiplies the weight of the losses of a
+    level."""
+    distance_decay: float = Field(1.0, gt=0, le=1)
+    """Factor by which each additional token of distance from the anchor (the last verified token)
+    multiplies the weight of a position."""
+    accepted_length_weight: float = Field(0.0, ge=0)
+    """Weight of the expected accepted length of the drafted tree, which is maximized. The length is
+    that of the tree's longest path that agrees with the text, if accepted_length_children
+    candidates below each node are sampled from the draft distribution. A path has as many tokens as
+    there are passes in training (trunk.ttt_steps; for a moa trunk, one) and parallel levels."""
+    accepted_length_children: int = Field(4, ge=1)
+    """Number of candidates below each node for accepted_length_weight."""
+    contrast_temperature: float = Field(0.1, gt=0)
+    """Temperature of the contrastive loss."""
+    chunk_size: int = Field(256, ge=1)
+    """Number of positions whose distributions over the vocabulary are in memory at once; affects
+    memory use, but not the result."""
