@@ -14,6 +14,7 @@ from inference.engine.context import Context
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.details import Recorded, details_of
 from inference.engine.policy import StepPolicy
+from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.tree_step import tree_step
 from inference.protocol import AdaptiveSession, Budget, VerifyResult
@@ -77,6 +78,67 @@ class DecodeBatch:
         return self._learned(accepted.results, steps, time.perf_counter() - started)
 
     @torch.inference_mode()
+    def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
+        """Emit the first token of each sequence, and let sequences that go on join the batch.
+
+        If there is an exception, such as one of memory, none of the sequences joins.
+
+        Args:
+            prefill: complete prefill of the prompts. Its context is closed, unless it is that of
+                the batch.
+            sequences: the sequences whose prompts were read, or continuations of a single prompt.
+
+        Raises:
+            ResourceError: there is no room for the sequences.
+        """
+        context, is_own = prefill.context, prefill.context is self.context
+        try:
+            self._check_room(sequences)
+            results = prefill.select_first(sequences)
+            self._check(results)
+            steps = self._emit_all(sequences, results)
+            is_finished = [state.is_finished for state in sequences]
+            if is_own:
+                self.live += sequences
+                self._retire(is_finished)
+            else:
+                _notify_finished(context, sequences)
+                if len(context.lengths) > 1 and any(is_finished):
+                    context.select_sequences(
+                        [index for index, ended in enumerate(is_finished) if not ended]
+                    )
+                self._join(context, [state for state in sequences if not state.is_finished])
+        finally:
+            if not is_own:
+                context.close()
+        return steps
+
+    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
+        """Raise a `ResourceError` if there is no room for sequences."""
+
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append all sequences, or none of them if there is an exception.
+
+        Args:
+            context: context of these sequences, or of a single prompt that all of them continue.
+            sequences: sequences that have a first token, and are not complete.
+        """
+        if not sequences:
+            return
+        count = len(self.live)
+        are_alone = len(context.lengths) == len(sequences)
+        groups = [sequences] if are_alone else [[state] for state in sequences]
+        try:
+            for number, together in enumerate(groups):
+                if number > 0:
+                    context.branch(together[0].request.sampling)
+                self.append(context, together)
+        except BaseException:
+            self.live = self.live[:count]
+            self.context.select_sequences(range(count))
+            raise
+
+    @torch.inference_mode()
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
         """Add copies of sequences that have a first token.
 
@@ -84,6 +146,8 @@ class DecodeBatch:
             context: context of these sequences, which may only be closed afterwards.
             sequences: the sequences.
         """
+        if not self.live:  # the context may still contain the last sequence
+            self.context.select_sequences([])
         for own, states in ((self.context, self.live), (context, sequences)):
             if own.session is not None and states:
                 own.catch_up([state.token_ids for state in states])
@@ -257,6 +321,16 @@ class DecodeBatch:
         started = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - started
+
+
+def _notify_finished(context: Context, sequences: Sequence[SequenceState]) -> None:
+    """Let an adaptive session learn from sequences that are complete after their first token."""
+    if not isinstance(context.session, AdaptiveSession):
+        return
+    is_single = len(context.lengths) == 1  # several sequences may continue one prompt
+    for index, state in enumerate(sequences):
+        if state.is_finished and state.error is None:
+            context.session.on_finished(0 if is_single else index, state.token_ids)
 
 
 def _remaining(is_live: Sequence[bool]) -> list[int]:

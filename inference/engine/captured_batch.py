@@ -34,15 +34,11 @@ class CapturedBatch(DecodeBatch):
         """Perform a decoding step without waiting for the host, if this is possible."""
         return self._captured_step() if self._can_capture else super().step()
 
-    def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Add copies of sequences that have a first token.
-
-        Args:
-            context: context of these sequences, which may only be closed afterwards.
-            sequences: the sequences.
-        """
-        self._stop_pipeline()
-        super().append(context, sequences)
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append sequences, if there are any, after discarding the step under way."""
+        if sequences:
+            self._discard_step()
+            super()._join(context, sequences)
 
     def _select(self, indices: Sequence[int]) -> None:
         self._stop_pipeline()

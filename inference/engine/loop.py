@@ -205,7 +205,7 @@ class DecodeRun(DecodeBatch):
             if not self._prefill.is_complete:
                 return []
             prefill, self._prefill = self._prefill, None
-            return self._start(prefill)
+            return self.start(prefill, prefill.sequences)
 
     def _alike(self, sequences: list[SequenceState]) -> list[SequenceState]:
         """Return the first sequences whose tokens are selected alike; all without a drafter."""
@@ -216,26 +216,11 @@ class DecodeRun(DecodeBatch):
         end = next((index for index, own in each if own != first), len(sequences))
         return sequences[:end]
 
-    def _start(self, prefill: Prefill) -> list[DecodeStep]:
-        """Emit the first tokens of sequences, which become part of the batch."""
-        results = prefill.select_first()
-        self._check(results)
-        steps = self._emit_all(prefill.sequences, results)
-        num_others = len(self.live)
-        if prefill.context is self.context:
-            self.live += prefill.sequences
-        else:
-            self._merge(prefill)
-        self._retire([*[False] * num_others, *(step.finished for step in steps)])
-        return steps
-
-    def _merge(self, prefill: Prefill) -> None:
-        """Add sequences whose prompts have been read to the context of the live sequences."""
-        if not self.live:  # the context still contains the last sequence
-            super()._select([])
-        self.append(prefill.context, prefill.sequences)
-        prefill.context.close()
-        self.context.reserve(longest_of(prefill.sequences))
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append sequences, after enlarging the caches if necessary."""
+        if sequences:
+            self.context.reserve(longest_of(sequences))
+            super()._join(context, sequences)
 
     def _check(self, results: Sequence[AcceptResult]) -> None:
         """Raise the first error, which ends the whole run."""

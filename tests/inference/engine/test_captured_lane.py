@@ -216,6 +216,27 @@ def test_a_sequence_without_finite_logits_fails_alone(
     lane.close()
 
 
+def test_a_step_under_way_goes_on_unless_a_sequence_joins_or_leaves(
+    model: LlamaForCausalLM,
+) -> None:
+    decoder, works = _decoder(model), _works(GREEDY, 3)
+    lane, states = _started(decoder, works[:2], places=3)
+    lane.step()
+    assert lane._pipeline is not None
+    unread = lane._pipeline._unread
+    assert unread is not None
+    waiting = SequenceState.of(2, request_of(decoder, works[2]))
+    lane.remove([waiting])  # which has no place yet
+    short = Work([5, 6], 0, {**GREEDY, "max_new_tokens": 1})
+    start(lane, SequenceState.of(3, request_of(decoder, short)))
+    assert lane._pipeline._unread is unread
+    start(lane, waiting)
+    assert lane._pipeline._unread is None
+    finish(lane)
+    for work, state in zip(works, [*states, waiting], strict=True):
+        assert state.new_token_ids == work.alone(decoder).new_token_ids
+
+
 def test_details_are_returned_by_ordinary_steps(model: LlamaForCausalLM) -> None:
     decoder, (work,) = _decoder(model), _works(GREEDY, 1)
     request = request_of(decoder, work)
