@@ -229,8 +229,9 @@ def processed_draft_of(
         return processed
     # A temperature of 1 alone is no processor: the request gets the same drafts as by itself.
     is_processed = (temperatures != 1)[:, None, None]
-    pairs = (own.unflatten(0, (len(each), -1)) for own in (processed, log_probs))
-    return torch.where(is_processed, *pairs).flatten(0, 1)
+    by_sequence = (len(each), -1)
+    kept = log_probs.unflatten(0, by_sequence)
+    return torch.where(is_processed, processed.unflatten(0, by_sequence), kept).flatten(0, 1)
 
 
 def _warped(each: Sequence[Sampling], scores: Tensor, temperatures: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from helpers.recordings import Replayed
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.engine import pipeline
+from inference.engine import device_step, pipeline
 from inference.engine.captured_lane import CapturedLane
 from inference.engine.lane import Lane
 from inference.engine.pipeline import FILLED, Pipeline, batch_size_for
@@ -32,7 +32,7 @@ TREES = {
 
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
     monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
 
@@ -114,8 +114,8 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     finish(lane)
     assert {8, 4, 2} <= set(batch_sizes) <= {8, 4, 2, 1}
     assert lane._pipeline is not None
-    assert len(lane._pipeline._steps) == len(set(batch_sizes))
-    (memory,) = {step._run.memory for step in lane._pipeline._steps.values()}
+    assert len(lane._pipeline._verifications) == len(set(batch_sizes))
+    (memory,) = {part._run.memory for part in lane._pipeline._verifications.values()}
     assert memory is lane._pipeline.memory
     for work, state in zip(_works(GREEDY), states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
@@ -190,7 +190,7 @@ def test_a_sequence_without_finite_logits_fails_alone(
     for _ in range(2):
         lane.step()
     before = list(states[1].new_token_ids)
-    original: Callable[..., Any] = pipeline._DeviceStep.start
+    original: Callable[..., Any] = device_step.Verification.start
     logits = decoder.target.logits
 
     def poisoned(features: torch.Tensor) -> torch.Tensor:
@@ -203,7 +203,7 @@ def test_a_sequence_without_finite_logits_fails_alone(
         unread = original(self, keys)
         return unread._replace(is_copied=_Copied()) if is_gpu else unread
 
-    monkeypatch.setattr(pipeline._DeviceStep, "start", started)
+    monkeypatch.setattr(device_step.Verification, "start", started)
     monkeypatch.setattr(decoder.target, "logits", poisoned)
     while not states[1].is_finished:
         lane.step()

@@ -15,7 +15,7 @@ from helpers.variants import VARIANTS
 from inference import SpeculativeDecoder
 from inference.draft_tree import SequenceTree
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine import pipeline
+from inference.engine import device_step, pipeline
 from inference.engine.captured_run import CapturedRun
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
@@ -54,7 +54,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
 
 
@@ -288,7 +288,7 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
         assert own is not None
         expected.append(DecodeRun(target, drafter, request).finish().token_ids)
         assert run.finish().token_ids == expected[-1]
-        counts.append(len(own._steps))
+        counts.append((len(own._draftings), len(own._verifications)))
     assert len(set(addresses)) == 1
     assert len(set(counts)) == 1
 

@@ -42,4 +42,4 @@ def test_prompts_are_complete_after_their_last_chunk(
         together.read_chunk()
     assert together.is_complete
     assert together.context.lengths == [3, 7, 1]
-    assert [result.next_token for result in together.select_first(prefill.sequences)] == alone
+    assert [result.next_token for result in together.select_first(together.sequences)] == alone

@@ -11,7 +11,7 @@ from helpers.recordings import Recorded
 from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
-from inference.engine import accept_batched, pipeline
+from inference.engine import accept_batched, device_step, pipeline
 from inference.engine.captured_lane import CapturedLane
 from inference.engine.pipeline import Pipeline
 from inference.sampling.batch import BatchSampling
@@ -34,7 +34,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Recorded)
+    monkeypatch.setattr(device_step, "RecordedFunction", Recorded)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
@@ -102,7 +102,7 @@ def test_a_step_is_recorded_once_for_all_temperatures() -> None:
     assert decoder._pipelines is not None
     (own,) = decoder._pipelines._unused
     assert isinstance(own, Pipeline)
-    assert len(own._steps) == 1
+    assert len(own._verifications) == len(own._draftings) == 1
 
 
 def test_a_recording_repeats_operations_without_python_code() -> None:
