@@ -63,7 +63,8 @@ class DecodeBatch:
             [state.stream_key for state in self.live], self.target.device, self._num_uniforms
         )
         with self._clock("draft"):
-            tree = self._draft(random)
+            budget = self._next_budget()
+            tree = self._draft(random, budget)
         with self._clock("verify"):
             roots = self.context.roots([state.token_ids for state in self.live])
             step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
@@ -75,7 +76,7 @@ class DecodeBatch:
             for state in self.live:
                 state.stats.target_forwards += 1
             steps = self._advance(tree, accepted)
-        return self._learned(accepted.results, steps, time.perf_counter() - started)
+        return self._learned(accepted.results, steps, time.perf_counter() - started, budget)
 
     @torch.inference_mode()
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
@@ -172,12 +173,17 @@ class DecodeBatch:
         """Check the outcomes of a step before any token is emitted."""
 
     def _learned(
-        self, results: Sequence[AcceptResult], steps: list[DecodeStep], seconds: float
+        self,
+        results: Sequence[AcceptResult],
+        steps: list[DecodeStep],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> list[DecodeStep]:
         """Let the policy learn from a step, and return the step."""
         sound = [own for own in results if own.error is None]
         if sound:
-            self.policy.learn([own.tree for own in sound], [own.path for own in sound], seconds)
+            trees, paths = [own.tree for own in sound], [own.path for own in sound]
+            self.policy.learn(trees, paths, seconds, budget)
         return steps
 
     def _next_budget(self) -> Budget | None:
@@ -185,9 +191,8 @@ class DecodeBatch:
         drafts = any(state.request.drafts for state in self.live)
         return self.policy.next_budget() if drafts else None
 
-    def _draft(self, random: StepRandom) -> DraftTree:
+    def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]
-        budget = self._next_budget()
         if budget is None or self.context.session is None:
             return DraftTree.empty(self.context.base_length, self.num_steps)
         tokens = [state.token_ids for state in self.live]

@@ -44,6 +44,7 @@ class UnreadStep(NamedTuple):
     outcome: Int[Tensor, "batch fields"]  # copied to the host
     is_copied: torch.cuda.Event | None  # None on a CPU
     keys: tuple[StreamKey, ...]  # keys of the random numbers of each sequence
+    budget: Budget | None  # limits of the trees; None for a step without drafts
 
 
 class Batch(NamedTuple):
@@ -167,11 +168,12 @@ class Verification:
         self._logits: Tensor | None = None
         self._hosts: HostBuffers | None = None
 
-    def start(self, keys: Sequence[StreamKey]) -> UnreadStep:
+    def start(self, keys: Sequence[StreamKey], budget: Budget | None) -> UnreadStep:
         """Start the verification, and the copy of its outcome to the host.
 
         Args:
             keys: keys of the random numbers of each sequence.
+            budget: limits of the trees; None for a step without drafts.
         """
         outcome = self._run()
         assert self._tree is not None
@@ -180,7 +182,7 @@ class Verification:
         if outcome.is_cuda:
             self._hosts = self._hosts or HostBuffers(outcome, outcome.device)
             outcome, is_copied = self._hosts.download(outcome)
-        return UnreadStep(self._tree, self._logits, outcome, is_copied, tuple(keys))
+        return UnreadStep(self._tree, self._logits, outcome, is_copied, tuple(keys), budget)
 
     def _verify(self) -> Int[Tensor, "batch fields"]:
         """Verify, accept and commit, and return the outcome."""

@@ -15,7 +15,7 @@ from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
-from inference.protocol import Drafter
+from inference.protocol import Budget, Drafter
 from jakiro.errors import JakiroError, PromptError, RequestError
 from jakiro.target.adapter import TargetAdapter
 
@@ -239,10 +239,14 @@ class DecodeRun(DecodeBatch):
             super()._select(indices)
 
     def _learned(
-        self, results: Sequence[AcceptResult], steps: list[DecodeStep], seconds: float
+        self,
+        results: Sequence[AcceptResult],
+        steps: list[DecodeStep],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> list[DecodeStep]:
         """Let the policy learn from a step, and return the step with the policy's estimate."""
-        steps = super()._learned(results, steps, seconds)
+        steps = super()._learned(results, steps, seconds, budget)
         if len(self.sequences) != 1 or self.policy.autoregressive_seconds is None:
             return steps
         estimate = len(steps[0].token_ids) * self.policy.autoregressive_seconds

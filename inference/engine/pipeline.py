@@ -75,6 +75,7 @@ class Pipeline:
         self._buffers: dict[TreeForm, TreeBuffer] = {}
         self._verifications: dict[object, Verification] = {}
         self._unread: UnreadStep | None = None
+        self.num_recorded = 0  # parts of steps so far
         self._last_use: torch.cuda.Event | None = None
 
     @property
@@ -134,18 +135,29 @@ class Pipeline:
         rows, highest = self.rows.first(self.batch_size), strides * STRIDE
         batch = Batch(self.context, rows, self.sampling, highest - self.context.most_queries)
         key = strides, recording_key(self.sampling.each[0])
-        drafting = _recent(
+        drafting = self._recent(
             self._draftings,
             (self.batch_size, budget, key),
             lambda: Drafting(batch, budget, self._buffers, self.memory),
         )
         buffer = drafting.start(keys)
-        verification = _recent(
+        verification = self._recent(
             self._verifications,
             (buffer.form, key),
             lambda: Verification(batch, buffer, self.memory),
         )
-        self._unread = verification.start(keys)
+        self._unread = verification.start(keys, budget)
+
+    def _recent(self, parts: dict[object, Part], key: object, new: Callable[[], Part]) -> Part:
+        """Return a part of steps; a new one replaces the one that was used least recently."""
+        part = parts.pop(key, None)
+        if part is None:
+            part = new()
+            self.num_recorded += 1
+        parts[key] = part
+        if len(parts) > MOST_RECORDED:
+            del parts[next(iter(parts))]
+        return part
 
     def take(self) -> UnreadStep:
         """Return the unread step, so that another one can be started before this one is read."""
@@ -292,15 +304,6 @@ def _tensors_of(context: Context) -> tuple[object, ...]:
     weights = [(own.data_ptr(), own._version) for own in context.target.model.parameters()]
     keys = cache.slot_layers[0].keys
     return keys.data_ptr(), cache.num_rows, cache.capacity, tuple(weights)
-
-
-def _recent(parts: dict[object, Part], key: object, new: Callable[[], Part]) -> Part:
-    """Return a part of steps; a new one replaces the one that was used least recently."""
-    part = parts.pop(key, None) or new()
-    parts[key] = part
-    if len(parts) > MOST_RECORDED:
-        del parts[next(iter(parts))]
-    return part
 
 
 def _unsound(number: int) -> NumericalError:

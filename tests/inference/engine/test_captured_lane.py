@@ -199,10 +199,11 @@ def test_a_sequence_without_finite_logits_fails_alone(
             found[1] = float("nan")
         return found
 
-    def started(self: Any, keys: Any) -> Any:
-        unread = original(self, keys)
+    def started(self: Any, *args: Any) -> Any:
+        unread = original(self, *args)
         return unread._replace(is_copied=_Copied()) if is_gpu else unread
 
+    number = states[1].num_steps + 1  # of the first step without finite logits
     monkeypatch.setattr(device_step.Verification, "start", started)
     monkeypatch.setattr(decoder.target, "logits", poisoned)
     while not states[1].is_finished:
@@ -210,6 +211,7 @@ def test_a_sequence_without_finite_logits_fails_alone(
     monkeypatch.undo()
     finish(lane)
     assert isinstance(states[1].error, NumericalError)
+    assert is_gpu == (f"decoding step {number} of" in str(states[1].error))
     assert expected[1][: len(states[1].new_token_ids)] == states[1].new_token_ids
     assert len(states[1].new_token_ids) >= len(before)
     assert [states[index].new_token_ids for index in (0, 2)] == [expected[0], expected[2]]
