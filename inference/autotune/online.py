@@ -163,7 +163,6 @@ class AutoRun:
     def __init__(self, learner: "_Learner", lock: Lock) -> None:
         self._learner = learner
         self._lock = lock
-        self._arm: TreeArm | None = None
         self._was_requested = False
 
     @property
@@ -175,20 +174,25 @@ class AutoRun:
     def next_budget(self) -> Budget | None:
         """Return the limits of the next step's trees; None for a step without drafts."""
         with self._lock:
-            self._arm = self._learner.choose()
-        return None if self._arm is None else self._arm.budget
+            arm = self._learner.choose()
+        return None if arm is None else arm.budget
 
     def learn(
-        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> None:
-        """Learn from the last decoding step.
+        """Learn from a decoding step.
 
         Args:
             trees: verified trees, one per sequence.
             paths: accepted nodes of each sequence.
-            seconds: duration of the step.
+            seconds: duration of the step; None if it is not typical.
+            budget: limits of the trees; None for a step without drafts.
         """
-        arm = self._arm if any(tree.token_ids for tree in trees) else None
+        arm = self._learner.arm_of(budget) if any(tree.token_ids for tree in trees) else None
         pairs = zip(trees, paths, strict=True)
         positions = (
             [position for tree, path in pairs for position in arm.positions(tree, path)]
@@ -198,7 +202,7 @@ class AutoRun:
         # After steps for which no tree was requested, and after prefill, the drafter also encodes
         # tokens that it has not read yet, so the duration of the step is not typical.
         is_timed = arm is None or self._was_requested
-        self._was_requested = self._arm is not None
+        self._was_requested = budget is not None
         with self._lock:
             self._learner.learn(arm, positions, len(trees), seconds if is_timed else None)
 
@@ -225,6 +229,10 @@ class _Learner:
         self.pause = SHORTEST_PAUSE
         small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
         self.best = small[-1] if small else arms[0]
+
+    def arm_of(self, budget: Budget | None) -> TreeArm | None:
+        """Return the size with these limits; None for a step without drafts."""
+        return next((arm for arm in self.arms if arm.budget == budget), None)
 
     def choose(self) -> TreeArm | None:
         """Return the size of the next step's trees; None for a step without drafts."""

@@ -40,11 +40,15 @@ class _RecordingPolicy:
         return self._policy.next_budget()
 
     def learn(
-        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> None:
         """Keep the first sequence's tree and path, and notify the wrapped policy."""
         self.last = trees[0], paths[0]
-        self._policy.learn(trees, paths, seconds)
+        self._policy.learn(trees, paths, seconds, budget)
 
 
 def example_tree(

@@ -14,6 +14,7 @@ from inference.engine.context import Context
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.details import Recorded, details_of
 from inference.engine.policy import StepPolicy
+from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.tree_step import tree_step
 from inference.protocol import AdaptiveSession, Budget, VerifyResult
@@ -62,7 +63,8 @@ class DecodeBatch:
             [state.stream_key for state in self.live], self.target.device, self._num_uniforms
         )
         with self._clock("draft"):
-            tree = self._draft(random)
+            budget = self._next_budget()
+            tree = self._draft(random, budget)
         with self._clock("verify"):
             roots = self.context.roots([state.token_ids for state in self.live])
             step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
@@ -74,7 +76,68 @@ class DecodeBatch:
             for state in self.live:
                 state.stats.target_forwards += 1
             steps = self._advance(tree, accepted)
-        return self._learned(accepted.results, steps, time.perf_counter() - started)
+        return self._learned(accepted.results, steps, time.perf_counter() - started, budget)
+
+    @torch.inference_mode()
+    def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
+        """Emit the first token of each sequence, and let sequences that go on join the batch.
+
+        If there is an exception, such as one of memory, none of the sequences joins.
+
+        Args:
+            prefill: complete prefill of the prompts. Its context is closed, unless it is that of
+                the batch.
+            sequences: the sequences whose prompts were read, or continuations of a single prompt.
+
+        Raises:
+            ResourceError: there is no room for the sequences.
+        """
+        context, is_own = prefill.context, prefill.context is self.context
+        try:
+            self._check_room(sequences)
+            results = prefill.select_first(sequences)
+            self._check(results)
+            steps = self._emit_all(sequences, results)
+            is_finished = [state.is_finished for state in sequences]
+            if is_own:
+                self.live += sequences
+                self._retire(is_finished)
+            else:
+                _notify_finished(context, sequences)
+                if len(context.lengths) > 1 and any(is_finished):
+                    context.select_sequences(
+                        [index for index, ended in enumerate(is_finished) if not ended]
+                    )
+                self._join(context, [state for state in sequences if not state.is_finished])
+        finally:
+            if not is_own:
+                context.close()
+        return steps
+
+    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
+        """Raise a `ResourceError` if there is no room for sequences."""
+
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append all sequences, or none of them if there is an exception.
+
+        Args:
+            context: context of these sequences, or of a single prompt that all of them continue.
+            sequences: sequences that have a first token, and are not complete.
+        """
+        if not sequences:
+            return
+        count = len(self.live)
+        are_alone = len(context.lengths) == len(sequences)
+        groups = [sequences] if are_alone else [[state] for state in sequences]
+        try:
+            for number, together in enumerate(groups):
+                if number > 0:
+                    context.branch(together[0].request.sampling)
+                self.append(context, together)
+        except BaseException:
+            self.live = self.live[:count]
+            self.context.select_sequences(range(count))
+            raise
 
     @torch.inference_mode()
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
@@ -84,6 +147,8 @@ class DecodeBatch:
             context: context of these sequences, which may only be closed afterwards.
             sequences: the sequences.
         """
+        if not self.live:  # the context may still contain the last sequence
+            self.context.select_sequences([])
         for own, states in ((self.context, self.live), (context, sequences)):
             if own.session is not None and states:
                 own.catch_up([state.token_ids for state in states])
@@ -108,12 +173,17 @@ class DecodeBatch:
         """Check the outcomes of a step before any token is emitted."""
 
     def _learned(
-        self, results: Sequence[AcceptResult], steps: list[DecodeStep], seconds: float
+        self,
+        results: Sequence[AcceptResult],
+        steps: list[DecodeStep],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> list[DecodeStep]:
         """Let the policy learn from a step, and return the step."""
         sound = [own for own in results if own.error is None]
         if sound:
-            self.policy.learn([own.tree for own in sound], [own.path for own in sound], seconds)
+            trees, paths = [own.tree for own in sound], [own.path for own in sound]
+            self.policy.learn(trees, paths, seconds, budget)
         return steps
 
     def _next_budget(self) -> Budget | None:
@@ -121,9 +191,8 @@ class DecodeBatch:
         drafts = any(state.request.drafts for state in self.live)
         return self.policy.next_budget() if drafts else None
 
-    def _draft(self, random: StepRandom) -> DraftTree:
+    def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]
-        budget = self._next_budget()
         if budget is None or self.context.session is None:
             return DraftTree.empty(self.context.base_length, self.num_steps)
         tokens = [state.token_ids for state in self.live]
@@ -257,6 +326,16 @@ class DecodeBatch:
         started = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - started
+
+
+def _notify_finished(context: Context, sequences: Sequence[SequenceState]) -> None:
+    """Let an adaptive session learn from sequences that are complete after their first token."""
+    if not isinstance(context.session, AdaptiveSession):
+        return
+    is_single = len(context.lengths) == 1  # several sequences may continue one prompt
+    for index, state in enumerate(sequences):
+        if state.is_finished and state.error is None:
+            context.session.on_finished(0 if is_single else index, state.token_ids)
 
 
 def _remaining(is_live: Sequence[bool]) -> list[int]:

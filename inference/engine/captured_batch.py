@@ -10,18 +10,17 @@ from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
 from inference.engine.pipeline import Pipeline, recording_key
-from inference.engine.policy import AlwaysDraft
 from inference.engine.request import SequenceState
 
 
 class CapturedBatch(DecodeBatch):
     """A batch whose decoding steps are recorded as CUDA graphs on a GPU.
 
-    If the policy learns nothing, a step starts before the host has read the result of the step
-    before it. Steps are ordinary ones if the drafter or a processor waits for the device, if a
-    processor reads the preceding tokens, if there is another stopping criterion than length, time
-    and end-of-sequence tokens, if the requests differ in more than their temperatures, if only some
-    of them ask for drafts, or if details of the tokens are returned.
+    A step starts before the host has read the result of the step before it, so a policy that learns
+    plans it without this result. Steps are ordinary ones if the drafter or a processor waits for
+    the device, if a processor reads the preceding tokens, if there is another stopping criterion
+    than length, time and end-of-sequence tokens, if the requests differ in more than their
+    temperatures, if only some of them ask for drafts, or if details of the tokens are returned.
 
     A sequence that is complete leaves after the step that was under way. If another sequence joins
     or leaves, the step under way is discarded, and repeated with the same random numbers.
@@ -34,15 +33,11 @@ class CapturedBatch(DecodeBatch):
         """Perform a decoding step without waiting for the host, if this is possible."""
         return self._captured_step() if self._can_capture else super().step()
 
-    def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Add copies of sequences that have a first token.
-
-        Args:
-            context: context of these sequences, which may only be closed afterwards.
-            sequences: the sequences.
-        """
-        self._stop_pipeline()
-        super().append(context, sequences)
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append sequences, if there are any, after discarding the step under way."""
+        if sequences:
+            self._discard_step()
+            super()._join(context, sequences)
 
     def _select(self, indices: Sequence[int]) -> None:
         self._stop_pipeline()
@@ -78,11 +73,12 @@ class CapturedBatch(DecodeBatch):
         started = time.perf_counter()
         with self._clock("verify"):
             pipeline = self._running_pipeline()
+            num_recorded = pipeline.num_recorded
             if not pipeline.has_unread:
                 self._start_step(pipeline)
             unread = pipeline.take()
-            # A policy that learns must learn from this step before it plans the next one.
-            if isinstance(self.policy, AlwaysDraft) and not self._is_pausing:
+            # The limits of the next trees depend on what a policy has learned from earlier steps.
+            if not self._is_pausing:
                 self._start_step(pipeline, self._most_per_step)
             results = pipeline.read(unread, self.live)
             self._check(results)
@@ -97,7 +93,9 @@ class CapturedBatch(DecodeBatch):
                 self._retire(finished)
         if not running:
             return steps
-        return self._learned(results, steps, time.perf_counter() - started)
+        is_typical = pipeline.num_recorded == num_recorded
+        seconds = time.perf_counter() - started if is_typical else None
+        return self._learned(results, steps, seconds, unread.budget)
 
     def _running_pipeline(self) -> Pipeline:
         """Return the pipeline, prepared for the live sequences unless it is running already."""

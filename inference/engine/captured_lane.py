@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.engine.captured_batch import CapturedBatch
-from inference.engine.decode_step import DecodeStep
 from inference.engine.lane import Lane
-from inference.engine.prefill import Prefill
 from inference.engine.request import SequenceState
 
 
@@ -25,25 +23,17 @@ class CapturedLane(CapturedBatch, Lane):
         self.context.reserve(self.capacity + self._most_per_step, doubles=False)
         self.num_bytes = per_slot * cache.capacity
 
-    def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
-        """Emit first tokens, and move sequences that go on into free places, as `Lane.start` does.
-
-        Args:
-            prefill: complete prefill of the prompt, whose context is closed.
-            sequences: sequences that continue the prompt.
-        """
-        self._discard_step()
-        return super().start(prefill, sequences)
-
     def remove(self, sequences: Sequence[SequenceState]) -> None:
         """Free the places of sequences between two steps.
 
-        If all of them are complete, they leave by themselves after the step that is under way.
+        Complete sequences leave by themselves after the step that is under way, which is discarded
+        only if any other sequence has a place.
 
         Args:
-            sequences: sequences, some of which may have left already.
+            sequences: sequences, some of which may have left already, or have no place yet.
         """
-        if any(not state.is_finished for state in sequences):
+        gone = {id(state) for state in sequences}
+        if any(id(state) in gone and not state.is_finished for state in self.live):
             self._discard_step()
             super().remove(sequences)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
+from inference.engine.tree_buffer import num_queries_for
 from inference.protocol import Budget, Committed, DeviceSession, Drafter, DraftSession
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
@@ -61,7 +62,7 @@ class Context:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self._margin = 1 + (drafter.max_nodes if drafter else 0)
+        self._margin = num_queries_for(1 + (drafter.max_nodes if drafter else 0))
         hidden_states = drafter.hidden_states if drafter else ()
         self.cache = target.new_cache(batch, capacity + self._margin, hidden_states)
         self.session: DraftSession | None = None
@@ -262,7 +263,7 @@ class Context:
 
     @property
     def most_queries(self) -> int:
-        """The largest number of tokens that the target reads of a sequence in a decoding step."""
+        """The largest number of tokens, with padding, that a decoding step reads of a sequence."""
         return self._margin
 
     @property

@@ -6,11 +6,10 @@ import torch
 
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
-from inference.engine.decode_step import DecodeStep
 from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
-from inference.protocol import AdaptiveSession, Budget, Drafter
+from inference.protocol import Budget, Drafter
 from inference.sampling.options import Sampling
 from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
@@ -89,32 +88,6 @@ class Lane(DecodeBatch):
         context = Context(self.target, self.drafter, sampling, 1, length)
         return Prefill(context, [first], follows=True)
 
-    @torch.inference_mode()
-    def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
-        """Emit the first token of each sequence, and move sequences that go on into free places.
-
-        If there is an exception, such as one of memory, none of the sequences gets a place.
-
-        Args:
-            prefill: complete prefill of the prompt, whose context is closed.
-            sequences: sequences that continue the prompt.
-
-        Raises:
-            ResourceError: there are fewer free places, or a sequence may become too long for one.
-        """
-        context = prefill.context
-        try:
-            self._check_room(sequences)
-            results = prefill.select_first_of(sequences)
-            steps = self._emit_all(sequences, results)
-            for state in sequences:
-                if state.is_finished:
-                    _notify_finished(context, state)
-            self._join(context, [state for state in sequences if not state.is_finished])
-        finally:
-            context.close()
-        return steps
-
     def _next_budget(self) -> Budget | None:
         """Return limits for the number of sequences, or the same limits if any of them samples."""
         samples = any(state.request.sampling.do_sample for state in self.live)
@@ -127,6 +100,7 @@ class Lane(DecodeBatch):
         return self._policies[count]
 
     def _check_room(self, sequences: Sequence[SequenceState]) -> None:
+        """Refuse sequences for which there are too few places, or places that are too small."""
         longest = max(state.request.max_length for state in sequences)
         if len(sequences) <= self.num_free and longest <= self.capacity:
             return
@@ -136,19 +110,6 @@ class Lane(DecodeBatch):
             got=f"{len(sequences)} sequences of up to {longest} tokens",
             remedy="wait until other sequences are complete, or open a larger lane",
         )
-
-    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Append a context of one prompt once for each of its continuations, or not at all."""
-        count = len(self.live)
-        try:
-            for number, state in enumerate(sequences):
-                if number > 0:
-                    context.branch(state.request.sampling)
-                self.append(context, [state])
-        except BaseException:
-            self.live = self.live[:count]
-            self._select(list(range(count)))
-            raise
 
     @torch.inference_mode()
     def remove(self, sequences: Sequence[SequenceState]) -> None:
@@ -168,12 +129,6 @@ class Lane(DecodeBatch):
 
 def _may_draft(policy: StepPolicy) -> bool:
     return not (isinstance(policy, AlwaysDraft) and policy.budget is None)
-
-
-def _notify_finished(context: Context, state: SequenceState) -> None:
-    """Let an adaptive session learn from a sequence that is complete after its first token."""
-    if isinstance(context.session, AdaptiveSession) and state.error is None:
-        context.session.on_finished(0, state.token_ids)
 
 
 def _num_bytes(context: Context) -> int:

@@ -15,7 +15,7 @@ from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
-from inference.protocol import Drafter
+from inference.protocol import Budget, Drafter
 from jakiro.errors import JakiroError, PromptError, RequestError
 from jakiro.target.adapter import TargetAdapter
 
@@ -205,7 +205,7 @@ class DecodeRun(DecodeBatch):
             if not self._prefill.is_complete:
                 return []
             prefill, self._prefill = self._prefill, None
-            return self._start(prefill)
+            return self.start(prefill, prefill.sequences)
 
     def _alike(self, sequences: list[SequenceState]) -> list[SequenceState]:
         """Return the first sequences whose tokens are selected alike; all without a drafter."""
@@ -216,26 +216,11 @@ class DecodeRun(DecodeBatch):
         end = next((index for index, own in each if own != first), len(sequences))
         return sequences[:end]
 
-    def _start(self, prefill: Prefill) -> list[DecodeStep]:
-        """Emit the first tokens of sequences, which become part of the batch."""
-        results = prefill.select_first()
-        self._check(results)
-        steps = self._emit_all(prefill.sequences, results)
-        num_others = len(self.live)
-        if prefill.context is self.context:
-            self.live += prefill.sequences
-        else:
-            self._merge(prefill)
-        self._retire([*[False] * num_others, *(step.finished for step in steps)])
-        return steps
-
-    def _merge(self, prefill: Prefill) -> None:
-        """Add sequences whose prompts have been read to the context of the live sequences."""
-        if not self.live:  # the context still contains the last sequence
-            super()._select([])
-        self.append(prefill.context, prefill.sequences)
-        prefill.context.close()
-        self.context.reserve(longest_of(prefill.sequences))
+    def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
+        """Append sequences, after enlarging the caches if necessary."""
+        if sequences:
+            self.context.reserve(longest_of(sequences))
+            super()._join(context, sequences)
 
     def _check(self, results: Sequence[AcceptResult]) -> None:
         """Raise the first error, which ends the whole run."""
@@ -254,10 +239,14 @@ class DecodeRun(DecodeBatch):
             super()._select(indices)
 
     def _learned(
-        self, results: Sequence[AcceptResult], steps: list[DecodeStep], seconds: float
+        self,
+        results: Sequence[AcceptResult],
+        steps: list[DecodeStep],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> list[DecodeStep]:
         """Let the policy learn from a step, and return the step with the policy's estimate."""
-        steps = super()._learned(results, steps, seconds)
+        steps = super()._learned(results, steps, seconds, budget)
         if len(self.sequences) != 1 or self.policy.autoregressive_seconds is None:
             return steps
         estimate = len(steps[0].token_ids) * self.policy.autoregressive_seconds

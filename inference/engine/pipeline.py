@@ -1,46 +1,37 @@
 """Decoding steps on the device, which start before the host has read the previous result.
 
-A step drafts, verifies, accepts and commits without waiting for the host. On a GPU, it is recorded
-as a CUDA graph. What a step has computed beyond the end of a sequence is discarded.
+A step drafts, verifies, accepts and commits without waiting for the host. On a GPU, its parts are
+recorded as CUDA graphs. What a step has computed beyond the end of a sequence is discarded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from inference.draft_tree import DraftTree
-from inference.engine.acceptance import AcceptResult, accept_on_device, outcome_of, read_results
+from inference.engine.acceptance import AcceptResult, read_results
 from inference.engine.context import Context
-from inference.engine.cuda_graph import GraphMemory, RecordedFunction
+from inference.engine.cuda_graph import GraphMemory
+from inference.engine.device_step import Batch, Drafting, Rows, UnreadStep, Verification
 from inference.engine.request import SequenceState
-from inference.engine.tree_step import tree_step
+from inference.engine.tree_buffer import TreeBuffer, TreeForm
 from inference.protocol import Budget, DeviceSession, Drafter
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
-from inference.sampling.random_numbers import FixedRandom, StreamKey
+from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 
 # Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
 # have to be recorded.
 STRIDE = 2048
-MOST_STEPS = 64  # largest number of recorded steps of a pipeline
+MOST_RECORDED = 64  # largest number of recorded functions of a pipeline, of each of two kinds
 # Number of tokens of a sequence that only fills a batch. Every token of it attends to some token,
 # because attention to nothing may be NaN.
 FILLED = 2
 
-
-class _UnreadStep(NamedTuple):
-    """A step that was started, and whose outcome the host has not read yet."""
-
-    tree: DraftTree
-    logits: Tensor
-    outcome: Int[Tensor, "batch fields"]  # copied to the host
-    is_copied: torch.cuda.Event | None  # None on a CPU
+Part = TypeVar("Part")
 
 
 def recording_key(sampling: Sampling) -> tuple[bool, tuple[str, ...]]:
@@ -51,19 +42,6 @@ def recording_key(sampling: Sampling) -> tuple[bool, tuple[str, ...]]:
 def batch_size_for(count: int) -> int:
     """Return the size of batches in which a number of sequences is decoded: a power of two."""
     return 1 << max(count - 1, 0).bit_length()
-
-
-class _Rows(NamedTuple):
-    """The state of the first sequences, on the device, at the same addresses in all steps."""
-
-    base_length: Int[Tensor, " batch"]
-    roots: Int[Tensor, "batch 1"]
-    is_live: Bool[Tensor, " batch"]  # False for sequences that only fill the batch
-    temperatures: Float[Tensor, " batch"]
-
-    def first(self, count: int) -> "_Rows":
-        """Return the state of the first `count` sequences."""
-        return _Rows(*(tensor[:count] for tensor in self))
 
 
 class Pipeline:
@@ -90,11 +68,15 @@ class Pipeline:
         roots = torch.zeros_like(lengths)[:, None]
         is_live = torch.zeros_like(lengths, dtype=torch.bool)
         temperatures = torch.ones(count, dtype=torch.float64, device=device)
-        self.rows = _Rows(lengths, roots, is_live, temperatures)
+        self.rows = Rows(lengths, roots, is_live, temperatures)
         self.memory = GraphMemory()
         self._tensors = _tensors_of(context)
-        self._steps: dict[tuple[object, ...], _DeviceStep] = {}
-        self._unread: _UnreadStep | None = None
+        self._draftings: dict[object, Drafting] = {}
+        self._buffers: dict[TreeForm, TreeBuffer] = {}
+        self._verifications: dict[object, Verification] = {}
+        self._unread: UnreadStep | None = None
+        self.num_recorded = 0  # parts of steps so far
+        self._last_use: torch.cuda.Event | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -150,22 +132,40 @@ class Pipeline:
         # The last slot of a stride is the last one that a step reads.
         longest += self.context.most_queries
         strides = -(-min(longest, self.context.cache.capacity) // STRIDE)
-        key = self.batch_size, budget, strides, recording_key(self.sampling.each[0])
-        step = self._steps.pop(key, None) or _DeviceStep(
-            self, budget, strides * STRIDE - self.context.most_queries
+        rows, highest = self.rows.first(self.batch_size), strides * STRIDE
+        batch = Batch(self.context, rows, self.sampling, highest - self.context.most_queries)
+        key = strides, recording_key(self.sampling.each[0])
+        drafting = self._recent(
+            self._draftings,
+            (self.batch_size, budget, key),
+            lambda: Drafting(batch, budget, self._buffers, self.memory),
         )
-        self._steps[key] = step  # the last one was used most recently
-        if len(self._steps) > MOST_STEPS:
-            del self._steps[next(iter(self._steps))]
-        self._unread = step.start(keys)
+        buffer = drafting.start(keys)
+        verification = self._recent(
+            self._verifications,
+            (buffer.form, key),
+            lambda: Verification(batch, buffer, self.memory),
+        )
+        self._unread = verification.start(keys, budget)
 
-    def take(self) -> "_UnreadStep":
+    def _recent(self, parts: dict[object, Part], key: object, new: Callable[[], Part]) -> Part:
+        """Return a part of steps; a new one replaces the one that was used least recently."""
+        part = parts.pop(key, None)
+        if part is None:
+            part = new()
+            self.num_recorded += 1
+        parts[key] = part
+        if len(parts) > MOST_RECORDED:
+            del parts[next(iter(parts))]
+        return part
+
+    def take(self) -> UnreadStep:
         """Return the unread step, so that another one can be started before this one is read."""
         assert self._unread is not None
         unread, self._unread = self._unread, None
         return unread
 
-    def read(self, unread: "_UnreadStep", sequences: Sequence[SequenceState]) -> list[AcceptResult]:
+    def read(self, unread: UnreadStep, sequences: Sequence[SequenceState]) -> list[AcceptResult]:
         """Wait for a step, and return the outcome of each sequence that is not finished.
 
         The outcome of a sequence is an error if the target's logits or the draft distributions are
@@ -187,9 +187,10 @@ class Pipeline:
         logits = [unread.logits[index] for index in running]
         states = [sequences[index] for index in running]
         results = read_results(unread.tree, outcome, logits, states, running)
+        numbers = [unread.keys[index][-1] for index in running]
         return [
-            own if sound or own.error is not None else own._replace(path=[], error=_unsound())
-            for own, sound in zip(results, is_sound, strict=True)
+            own if sound or own.error is not None else own._replace(path=[], error=_unsound(number))
+            for own, sound, number in zip(results, is_sound, numbers, strict=True)
         ]
 
     def free(self) -> None:
@@ -199,7 +200,21 @@ class Pipeline:
 
     def forget_steps(self) -> None:
         """Free the recorded steps."""
-        self._steps.clear()
+        self._draftings.clear()
+        self._verifications.clear()
+        self._buffers.clear()
+
+    def leave_stream(self) -> None:
+        """Note the last use in the present CUDA stream."""
+        device = self.context.target.device
+        if device.type == "cuda":
+            self._last_use = torch.cuda.Event()
+            self._last_use.record(torch.cuda.current_stream(device))
+
+    def enter_stream(self) -> None:
+        """Let the present CUDA stream, which may be another one, wait for the last use."""
+        if self._last_use is not None:
+            torch.cuda.current_stream(self.context.target.device).wait_event(self._last_use)
 
     def stop(self, token_ids: Sequence[list[int]]) -> None:
         """Give the context its exact lengths again, and discard the unread step.
@@ -254,6 +269,7 @@ class PipelinePool:
                 is_suitable = pipeline.context.fits(target, drafter, batch, capacity)
                 if is_suitable and pipeline.is_valid:
                     del self._unused[index]
+                    pipeline.enter_stream()
                     pipeline.context.restart(sampling, batch)
                     return pipeline
         strides, rows = capacity // STRIDE + 1, batch_size_for(batch)
@@ -268,6 +284,7 @@ class PipelinePool:
             pipeline: pipeline that is not in use any more.
         """
         removed = [pipeline]
+        pipeline.leave_stream()
         if pipeline.is_valid and pipeline.context.works_on_device:
             with self._lock:
                 self._unused.insert(0, pipeline)
@@ -289,88 +306,9 @@ def _tensors_of(context: Context) -> tuple[object, ...]:
     return keys.data_ptr(), cache.num_rows, cache.capacity, tuple(weights)
 
 
-class _DeviceStep:
-    """A decoding step with trees of one shape, which reads a fixed number of slots.
-
-    Args:
-        pipeline: pipeline of the step.
-        budget: limits of the trees; None for a step without drafts.
-        highest: upper bound of the positions of the roots.
-    """
-
-    def __init__(self, pipeline: Pipeline, budget: Budget | None, highest: int) -> None:
-        self.pipeline = pipeline
-        self.rows = pipeline.rows.first(pipeline.batch_size)
-        # The recorded step refers to tensors of the processors, and to the temperatures.
-        self.sampling = pipeline.sampling
-        self.budget = budget
-        self.highest = highest
-        self._tree: DraftTree | None = None
-        self._logits: Tensor | None = None
-        context = pipeline.context
-        most_nodes = context.drafter.max_nodes if context.drafter else 0
-        device = context.target.device
-        self._random = FixedRandom(device, most_nodes + 1)
-        state = (self.rows.base_length, self.rows.roots)
-        self._run = RecordedFunction(self._decode, state, device, pipeline.memory)
-        self._hosts: list[Tensor] = []  # two buffers, because one may be unread
-
-    def start(self, keys: Sequence[StreamKey]) -> _UnreadStep:
-        """Start the step, and the copy of its outcome to the host.
-
-        Args:
-            keys: keys of the random numbers of each sequence.
-        """
-        num_filling = len(self.rows.roots) - len(keys)
-        self._random.replace([*keys, *[keys[0]] * num_filling])
-        outcome = self._run()
-        assert self._tree is not None
-        assert self._logits is not None
-        if not outcome.is_cuda:
-            return _UnreadStep(self._tree, self._logits, outcome, None)
-        if not self._hosts:
-            self._hosts = [
-                torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True) for _ in range(2)
-            ]
-        self._hosts.reverse()
-        self._hosts[0].copy_(outcome, non_blocking=True)
-        is_copied = torch.cuda.Event()
-        is_copied.record(torch.cuda.current_stream(outcome.device))
-        return _UnreadStep(self._tree, self._logits, self._hosts[0], is_copied)
-
-    def _decode(self) -> Int[Tensor, "batch fields"]:
-        """Draft, verify, accept and commit, and return the outcome."""
-        context = self.pipeline.context
-        target = context.target
-        tree = self._draft()
-        step = tree_step(tree, self.rows.roots, target.spec, self.highest)
-        logits = target.logits(target.forward(step, context.cache).features)
-        every = range(len(logits))
-        accepted = accept_on_device(tree, logits, self.sampling, self._random, every)
-        context.commit_on_device(tree, accepted.path, accepted.next_token)
-        base_length, roots, is_live, _ = self.rows
-        base_length.copy_(context.base_length.where(is_live, base_length))
-        roots.copy_(context.roots([]))
-        self._tree, self._logits = tree, logits
-        return outcome_of(tree, accepted)
-
-    def _draft(self) -> DraftTree:
-        context = self.pipeline.context
-        base_length, roots, *_ = self.rows
-        lengths = (self.highest,) * len(roots)
-        context.follow(lengths, base_length, roots)
-        session = context.session
-        if isinstance(session, DeviceSession):
-            session.follow(lengths, base_length, roots)
-        if session is None or self.budget is None:
-            return DraftTree.empty(base_length)
-        tree = session.propose(self.budget, self._random)
-        return tree.limited(context.target.spec.max_position - 1)
-
-
-def _unsound() -> NumericalError:
+def _unsound(number: int) -> NumericalError:
     return NumericalError(
-        "the probabilities of a decoding step are not valid",
+        f"the probabilities of decoding step {number} of a sequence are not valid",
         expected="finite logits, and candidates with a draft probability above 0",
         got="NaN, inf, or a candidate with probability 0",
         remedy="decode with captured=False; the error message then names the cause",

@@ -22,14 +22,20 @@ class StepPolicy(Protocol):
         ...
 
     def learn(
-        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> None:
-        """Learn from the last decoding step.
+        """Learn from a decoding step.
 
         Args:
             trees: verified tree of each sequence.
             paths: accepted nodes of each sequence.
-            seconds: duration of the step.
+            seconds: duration of the step; None if it is not typical.
+            budget: limits of its trees; None for a step without drafts. The limits of the next step
+                may have been requested already.
         """
         ...
 
@@ -97,12 +103,17 @@ class AlwaysDraft:
         return self.budget
 
     def learn(
-        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> None:
         """Learn nothing.
 
         Args:
             trees: verified tree of each sequence.
             paths: accepted nodes of each sequence.
-            seconds: duration of the step.
+            seconds: duration of the step; None if it is not typical.
+            budget: limits of its trees; None for a step without drafts.
         """

@@ -72,25 +72,20 @@ class Prefill:
         elif self._follows:
             self._catch_up(prompts)
 
-    def select_first(self) -> list[AcceptResult]:
-        """Return the selection of each sequence's first token, which becomes the root."""
-        logits = self.context.target.logits(torch.stack(self._features)[:, None])
-        random = StepRandom([state.stream_key for state in self.sequences], logits.device)
-        tree = DraftTree.empty(self.context.base_length)
-        return accept_trees(tree, logits, self.sequences, random).results
-
-    def select_first_of(self, sequences: Sequence[SequenceState]) -> list[AcceptResult]:
-        """Return the selection of the first token of each continuation of a single prompt.
+    def select_first(self, sequences: Sequence[SequenceState]) -> list[AcceptResult]:
+        """Return the selection of each sequence's first token, which becomes the root.
 
         Args:
-            sequences: continuations of the prompt, each with its own random numbers.
+            sequences: the sequences whose prompts were read, or any number of continuations of a
+                single prompt, each with its own random numbers.
         """
         logits = self.context.target.logits(torch.stack(self._features)[:, None])
         tree = DraftTree.empty(self.context.base_length)
+        together = [sequences] if len(self._features) > 1 else [[own] for own in sequences]
         results = []
-        for state in sequences:
-            random = StepRandom([state.stream_key], logits.device)
-            results += accept_trees(tree, logits, [state], random).results
+        for several in together:
+            random = StepRandom([state.stream_key for state in several], logits.device)
+            results += accept_trees(tree, logits, several, random).results
         return results
 
     def _record(self, features: Float[Tensor, "tokens hidden"]) -> None:

@@ -48,8 +48,8 @@ class BatchSampling:
 
     @property
     def processes_drafts(self) -> bool:
-        """Whether `processed_draft` changes the draft distributions of any sequence."""
-        return any(kind.each[0].processes_drafts for kind in self.kinds)
+        """Whether `processed_draft` may change the draft distributions of any sequence."""
+        return self.temperatures is not None or any(own.processes_drafts for own in self.each)
 
     @property
     def quantizes_drafts(self) -> bool:

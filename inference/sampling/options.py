@@ -42,6 +42,9 @@ PREFIX_FREE = frozenset(
     }
 )
 
+# transformers applies these processors after the temperature.
+AFTER_TEMPERATURE = PREFIX_FREE - {InfNanRemoveLogitsProcessor, TemperatureLogitsWarper}
+
 # These processors check their arguments on the host, and therefore wait for the device.
 WAITING = frozenset({EtaLogitsWarper})
 MOST_SORTED = 256  # number of scores that are sorted; nuclei are rarely larger
@@ -95,15 +98,25 @@ class Sampling:
         """
         names = (
             type(own).__name__ if type(own) is TemperatureLogitsWarper else _described(own)
-            for own in self.processors
+            for own in self._with_temperature
         )
         return self.do_sample, tuple(names)
 
     @property
     def temperatures(self) -> list[float]:
-        """The temperature; none if it is 1, and several if a caller added some."""
-        each = (own for own in self.processors if type(own) is TemperatureLogitsWarper)
+        """The temperature; none in greedy decoding, and several if a caller added some."""
+        each = (own for own in self._with_temperature if type(own) is TemperatureLogitsWarper)
         return [float(own.temperature) for own in each]
+
+    @cached_property
+    def _with_temperature(self) -> list[LogitsProcessor]:
+        """All processors, with a temperature of 1, which changes nothing, if there was none."""
+        own = list(self.processors)
+        if not self.do_sample or any(type(each) is TemperatureLogitsWarper for each in own):
+            return own
+        later = (index for index, each in enumerate(own) if type(each) in AFTER_TEMPERATURE)
+        index = next(later, len(own))
+        return [*own[:index], TemperatureLogitsWarper(1.0), *own[index:]]
 
     def __str__(self) -> str:
         """Return the way in which tokens are selected, in words."""
@@ -161,8 +174,8 @@ class Sampling:
 
     @property
     def warpers(self) -> list[LogitsProcessor]:
-        """The processors that are known to ignore the preceding tokens."""
-        return [processor for processor in self.processors if type(processor) in PREFIX_FREE]
+        """The processors that ignore the preceding tokens, with a temperature in sampling."""
+        return [own for own in self._with_temperature if type(own) in PREFIX_FREE]
 
     def stream_key(self, step_id: int) -> StreamKey:
         """Return the key of the request's random numbers in a decoding step.
@@ -207,11 +220,21 @@ def processed_draft_of(
         log_probs: draft distributions, the same number for each sequence.
         temperatures: temperatures that replace those of the options; None for those of the options.
     """
-    if not each[0].processes_drafts:
+    if temperatures is None and not any(own.processes_drafts for own in each):
         return log_probs
     is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
-    log_probs = _warped(each, log_probs.where(is_finite, 0.0), temperatures)
-    return log_probs.log_softmax(dim=-1).where(is_finite, -torch.inf)
+    processed = _warped(each, log_probs.where(is_finite, 0.0), temperatures)
+    processed = processed.log_softmax(dim=-1).where(is_finite, -torch.inf)
+    _, *others = each[0].warpers
+    if temperatures is None and not others:
+        temperatures = _differing([own.warpers[0] for own in each], log_probs)
+    if temperatures is None or others:
+        return processed
+    # A temperature of 1 alone is no processor: the request gets the same drafts as by itself.
+    is_processed = (temperatures != 1)[:, None, None]
+    by_sequence = (len(each), -1)
+    kept = log_probs.unflatten(0, by_sequence)
+    return torch.where(is_processed, processed.unflatten(0, by_sequence), kept).flatten(0, 1)
 
 
 def _warped(each: Sequence[Sampling], scores: Tensor, temperatures: Tensor | None) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from jakiro.utils.host_buffers import HostBuffers
+
 ACCEPTING, DRAFTING = 0, 1  # independent streams of random numbers in the same decoding step
 
 StreamKey: TypeAlias = tuple[int, ...]
@@ -51,6 +53,17 @@ class StepRandom:
         self._device = torch.device(device)
         self._num_uniforms = num_uniforms
         self._uniforms = torch.empty(len(keys), 0, dtype=torch.float64, device=self._device)
+
+    @classmethod
+    def of(cls, uniforms: Float[Tensor, "batch count"]) -> "StepRandom":
+        """Return random numbers of which the uniform ones are given.
+
+        Args:
+            uniforms: numbers in [0, 1).
+        """
+        random = cls((), uniforms.device, uniforms.shape[1])
+        random._uniforms = uniforms
+        return random
 
     def exponentials(
         self, shapes: Sequence[tuple[int, int]]
@@ -95,7 +108,7 @@ class FixedRandom(StepRandom):
         super().__init__((), device, num_uniforms)
         self._num_exponentials = 0
         self._numbers: Tensor | None = None  # at the fixed address
-        self._hosts: list[Tensor] = []  # two buffers, because the copy from one may not be complete
+        self._hosts: HostBuffers | None = None
 
     def replace(self, keys: Sequence[StreamKey]) -> None:
         """Copy the numbers of another step to the device, if any numbers have been requested yet.
@@ -104,12 +117,10 @@ class FixedRandom(StepRandom):
             keys: key of each sequence in that step.
         """
         self._keys = keys
-        if self._numbers is None:
+        if self._numbers is None or self._hosts is None:
             return
-        self._hosts.reverse()
-        host = self._hosts[0]
-        host.copy_(_numbers(keys, self._num_uniforms, self._num_exponentials))
-        self._numbers.copy_(host, non_blocking=True)
+        numbers = _numbers(keys, self._num_uniforms, self._num_exponentials)
+        self._hosts.upload(numbers, self._numbers)
 
     def exponentials(
         self, shapes: Sequence[tuple[int, int]]
@@ -138,8 +149,7 @@ class FixedRandom(StepRandom):
         if self._numbers is None or num_exponentials != self._num_exponentials:
             self._num_exponentials = num_exponentials
             host = _numbers(self._keys, self._num_uniforms, num_exponentials)
-            is_pinned = self._device.type == "cuda"
-            self._hosts = [torch.empty_like(host, pin_memory=is_pinned) for _ in range(2)]
+            self._hosts = HostBuffers(host, self._device)
             self._numbers = host.to(self._device)
         return self._numbers
 

@@ -48,7 +48,8 @@ def test_captured_steps_are_recorded_and_give_the_same_tokens(temperature: float
     pool = captured._pipelines
     assert pool is not None
     (pipeline,) = pool._unused
-    assert all(step._run.is_recorded for step in pipeline._steps.values())
+    parts = [*pipeline._draftings.values(), *pipeline._verifications.values()]
+    assert all(part._run.is_recorded for part in parts)
 
 
 def test_compiled_steps_on_a_gpu_give_the_same_tokens() -> None:

@@ -67,7 +67,7 @@ class World:
             tree = SequenceTree(
                 [0] * count, [-1] * count, depths, list(range(count)), [], {}, {}, {}
             )
-        self.run.learn([tree], [path], seconds)
+        self.run.learn([tree], [path], seconds, budget)
         self.seconds += seconds
         self.tokens += 1 + len(path)
         return budget
@@ -161,7 +161,7 @@ def test_drafters_without_a_model_are_paused_too() -> None:
         depths = list(range(1, count + 1))
         parents, ranks = list(range(-1, count - 1)), list(range(count))
         tree = SequenceTree([0] * count, parents, depths, ranks, [], {}, {}, {})
-        run.learn([tree], [[]], COSTS.verify_seconds(count))
+        run.learn([tree], [[]], COSTS.verify_seconds(count), budget)
         drafted += count > 0
     assert 0 < drafted <= 16  # one trial of eight steps, and two of four
 
@@ -208,10 +208,10 @@ def test_drafted_steps_are_timed_even_if_the_drafter_finds_no_tree_in_between() 
     tree = SequenceTree([0], [-1], [1], [0], [], {}, {}, {})
     timed = run._learner.slowness._counts
     for step in range(6):
-        if run.next_budget() is None:
-            run.learn([NO_TREE], [[]], COSTS.verify_seconds(0))
+        if (budget := run.next_budget()) is None:
+            run.learn([NO_TREE], [[]], COSTS.verify_seconds(0), None)
         else:
-            run.learn([tree if step % 2 else NO_TREE], [[0] if step % 2 else []], 2.0)
+            run.learn([tree if step % 2 else NO_TREE], [[0] if step % 2 else []], 2.0, budget)
     assert timed[:-1].sum() == 2  # of steps 3 and 5; no tree was requested in steps 0 and 1
 
 

@@ -12,7 +12,7 @@ from helpers.recordings import Replayed
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.engine import pipeline
+from inference.engine import device_step, pipeline
 from inference.engine.captured_lane import CapturedLane
 from inference.engine.lane import Lane
 from inference.engine.pipeline import FILLED, Pipeline, batch_size_for
@@ -32,7 +32,7 @@ TREES = {
 
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
     monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
 
@@ -114,8 +114,8 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     finish(lane)
     assert {8, 4, 2} <= set(batch_sizes) <= {8, 4, 2, 1}
     assert lane._pipeline is not None
-    assert len(lane._pipeline._steps) == len(set(batch_sizes))
-    (memory,) = {step._run.memory for step in lane._pipeline._steps.values()}
+    assert len(lane._pipeline._verifications) == len(set(batch_sizes))
+    (memory,) = {part._run.memory for part in lane._pipeline._verifications.values()}
     assert memory is lane._pipeline.memory
     for work, state in zip(_works(GREEDY), states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
@@ -190,7 +190,7 @@ def test_a_sequence_without_finite_logits_fails_alone(
     for _ in range(2):
         lane.step()
     before = list(states[1].new_token_ids)
-    original: Callable[..., Any] = pipeline._DeviceStep.start
+    original: Callable[..., Any] = device_step.Verification.start
     logits = decoder.target.logits
 
     def poisoned(features: torch.Tensor) -> torch.Tensor:
@@ -199,21 +199,44 @@ def test_a_sequence_without_finite_logits_fails_alone(
             found[1] = float("nan")
         return found
 
-    def started(self: Any, keys: Any) -> Any:
-        unread = original(self, keys)
+    def started(self: Any, *args: Any) -> Any:
+        unread = original(self, *args)
         return unread._replace(is_copied=_Copied()) if is_gpu else unread
 
-    monkeypatch.setattr(pipeline._DeviceStep, "start", started)
+    number = states[1].num_steps + 1  # of the first step without finite logits
+    monkeypatch.setattr(device_step.Verification, "start", started)
     monkeypatch.setattr(decoder.target, "logits", poisoned)
     while not states[1].is_finished:
         lane.step()
     monkeypatch.undo()
     finish(lane)
     assert isinstance(states[1].error, NumericalError)
+    assert is_gpu == (f"decoding step {number} of" in str(states[1].error))
     assert expected[1][: len(states[1].new_token_ids)] == states[1].new_token_ids
     assert len(states[1].new_token_ids) >= len(before)
     assert [states[index].new_token_ids for index in (0, 2)] == [expected[0], expected[2]]
     lane.close()
+
+
+def test_a_step_under_way_goes_on_unless_a_sequence_joins_or_leaves(
+    model: LlamaForCausalLM,
+) -> None:
+    decoder, works = _decoder(model), _works(GREEDY, 3)
+    lane, states = _started(decoder, works[:2], places=3)
+    lane.step()
+    assert lane._pipeline is not None
+    unread = lane._pipeline._unread
+    assert unread is not None
+    waiting = SequenceState.of(2, request_of(decoder, works[2]))
+    lane.remove([waiting])  # which has no place yet
+    short = Work([5, 6], 0, {**GREEDY, "max_new_tokens": 1})
+    start(lane, SequenceState.of(3, request_of(decoder, short)))
+    assert lane._pipeline._unread is unread
+    start(lane, waiting)
+    assert lane._pipeline._unread is None
+    finish(lane)
+    for work, state in zip(works, [*states, waiting], strict=True):
+        assert state.new_token_ids == work.alone(decoder).new_token_ids
 
 
 def test_details_are_returned_by_ordinary_steps(model: LlamaForCausalLM) -> None:

@@ -15,7 +15,7 @@ from helpers.variants import VARIANTS
 from inference import SpeculativeDecoder
 from inference.draft_tree import SequenceTree
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine import pipeline
+from inference.engine import device_step, pipeline
 from inference.engine.captured_run import CapturedRun
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
@@ -54,7 +54,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
 
 
@@ -65,6 +65,7 @@ class _LearningPolicy:
 
     def __init__(self, budget: Budget, calls: list[str]) -> None:
         self.budget = budget
+        self.are_typical: list[bool] = []
         self.calls = calls
 
     def next_budget(self) -> Budget:
@@ -73,9 +74,15 @@ class _LearningPolicy:
         return self.budget
 
     def learn(
-        self, trees: Sequence[SequenceTree], paths: Sequence[list[int]], seconds: float
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
     ) -> None:
         """Note the call."""
+        assert budget == self.budget
+        self.are_typical.append(seconds is not None)
         self.calls.append("learn")
 
 
@@ -288,7 +295,7 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
         assert own is not None
         expected.append(DecodeRun(target, drafter, request).finish().token_ids)
         assert run.finish().token_ids == expected[-1]
-        counts.append(len(own._steps))
+        counts.append((len(own._draftings), len(own._verifications)))
     assert len(set(addresses)) == 1
     assert len(set(counts)) == 1
 
@@ -340,7 +347,7 @@ def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> 
         assert [state.token_ids for state in run.sequences] == [alone[0], expected]
 
 
-def test_a_policy_that_learns_learns_from_each_step_before_it_plans_the_next_one() -> None:
+def test_a_policy_plans_a_step_before_it_learns_from_the_step_before() -> None:
     calls: list[str] = []
     target = TargetAdapter(tiny_llama())
     drafter = _drafter(target)
@@ -349,7 +356,8 @@ def test_a_policy_that_learns_learns_from_each_step_before_it_plans_the_next_one
     run.policy = _LearningPolicy(Budget(drafter.max_nodes), calls)
     expected = DecodeRun(target, drafter, request).finish().token_ids
     assert run.finish().token_ids == expected
-    assert calls == ["plan", "learn"] * (len(calls) // 2)
+    assert calls == ["plan", *["plan", "learn"] * (len(calls) // 2)]
+    assert run.policy.are_typical == [False, *[True] * (len(calls) // 2 - 1)]  # first, it records
     assert len(calls) > 4
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine import accept_batched, acceptance, pipeline
+from inference.engine import accept_batched, acceptance, device_step
 from inference.engine.captured_lane import CapturedLane
 from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
@@ -157,7 +157,7 @@ def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
     traffic: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
     model = tiny_llama()
@@ -187,7 +187,7 @@ MOST_OPERATIONS = {"greedy": 540, "sampled": 920}  # 1.1 times the counts of tod
 
 @pytest.mark.parametrize("selection", MOST_OPERATIONS)
 def test_the_operations_of_a_step_are_few(selection: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RecordedFunction", Replayed)
+    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     target = TargetAdapter(tiny_llama())
     shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=selection == "sampled")

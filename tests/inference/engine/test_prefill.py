@@ -34,7 +34,7 @@ def test_prompts_are_complete_after_their_last_chunk(
     alone = []
     for prefill in expected:
         prefill.read_chunk()
-        alone += [result.next_token for result in prefill.select_first()]
+        alone += [result.next_token for result in prefill.select_first(prefill.sequences)]
     monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", chunk)
     together = _prefill(target, PROMPTS)
     for number in range(num_chunks):
@@ -42,4 +42,4 @@ def test_prompts_are_complete_after_their_last_chunk(
         together.read_chunk()
     assert together.is_complete
     assert together.context.lengths == [3, 7, 1]
-    assert [result.next_token for result in together.select_first()] == alone
+    assert [result.next_token for result in together.select_first(together.sequences)] == alone

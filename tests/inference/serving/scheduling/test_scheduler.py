@@ -258,7 +258,7 @@ def test_requests_that_can_never_have_a_place_are_refused_at_once(
 )
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Context, "read"), (Lane, "prefill_of"), (Lane, "append"), (Prefill, "select_first_of")],
+    [(Context, "read"), (Lane, "prefill_of"), (Lane, "append"), (Prefill, "select_first")],
 )
 def test_a_prompt_without_memory_is_refused_and_the_others_go_on(
     decoder: SpeculativeDecoder,
