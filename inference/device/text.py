@@ -127,9 +127,9 @@ class RemoteText:
         if rows is None:
             self._session.on_gone()
             return
-        self._remember(action.begin, rows)
+        self._add_rows(action.begin, rows)
 
-    def _remember(self, begin: int, rows: Rows) -> None:
+    def _add_rows(self, begin: int, rows: Rows) -> None:
         """Pass rows of memory to the drafter, if they are the next ones."""
         if self._session.on_rows(begin, len(rows)):
             self._own_drafting.add_rows(rows)
@@ -160,7 +160,7 @@ class RemoteText:
         if not emitted:
             return None
         if answered.rows is not None:
-            self._remember(begin, answered.rows)
+            self._add_rows(begin, answered.rows)
         assert self._tree is not None
         tree = self._tree
         path = tree.follow(emitted[: verdict.num_accepted])

@@ -42,7 +42,7 @@ def test_drafters_without_a_model_have_names() -> None:
 
 @pytest.mark.parametrize("name", ["aded=table", "some/drafter", "lookup+lm=x", "loookup", ""])
 def test_other_drafters_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, or none"):
+    with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, none, or a folder"):
         device_drafter(name, _info())
 
 
