@@ -123,7 +123,7 @@ class ServerLink:
         except httpx2.HTTPError as error:
             raise self._unreachable(_described(error)) from error
         if response.status_code in _REPEATED:
-            raise self._unreachable(_summary(response))
+            raise self._not_taken(response)
         if response.status_code != httpx2.codes.OK:
             raise self._refused(response)
         try:
@@ -250,14 +250,14 @@ class ServerLink:
                     return response, parsed(response.content)
                 if response.status_code not in _REPEATED:
                     return response, None
-                why = _summary(response)
+                failure = self._not_taken(response)
                 if "retry-after" in response.headers:
                     wait = max(wait, seconds_to_wait(response.headers["retry-after"]))
             except (httpx2.HTTPError, MessageError) as error:
-                why = _described(error)
+                failure = self._unreachable(_described(error))
             left = self._patience - (time.monotonic() - started)
             if left <= 0:
-                raise self._unreachable(why)
+                raise failure
             self._sleep(min(wait, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
             traffic.num_repeats += 1
@@ -284,6 +284,20 @@ class ServerLink:
             remedy="check the URL, or start the server with --remote-sessions 8",
         )
 
+    def _not_taken(self, response: httpx2.Response) -> ResourceError:
+        """Return the error for a server that answers, but not to this request for now."""
+        is_limit = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
+        return ResourceError(
+            f"the server at {self.url} takes no more requests for now"
+            if is_limit
+            else f"the server at {self.url} is not ready",
+            expected=f"an answer within {self._patience:g} seconds",
+            got=f"status {response.status_code}: {_problem(response).message}",
+            remedy="end other texts with this key, or try again later"
+            if is_limit
+            else "try again later, or look at the server's messages",
+        )
+
     def _unreachable(self, got: str) -> ResourceError:
         return ResourceError(
             f"cannot reach the server at {self.url}",
@@ -305,10 +319,6 @@ def _problem(response: httpx2.Response) -> _Problem:
         return _Refusal.model_validate_json(response.content).error
     except ValidationError:
         return _Problem(message=f"status {response.status_code} without a description")
-
-
-def _summary(response: httpx2.Response) -> str:
-    return f"status {response.status_code}: {_problem(response).message}"
 
 
 def _described(error: Exception) -> str:
