@@ -46,6 +46,14 @@ def test_other_drafters_are_refused(name: str) -> None:
         device_drafter(name, _info())
 
 
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "a folder"])
+def test_a_drafter_that_was_not_exported_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    own = str(tmp_path) if name == "a folder" else name
+    with pytest.raises(ConfigError, match="run jakiro export-device .* --out FOLDER"):
+        device_drafter(own, _info())
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("small")

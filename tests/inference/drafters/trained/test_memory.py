@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.memory import (
@@ -68,5 +69,6 @@ def test_rows_have_what_the_trunk_reads_and_no_more() -> None:
 def test_only_trained_drafters_have_a_memory() -> None:
     own = TrainedDrafter.for_target(_drafter(), TARGET)
     assert memory_drafter(own) is own
+    assert memory_drafter(CombinedDrafter(own, LookupDrafter())) is own
     assert memory_drafter(LookupDrafter()) is None
     assert memory_drafter(None) is None
