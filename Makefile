@@ -19,7 +19,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference bench bench-engine bench-gpu \
-    bench-vllm wheel clean
+    bench-network bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -101,7 +101,7 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 	$(BIN)/python docs/programs/reference.py
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-adaptation bench-engine bench-gpu bench-vllm: export GOMP_SPINCOUNT ?= 3000
+bench bench-adaptation bench-engine bench-gpu bench-network bench-vllm: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
@@ -117,6 +117,9 @@ bench-vllm: $(READY) $(VLLM)/.ready  ## Compare with vLLM on the CPU: make bench
 
 bench-adaptation: $(READY)  ## Measure learning from traffic: make bench-adaptation ARGS="--code FILE --articles FILE --folder WORK --json RESULT.json"
 	$(BIN)/python docs/programs/bench_adaptation.py $(ARGS)
+
+bench-network: $(READY)  ## Measure texts over simulated networks: make bench-network ARGS="--target T --trained NAME=DRAFTER --prompts FILE --json RESULT.json"
+	$(BIN)/python docs/programs/bench_network.py $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from jakiro.target.adapter import TargetAdapter
+from jakiro.target.ends import TargetEnds
 from jakiro.target.int8_linear import Int8Linear, can_quantize
 from jakiro.target.packed_linear import can_pack, packed_product, reordered, version_of
 
@@ -35,7 +35,7 @@ class DraftHead:
     computed in the format "own".
 
     Args:
-        target: adapter of the target whose head is used.
+        target: target whose head is used; its head may have rows of the draft vocabulary only.
         token_ids: ids of the tokens that may be drafted, in ascending order; None if all tokens may
             be drafted.
         form: format of the copy.
@@ -45,7 +45,7 @@ class DraftHead:
 
     def __init__(
         self,
-        target: TargetAdapter,
+        target: TargetEnds,
         token_ids: Int[Tensor, " drafted"] | None,
         form: HeadForm = "own",
         norm: nn.Module | None = None,
@@ -75,7 +75,7 @@ class DraftHead:
         if type(head) is nn.Linear and not self._is_targets_own:
             return self.target.adjusted(self._product_of(head)(features))
         logits = self.target.logits(features)
-        return logits if self.token_ids is None else logits[..., self.token_ids]
+        return logits[..., self.token_ids] if self._selects_rows else logits
 
     def log_probs(
         self, features: Float[Tensor, "*batch hidden"]
@@ -99,8 +99,13 @@ class DraftHead:
     @property
     def _is_targets_own(self) -> bool:
         """Whether the target itself has all rows in the requested format."""
-        is_there = self.form == "own" or (self.form == "packed" and self.target.modules.is_packed)
-        return self.token_ids is None and is_there
+        is_there = self.form == "own" or (self.form == "packed" and self.target.head_is_packed)
+        return not self._selects_rows and is_there
+
+    @property
+    def _selects_rows(self) -> bool:
+        """Whether the target's head has rows of other tokens than the draft vocabulary."""
+        return self.token_ids is not None and self.target.head_ids is None
 
     def _product_of(self, head: nn.Linear) -> _Product:
         """Return a function that multiplies by the copied rows; copy them again if they changed."""
@@ -111,7 +116,7 @@ class DraftHead:
 
     def _copied(self, head: nn.Linear) -> _Product:
         weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
-        if self.token_ids is not None and self.own is None:
+        if self.token_ids is not None and self._selects_rows and self.own is None:
             self.token_ids = self.token_ids.to(weight.device)
             weight, bias = weight[self.token_ids], None if bias is None else bias[self.token_ids]
         form = self.form if allows_form(head, self.form) else "own"

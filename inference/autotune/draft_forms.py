@@ -52,6 +52,7 @@ def with_forms(
         ConfigError: the machine, the target's head or the drafter does not allow a format.
     """
     if forms == "auto":
+        assert isinstance(drafter.target, TargetAdapter), "a decoder has a whole target"
         forms = known_forms(drafter.target, drafter.model, folder)
     return drafter.in_forms(forms)
 

@@ -18,11 +18,13 @@ from transformers.generation.logits_process import (
 from inference.device.drafting import DeviceDrafting, check_reads_tokens
 from inference.device.link import ServerLink
 from inference.device.loading import device_drafter
+from inference.device.memory import memory_request, rows_of
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Drafter, RequestTicket, request_counter_of
 from inference.remote.client_session import ClientSession
-from inference.remote.messages import ChatMessage, OpenSession
+from inference.remote.messages import ChatMessage, OpenSession, RowEncoding
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import random_stream
 from jakiro.errors import PromptError
@@ -44,10 +46,13 @@ class RemoteDecoder:
     Args:
         url: address of the server.
         drafter: drafter that reads tokens alone, such as `LookupDrafter`, `AdedDrafter`, or a
-            `SmallLMDrafter`; or its name: `lookup`, `aded`, or `lm=MODEL`, a smaller model with the
-            target's tokenizer. None to draft nothing.
+            `SmallLMDrafter`; a `TrainedDrafter`, whose memory a server with the same drafter
+            encodes; or a name: `lookup`, `aded`, or `lm=MODEL`, a smaller model with the target's
+            tokenizer. None to draft nothing.
         key: API key of the server; None if it has no keys.
         patience: seconds without any answer after which a text is given up.
+        memory: encoding of the memory that a trained drafter reads: exact, bf16, or int8. The text
+            follows the same distribution with each of them.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm` for a smaller model.
 
     Attributes:
@@ -55,9 +60,10 @@ class RemoteDecoder:
 
     Raises:
         ConfigError: the server refuses the key or verifies no drafts, or the drafter is unknown or
-            needs the target's hidden states.
+            reads what the server cannot send.
         ResourceError: the server cannot be reached, or is not ready.
-        TargetMismatch: the smaller model has another tokenizer than the target.
+        TargetMismatch: the smaller model has another tokenizer than the target, or the server
+            encodes the memory of another drafter.
 
     Example:
         decoder = RemoteDecoder("http://127.0.0.1:8000/v1", LookupDrafter())
@@ -72,15 +78,17 @@ class RemoteDecoder:
         *,
         key: str | None = None,
         patience: float = 60.0,
+        memory: RowEncoding = "exact",
         **load: Any,
     ) -> None:
-        if isinstance(drafter, Drafter):
+        if isinstance(drafter, Drafter) and not isinstance(drafter, TrainedDrafter):
             check_reads_tokens(drafter)
         self._link = ServerLink(url, key, patience)
         try:
             self.info = self._link.info()
             if isinstance(drafter, str):
                 drafter = device_drafter(drafter, self.info, **load)
+            self._memory = memory_request(drafter, self.info, memory)
         except BaseException:
             self._link.close()
             raise
@@ -185,19 +193,25 @@ class RemoteDecoder:
     def _text(self, prompt: RemotePrompt, **options: Any) -> RemoteText:
         counter = request_counter_of(self.drafter)
         ticket = None if counter is None else counter.take()
-        request = _request(prompt, ticket, **options)
+        request = _request(prompt, ticket, memory=self._memory, **options)
+        offer = None if self._memory is None else self.info.memory
 
         def new_drafting(session: ClientSession) -> DeviceDrafting:
             capacity = len(session.prompt_token_ids) + request.max_tokens
             sampling = _sampling(request, session.samples)
-            return DeviceDrafting(self.drafter, sampling, session.limits, capacity, self._device)
+            rows = None if offer is None else rows_of(self.drafter, offer, request)
+            return DeviceDrafting(
+                self.drafter, sampling, session.limits, capacity, self._device, rows
+            )
 
-        return RemoteText(self._link, request, new_drafting, ticket)
+        return RemoteText(self._link, request, new_drafting, ticket, offer)
 
     @property
     def _device(self) -> torch.device:
         drafter = self.drafter
-        return drafter.model.device if isinstance(drafter, SmallLMDrafter) else torch.device("cpu")
+        if isinstance(drafter, SmallLMDrafter | TrainedDrafter):
+            return drafter.model.device
+        return torch.device("cpu")
 
 
 def _request(

@@ -1,12 +1,16 @@
-"""Draft trees of one text, from its tokens alone, on the machine of the drafter."""
+"""Draft trees of one text on the machine of the drafter, from its tokens and rows of memory."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.base import TokenSession
-from inference.protocol import AdaptiveSession, Budget, Committed, Drafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.protocol import AdaptiveSession, Budget, Committed, Drafter, EncodedMemory
+from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import TreeLimits
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
@@ -24,9 +28,10 @@ class DeviceDrafting:
         limits: largest tree.
         capacity: largest number of tokens of prompt and text.
         device: device of the drafter.
+        rows: form of the rows of memory that the drafter reads; None if it reads tokens alone.
 
     Raises:
-        ConfigError: the drafter needs more than tokens.
+        ConfigError: the drafter needs more than that.
     """
 
     def __init__(
@@ -36,18 +41,39 @@ class DeviceDrafting:
         limits: TreeLimits,
         capacity: int,
         device: torch.device,
+        rows: RowFormat | None = None,
     ) -> None:
         assert sampling.quantizes_drafts, "the server verifies integer weights"
         self._sampling = sampling
         self._device = device
+        self._format = rows
+        # rows of the tokens that the drafter does not know yet
+        self._rows = np.empty((0, 0 if rows is None else rows.num_bytes), np.uint8)
         self._known = 0  # number of tokens before the root that the drafter knows
         self._session = None
         if drafter is not None:
-            check_reads_tokens(drafter)
+            if rows is None:
+                check_reads_tokens(drafter)
+            else:
+                assert isinstance(drafter, TrainedDrafter), "no other drafter reads rows"
+                self._version, self._dtype = drafter.version, drafter.model.dtype
             nodes, depth = drafter.max_nodes, drafter.max_depth
             self._budget = Budget(min(nodes, limits.max_nodes), min(depth, limits.max_depth))
             self._session = drafter.new_session(sampling, capacity + 1 + nodes)
             _check_learns_from_tokens(self._session, drafter)
+
+    @property
+    def row_bytes(self) -> int | None:
+        """The size of a row of memory; None if the drafter reads tokens alone."""
+        return None if self._format is None else self._format.num_bytes
+
+    def add_rows(self, rows: UInt8[np.ndarray, "tokens bytes"]) -> None:
+        """Add the memory of verified tokens, in their order.
+
+        Args:
+            rows: rows of the next tokens.
+        """
+        self._rows = np.concatenate([self._rows, rows])
 
     @torch.inference_mode()
     def tree(self, token_ids: Sequence[int], step: int) -> SequenceTree:
@@ -61,6 +87,8 @@ class DeviceDrafting:
         base_length = torch.tensor([len(token_ids) - 1], device=self._device)
         if self._session is None:
             return DraftTree.empty(base_length, step).sequence_tree()
+        missing = len(token_ids) - 1 - self._known - len(self._rows)
+        assert self._format is None or missing == 0, "the memory ends at the root"
         for end in [*range(self._known + _CHUNK, len(token_ids) - 1, _CHUNK), len(token_ids) - 1]:
             self._session.advance(self._committed(token_ids, end))
             self._known = end
@@ -92,11 +120,20 @@ class DeviceDrafting:
             num_verified=(len(verified),),
             token_ids=on_device([verified]),
             root=on_device([[token_ids[end]]]),
-            memory=None,
+            memory=self._taken_memory(len(verified)),
             start=on_device([self._known]),
             end=on_device([end]),
             is_padded=False,
         )
+
+    def _taken_memory(self, count: int) -> EncodedMemory | None:
+        """Return the memory of the next tokens, whose rows are needed no longer."""
+        if self._format is None:
+            return None
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        tensors = self._format.decoded(rows)
+        own = tuple(tensor.to(self._device, self._dtype) for tensor in tensors)
+        return EncodedMemory(own, self._version)
 
 
 def check_reads_tokens(drafter: Drafter) -> None:

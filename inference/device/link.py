@@ -4,26 +4,37 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import httpx2
+import numpy as np
+from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.client.address import server_address
 from inference.client.patience import seconds_to_wait
-from inference.remote.client_session import Send
+from inference.remote.client_session import Fetch, Send
 from inference.remote.errors import MessageError, StepConflict
+from inference.remote.memory_rows import decode_with_rows
 from inference.remote.messages import (
+    MemoryRows,
     OpenSession,
     SessionOpened,
     Verdict,
     VerifierInfo,
-    WireMessage,
     parse_message,
 )
-from jakiro.errors import ConfigError, JakiroError, PromptError, ResourceError
+from jakiro.errors import (
+    ConfigError,
+    JakiroError,
+    PromptError,
+    ResourceError,
+    TargetMismatch,
+)
 
-MessageT = TypeVar("MessageT", bound=WireMessage)
+AnswerT = TypeVar("AnswerT")
+Rows: TypeAlias = UInt8[np.ndarray, "tokens bytes"]
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_ANSWER = 60.0  # after which the same request is sent again
@@ -32,6 +43,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _REPEATED = {408, 425, 429, 502, 503, 504}  # status codes after which a request is sent again
 _REFUSED = {401, 403}
 _GONE = {404, 410}  # status codes of a session that the server does not have
+
+
+class AnsweredStep(NamedTuple):
+    """The verdict of a step, and rows of memory from the tree's root on."""
+
+    verdict: Verdict
+    rows: Rows | None  # None if the session has no memory
 
 
 @dataclass
@@ -105,7 +123,7 @@ class ServerLink:
         except httpx2.HTTPError as error:
             raise self._unreachable(_described(error)) from error
         if response.status_code in _REPEATED:
-            raise self._unreachable(_summary(response))
+            raise self._not_taken(response)
         if response.status_code != httpx2.codes.OK:
             raise self._refused(response)
         try:
@@ -128,19 +146,25 @@ class ServerLink:
             ResourceError: the server cannot be reached, or has no room.
         """
         body = request.model_dump_json().encode()
-        response, opened = self._answer("POST", "verify/sessions", body, SessionOpened, traffic)
+        parsed = partial(parse_message, kind=SessionOpened)
+        response, opened = self._answer("POST", "verify/sessions", body, parsed, traffic)
         if opened is not None:
             return opened
+        if _problem(response).code == "other_encoder":
+            raise TargetMismatch(_problem(response).message)
         if response.status_code == httpx2.codes.BAD_REQUEST:
             raise PromptError(_problem(response).message)
         raise self._refused(response)
 
-    def submit(self, sent: Send, traffic: LinkTraffic) -> Verdict | None:
+    def submit(
+        self, sent: Send, traffic: LinkTraffic, row_bytes: int | None = None
+    ) -> AnsweredStep | None:
         """Return the verdict of a step; None if the server does not have the session any more.
 
         Args:
             sent: bytes of the tree, which stay the same however often they are sent.
             traffic: counters of the text.
+            row_bytes: size of a row of memory; None if the session has none.
 
         Raises:
             StepConflict: another tree was submitted for this step, by another client.
@@ -149,15 +173,48 @@ class ServerLink:
             ResourceError: the server cannot be reached.
         """
         path = f"verify/sessions/{sent.session}/steps/{sent.step}"
-        response, verdict = self._answer("PUT", path, sent.body, Verdict, traffic)
-        if verdict is not None:
-            return verdict
+        response, answered = self._answer(
+            "PUT", path, sent.body, partial(_answered_step, row_bytes=row_bytes), traffic
+        )
+        if answered is not None:
+            return answered
         if response.status_code in _GONE:
             return None
         problem = _problem(response)
         if response.status_code == httpx2.codes.CONFLICT:
             raise StepConflict(problem.code or "step_conflict", sent.step, problem.next_step)
         if response.status_code == httpx2.codes.BAD_REQUEST:
+            raise MessageError(problem.code or "refused", problem.message)
+        raise self._refused(response)
+
+    def memory(self, asked: Fetch, traffic: LinkTraffic, row_bytes: int) -> Rows | None:
+        """Return rows of memory; None if the server does not have the session any more.
+
+        Args:
+            asked: rows to fetch.
+            traffic: counters of the text.
+            row_bytes: size of a row.
+
+        Raises:
+            MessageError: the server refuses the request.
+            ConfigError: the key is refused.
+            ResourceError: the server cannot be reached.
+        """
+        path = f"verify/sessions/{asked.session}/memory?from={asked.begin}&to={asked.end}"
+
+        def parsed(body: bytes) -> Rows:
+            header, rows = decode_with_rows(body, MemoryRows, row_bytes)
+            if (header.begin, len(rows)) == (asked.begin, asked.end - asked.begin):
+                return rows
+            raise MessageError("other_rows", "the server has sent other rows of memory")
+
+        response, rows = self._answer("GET", path, b"", parsed, traffic)
+        if rows is not None:
+            return rows
+        if response.status_code in _GONE:
+            return None
+        if response.status_code == httpx2.codes.BAD_REQUEST:
+            problem = _problem(response)
             raise MessageError(problem.code or "refused", problem.message)
         raise self._refused(response)
 
@@ -173,9 +230,14 @@ class ServerLink:
             return
 
     def _answer(
-        self, method: str, path: str, body: bytes, kind: type[MessageT], traffic: LinkTraffic
-    ) -> tuple[httpx2.Response, MessageT | None]:
-        """Return the first final response, and its message unless the request was refused."""
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        parsed: Callable[[bytes], AnswerT],
+        traffic: LinkTraffic,
+    ) -> tuple[httpx2.Response, AnswerT | None]:
+        """Return the first final response, and its content unless the request was refused."""
         started, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             wait = pause * (1 + random.random())
@@ -185,17 +247,17 @@ class ServerLink:
                 response = self._http.request(method, path, content=body)
                 traffic.bytes_down += len(response.content)
                 if response.is_success:
-                    return response, parse_message(response.content, kind)
+                    return response, parsed(response.content)
                 if response.status_code not in _REPEATED:
                     return response, None
-                why = _summary(response)
+                failure = self._not_taken(response)
                 if "retry-after" in response.headers:
                     wait = max(wait, seconds_to_wait(response.headers["retry-after"]))
             except (httpx2.HTTPError, MessageError) as error:
-                why = _described(error)
+                failure = self._unreachable(_described(error))
             left = self._patience - (time.monotonic() - started)
             if left <= 0:
-                raise self._unreachable(why)
+                raise failure
             self._sleep(min(wait, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
             traffic.num_repeats += 1
@@ -222,6 +284,20 @@ class ServerLink:
             remedy="check the URL, or start the server with --remote-sessions 8",
         )
 
+    def _not_taken(self, response: httpx2.Response) -> ResourceError:
+        """Return the error for a server that answers, but not to this request for now."""
+        is_limit = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
+        return ResourceError(
+            f"the server at {self.url} takes no more requests for now"
+            if is_limit
+            else f"the server at {self.url} is not ready",
+            expected=f"an answer within {self._patience:g} seconds",
+            got=f"status {response.status_code}: {_problem(response).message}",
+            remedy="end other texts with this key, or try again later"
+            if is_limit
+            else "try again later, or look at the server's messages",
+        )
+
     def _unreachable(self, got: str) -> ResourceError:
         return ResourceError(
             f"cannot reach the server at {self.url}",
@@ -231,16 +307,18 @@ class ServerLink:
         )
 
 
+def _answered_step(body: bytes, row_bytes: int | None) -> AnsweredStep:
+    if row_bytes is None:
+        return AnsweredStep(parse_message(body, Verdict), None)
+    return AnsweredStep(*decode_with_rows(body, Verdict, row_bytes))
+
+
 def _problem(response: httpx2.Response) -> _Problem:
     """Return the error in a response, which may come from anywhere."""
     try:
         return _Refusal.model_validate_json(response.content).error
     except ValidationError:
         return _Problem(message=f"status {response.status_code} without a description")
-
-
-def _summary(response: httpx2.Response) -> str:
-    return f"status {response.status_code}: {_problem(response).message}"
 
 
 def _described(error: Exception) -> str:

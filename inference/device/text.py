@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from inference.device.drafting import DeviceDrafting
-from inference.device.link import LinkTraffic, ServerLink
+from inference.device.link import AnsweredStep, LinkTraffic, Rows, ServerLink
 from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.outputs import GenerateOutput
 from inference.protocol import RequestTicket
-from inference.remote.client_session import ClientSession, Done, Draft, Open, Send
-from inference.remote.messages import OpenSession, Verdict
+from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
+from inference.remote.messages import MemoryOffer, OpenSession
 from inference.remote.step_frame import encode_step
 
 
@@ -45,6 +45,7 @@ class RemoteText:
         new_drafting: function that returns the drafter's side, as soon as it is known whether the
             server samples tokens.
         ticket: ticket of the text, if the drafter learns from it.
+        memory: memory that the server can encode; None if the drafter reads none.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class RemoteText:
         request: OpenSession,
         new_drafting: Callable[[ClientSession], DeviceDrafting],
         ticket: RequestTicket | None = None,
+        memory: MemoryOffer | None = None,
     ) -> None:
         self.traffic = LinkTraffic()
         self.stats = DecodeStats()
         self._link = link
-        self._session = ClientSession(request)
+        self._session = ClientSession(request, 1 if memory is None else memory.max_rows)
         self._new_drafting = new_drafting
         self._ticket = ticket
         self._drafting: DeviceDrafting | None = None
@@ -93,19 +95,44 @@ class RemoteText:
             traffic=self.traffic,
         )
 
-    def _perform(self, action: Open | Draft | Send) -> RemoteStep | None:
+    def _perform(self, action: Open | Fetch | Draft | Send) -> RemoteStep | None:
         """Do the next thing, and return its step if there is one."""
         if isinstance(action, Open):
             return self._open(action)
         if isinstance(action, Draft):
             self._draft(action)
             return None
+        if isinstance(action, Fetch):
+            self._fetch(action)
+            return None
         with self._clock("verify"):
-            verdict = self._link.submit(action, self.traffic)
-        if verdict is None:
+            answered = self._link.submit(action, self.traffic, self._own_drafting.row_bytes)
+        if answered is None:
             self._session.on_gone()
             return None
-        return self._verified(verdict)
+        return self._verified(answered)
+
+    @property
+    def _own_drafting(self) -> DeviceDrafting:
+        """The drafter's side, which is made when it is first used."""
+        if self._drafting is None:
+            self._drafting = self._new_drafting(self._session)
+        return self._drafting
+
+    def _fetch(self, action: Fetch) -> None:
+        drafting = self._own_drafting
+        assert drafting.row_bytes is not None, "only a drafter with a memory fetches rows"
+        with self._clock("prefill"):
+            rows = self._link.memory(action, self.traffic, drafting.row_bytes)
+        if rows is None:
+            self._session.on_gone()
+            return
+        self._add_rows(action.begin, rows)
+
+    def _add_rows(self, begin: int, rows: Rows) -> None:
+        """Pass rows of memory to the drafter, if they are the next ones."""
+        if self._session.on_rows(begin, len(rows)):
+            self._own_drafting.add_rows(rows)
 
     def _open(self, action: Open) -> RemoteStep | None:
         session = self._session
@@ -120,17 +147,20 @@ class RemoteText:
         return self._step(emitted, [BONUS] * len(emitted), [TARGET] * len(emitted), session.text)
 
     def _draft(self, action: Draft) -> None:
-        if self._drafting is None:
-            self._drafting = self._new_drafting(self._session)
+        drafting = self._own_drafting
         with self._clock("draft"):
-            self._tree = tree = self._drafting.tree(action.token_ids, action.step)
+            self._tree = tree = drafting.tree(action.token_ids, action.step)
             token_ids = action.token_ids
             self._session.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
 
-    def _verified(self, verdict: Verdict) -> RemoteStep | None:
-        emitted = self._session.on_verdict(verdict)
+    def _verified(self, answered: AnsweredStep) -> RemoteStep | None:
+        verdict, session = answered.verdict, self._session
+        begin = len(session.prompt_token_ids) + len(session.emitted) - 1
+        emitted = session.on_verdict(verdict)
         if not emitted:
             return None
+        if answered.rows is not None:
+            self._add_rows(begin, answered.rows)
         assert self._tree is not None
         tree = self._tree
         path = tree.follow(emitted[: verdict.num_accepted])

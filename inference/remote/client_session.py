@@ -4,6 +4,9 @@
        ^                                          | nothing arrives: the same bytes again
        `------------- session gone ---------------'   (opened with `resume`; the bytes stay)
 
+If the drafter reads a memory, rows of it arrive with verdicts, and those that are missing, such as
+the prompt's, are fetched before a tree is drafted.
+
 The device owns all that is needed to go on with any server that has the same target: prompt, seed,
 emitted tokens, number of the step, and the bytes that it has submitted.
 """
@@ -19,6 +22,14 @@ class Open(NamedTuple):
     """Open a session."""
 
     request: OpenSession
+
+
+class Fetch(NamedTuple):
+    """Fetch rows of the memory of verified tokens, and pass their number to `on_rows`."""
+
+    session: str
+    begin: int
+    end: int
 
 
 class Draft(NamedTuple):
@@ -42,7 +53,7 @@ class Done(NamedTuple):
     session: str
 
 
-Action: TypeAlias = Open | Draft | Send | Done
+Action: TypeAlias = Open | Fetch | Draft | Send | Done
 
 
 class ClientSession:
@@ -50,10 +61,16 @@ class ClientSession:
 
     Args:
         request: prompt and options; its `resume` is ignored.
+        max_rows: largest number of rows of memory to fetch at once.
+
+    Attributes:
+        num_rows: number of tokens whose memory is known.
     """
 
-    def __init__(self, request: OpenSession) -> None:
+    def __init__(self, request: OpenSession, max_rows: int = 256) -> None:
         self.request = request
+        self.num_rows = 0
+        self._max_rows = max_rows
         self.prompt_token_ids: list[int] = []
         self.emitted: list[int] = []
         self.text = ""
@@ -80,6 +97,9 @@ class ClientSession:
             return Done(self._session)
         if self._pending is not None:
             return Send(self._session, self.next_step, self._pending.body)
+        if self.request.memory is not None and self.num_rows < self._base_length:
+            end = min(self._base_length, self.num_rows + self._max_rows)
+            return Fetch(self._session, self.num_rows, end)
         return Draft(self.next_step, [*self.prompt_token_ids, *self.emitted])
 
     def on_opened(self, opened: SessionOpened) -> None:
@@ -110,8 +130,33 @@ class ClientSession:
         assert isinstance(self.action, Draft), "one tree for each step"
         self._pending = tree
 
+    def on_rows(self, begin: int, count: int) -> bool:
+        """Return whether rows of memory are the next ones, which the drafter then gets.
+
+        Args:
+            begin: position of the first token.
+            count: number of rows.
+
+        Raises:
+            MessageError: there are more rows than verified tokens.
+        """
+        if begin != self.num_rows:
+            return False
+        if begin + count > self._base_length:
+            raise MessageError(
+                "too_many_rows",
+                "the server has sent memory of more tokens than it has verified",
+                expected=f"at most {self._base_length}",
+                got=begin + count,
+            )
+        self.num_rows += count
+        return True
+
     def on_verdict(self, verdict: Verdict) -> list[int]:
         """Return the tokens that a verdict emits; none if it is the verdict of an earlier step.
+
+        Rows of memory that come with the verdict begin with that of the tree's root; pass them to
+        `on_rows` afterwards.
 
         Args:
             verdict: verdict of any step.
@@ -141,6 +186,11 @@ class ClientSession:
     def on_gone(self) -> None:
         """Open another session next; bytes that were submitted stay binding."""
         self._session = None
+
+    @property
+    def _base_length(self) -> int:
+        """The number of tokens before the root."""
+        return len(self.prompt_token_ids) + len(self.emitted) - 1
 
     def _opening(self) -> OpenSession:
         if not self.emitted:

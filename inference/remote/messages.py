@@ -13,6 +13,9 @@ _MAX_ERRORS = 1000  # number of errors of a message from which they are not look
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+RowDtype = Literal["float32", "bfloat16", "float16"]
+RowEncoding = Literal["exact", "bf16", "int8"]
+EncoderId = Annotated[str, Field(min_length=1, max_length=128)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
@@ -39,6 +42,31 @@ class ChatMessage(WireMessage):
     content: str
 
 
+class MemoryRequest(WireMessage):
+    """The memory that a device's drafter reads of each verified token.
+
+    The server sends one row for each token: with a verdict those of the newest tokens, and others
+    when they are asked for.
+    """
+
+    encoder: EncoderId  # fingerprint of what encodes memory
+    encoding: RowEncoding
+
+
+class MemoryOffer(WireMessage):
+    """The memory that a server can encode."""
+
+    encoder: EncoderId  # as in `MemoryRequest`
+    dtype: RowDtype  # dtype in which memory is computed
+    max_rows: int = Field(256, ge=1)  # largest number of rows of one answer
+
+
+class MemoryRows(WireMessage):
+    """The header of rows of memory, which follow as a tensor."""
+
+    begin: Count  # position of the first token
+
+
 class OpenSession(WireMessage):
     """A prompt to continue, and the options by which the server selects tokens.
 
@@ -61,6 +89,7 @@ class OpenSession(WireMessage):
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     stop: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field([], max_length=4)
+    memory: MemoryRequest | None = None  # None if the drafter reads tokens alone
     resume: Progress | None = None
 
 
@@ -84,6 +113,7 @@ class VerifierInfo(WireMessage):
     vocab_size: int = Field(ge=1)
     capacity: int = Field(ge=1)  # largest number of tokens of prompt and text
     limits: TreeLimits
+    memory: MemoryOffer | None = None  # None if the server has no drafter with a memory
 
 
 class SessionOpened(WireMessage):
@@ -109,7 +139,11 @@ class StepHeader(WireMessage):
 
 
 class Verdict(WireMessage):
-    """The tokens that the server has emitted for a submitted tree."""
+    """The tokens that the server has emitted for a submitted tree.
+
+    If the session has a memory, the rows of the newest verified tokens follow as a tensor, from the
+    root of the tree on; none if the text is complete.
+    """
 
     step: Count
     digest: Digest  # of the tree

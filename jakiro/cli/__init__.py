@@ -22,6 +22,7 @@ from jakiro.cli.chat import chat
 from jakiro.cli.connect import connect
 from jakiro.cli.data import data
 from jakiro.cli.demo import demo
+from jakiro.cli.export_device import export_device
 from jakiro.cli.export_drafter import export_drafter
 from jakiro.cli.features import features
 from jakiro.cli.fetch import fetch
@@ -56,10 +57,13 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (init, train, features, plot, ablate),
     "Measure": (bench, verify, throughput),
     "Data": (prepare, regenerate, synthesize),
-    "Exchange": (import_drafter, export_drafter),
+    "Exchange": (import_drafter, export_drafter, export_device),
 }
 # Names of commands whose functions have other names.
-_NAMES = {import_drafter: "import", export_drafter: "export"}
+_NAMES = {
+    import_drafter: "import",
+    export_drafter: "export",
+}
 _GROUPS = {"Decode": (aded, adapt), "Measure": (profile,), "Data": (data,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every

@@ -27,16 +27,9 @@ def generate(
         str, typer.Argument(help="Question to answer or text to continue; - for standard input.")
     ],
     target: options.TargetOfDrafter = None,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw",
-            help="Continue the prompt as plain text. By default, the target's chat template is "
-            "used, if there is one.",
-        ),
-    ] = False,
+    raw: options.Raw = False,
     system: options.System = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of new tokens.")] = 128,
+    max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -53,9 +46,7 @@ def generate(
     captured: options.Captured = False,
     other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Print statistics to standard error.")
-    ] = False,
+    stats: options.Stats = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:

@@ -88,6 +88,16 @@ Temperature = Annotated[
 System = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System prompt: instructions for a chat model.")
 ]
+Raw = Annotated[
+    bool,
+    typer.Option(
+        "--raw",
+        help="Continue the prompt as plain text. By default, the target's chat template is used, "
+        "if there is one.",
+    ),
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Largest number of new tokens.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print statistics to standard error.")]
 TreeChoice = Annotated[
     Literal["auto", "fixed"],
     typer.Option(

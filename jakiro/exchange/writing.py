@@ -68,7 +68,7 @@ def write_import(drafter: JakiroDrafter, folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    with _written(folder) as partial:
+    with written_folder(folder) as partial:
         drafter.save_pretrained(partial)
         write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
 
@@ -84,7 +84,7 @@ def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Pat
     Raises:
         OSError: the folder cannot be written.
     """
-    with _written(folder) as partial:
+    with written_folder(folder) as partial:
         partial.mkdir()
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         write_atomically(partial / "config.json", json.dumps(config, indent=2) + "\n")
@@ -101,8 +101,15 @@ def checksums_in(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _written(folder: Path) -> Iterator[Path]:
-    """Yield the temporary path of a folder, which gets its name when it is complete."""
+def written_folder(folder: Path) -> Iterator[Path]:
+    """Yield the temporary path of a folder, which gets its name when it is complete.
+
+    Args:
+        folder: folder to write, which must not exist yet.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
         yield partial

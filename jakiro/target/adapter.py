@@ -27,6 +27,7 @@ from jakiro.target.checks import (
     storing_layers,
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
+from jakiro.target.ends import TargetEnds
 from jakiro.target.key_rotation import KeyRotation, measured_rotation
 from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
 from jakiro.target.step import (
@@ -93,7 +94,7 @@ def compile_mode(device: torch.device) -> str | None:
     return "reduce-overhead" if device.type == "cuda" else None
 
 
-class TargetAdapter:
+class TargetAdapter(TargetEnds):
     """Runs a causal LM over chains and trees of tokens with a `SlotCache`; never changes weights.
 
     Args:
@@ -164,15 +165,10 @@ class TargetAdapter:
             return self.adjusted(self.modules.output(twice)[0]).reshape(*features.shape[:-1], -1)
         return self.adjusted(self.modules.output(features))
 
-    def adjusted(self, logits: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
-        """Return the head's raw logits after the model family's scaling and soft-capping."""
-        if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
-            logits = logits / divisor
-        if (factor := getattr(self.config, "logit_scale", None)) is not None:
-            logits = logits * factor
-        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:
-            logits = cap * torch.tanh(logits / cap)
-        return logits
+    @property
+    def head_is_packed(self) -> bool:
+        """Whether the head computes with reordered weights."""
+        return self.modules.is_packed
 
     def forward(self, step: StepInput, cache: SlotCache) -> StepOutput:
         """Run the target on tokens and return their features.

@@ -99,7 +99,7 @@ def load_causal_lm(
         ResourceError: there is too little memory for the model.
     """
     if dtype is not None:
-        load["dtype"] = _torch_dtype(dtype)
+        load["dtype"] = torch_dtype(dtype)
     if attn_implementation is not None:
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
@@ -121,7 +121,15 @@ def load_causal_lm(
     return cast(PreTrainedModel, model.eval())
 
 
-def _torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+def torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Return the dtype of a name; "auto" and dtypes are unchanged.
+
+    Args:
+        dtype: torch dtype, or a name such as bfloat16 or bf16.
+
+    Raises:
+        ConfigError: there is no such dtype.
+    """
     if not isinstance(dtype, str) or dtype == "auto":
         return dtype
     found = TORCH_DTYPES.get(dtype, getattr(torch, dtype, None))

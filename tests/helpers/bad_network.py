@@ -22,12 +22,14 @@ class BadNetwork:
         server: address of the server, which may change.
         schedule: faults; the first request has the number 0.
         num_requests: number of requests so far.
+        on_reply: function that gets the path of each request and the server's reply to it.
     """
 
     def __init__(self, server: str, schedule: Schedule = lambda _number, _path: PASSED) -> None:
         self.server = server
         self.schedule = schedule
         self.num_requests = 0
+        self.on_reply: Callable[[str, bytes], object] = lambda _path, _body: None
         self._lock = Lock()
         self._http = ThreadingHTTPServer(
             ("127.0.0.1", 0), type("Handler", (_Handler,), {"network": self})
@@ -76,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, content = self._forwarded(body)
+        self.network.on_reply(self.path, content)
         if fault == UNANSWERED:
             self.close_connection = True
             return

@@ -30,6 +30,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode
 from jakiro.target.attention_kernels import without_cudnn
+from jakiro.target.ends import TargetEnds
 from jakiro.target.packed_linear import packed_copy
 from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.step import StepOutput
@@ -41,7 +42,8 @@ class TrainedDrafter(Drafter):
 
     Args:
         drafter: trained model.
-        target: target that supplies embeddings and logits.
+        target: target that supplies embeddings and logits; without its layers, the drafter's memory
+            must come from elsewhere.
         trees: shapes of the trees, which may have more autoregressive levels than in training.
         forms: formats of the weights that the drafter computes with. The model does not change.
 
@@ -55,7 +57,7 @@ class TrainedDrafter(Drafter):
     def __init__(
         self,
         drafter: JakiroDrafter,
-        target: TargetAdapter,
+        target: TargetEnds,
         trees: TreeShape | TreePlan,
         forms: DraftForms = OWN_FORMS,
     ) -> None:
@@ -77,7 +79,10 @@ class TrainedDrafter(Drafter):
         self.target = target
         self.head = drafter.draft_head(target, forms.head)
         tail = drafter.config.settings.tail_layers
-        self.tail = TargetTail(target, tail) if tail else None
+        self.tail: TargetTail | None = None
+        if tail:
+            assert isinstance(target, TargetAdapter), "its last layers are needed"
+            self.tail = TargetTail(target, tail)
         self.needs = frozenset({"memory"})
         self.hidden_states = drafter.state_sources.hidden_states
         self.version = drafter.config.target_record.fingerprint

@@ -5,7 +5,7 @@ from typing import Literal
 from jakiro.draft_head import HeadForm, allows_form
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.target.adapter import TargetAdapter
+from jakiro.target.ends import TargetEnds
 from jakiro.target.packed_linear import can_pack
 from jakiro.utils.settings import Settings
 
@@ -31,7 +31,7 @@ OWN_FORMS = DraftForms()
 FormChoice = DraftForms | Literal["auto"]  # "auto": the fastest formats on this machine
 
 
-def head_forms(target: TargetAdapter, model: JakiroDrafter | None = None) -> tuple[HeadForm, ...]:
+def head_forms(target: TargetEnds, model: JakiroDrafter | None = None) -> tuple[HeadForm, ...]:
     """Return the formats of the draft head that a target, a drafter and this machine allow.
 
     Args:
@@ -52,7 +52,7 @@ def can_pack_layers(model: JakiroDrafter) -> bool:
     return model._compiled_call_impl is None and can_pack(model)
 
 
-def check_forms(forms: DraftForms, target: TargetAdapter, model: JakiroDrafter) -> None:
+def check_forms(forms: DraftForms, target: TargetEnds, model: JakiroDrafter) -> None:
     """Raise an error if a drafter cannot compute with the given formats of weights.
 
     Args:

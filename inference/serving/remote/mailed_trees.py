@@ -19,6 +19,7 @@ class MailedTrees(Drafter):
 
     Args:
         limits: limits that every tree has been checked against.
+        hidden_states: indices of the target's hidden states that the device's memory is made of.
 
     Attributes:
         tree: next tree, which `receive_tree` has accepted; None for a step without drafts.
@@ -26,8 +27,9 @@ class MailedTrees(Drafter):
 
     proposer_names = ("device",)
 
-    def __init__(self, limits: TreeLimits) -> None:
+    def __init__(self, limits: TreeLimits, hidden_states: tuple[int, ...] = ()) -> None:
         self._limits = limits
+        self.hidden_states = hidden_states
         self.tree: TreeTensors | None = None
 
     @property

@@ -3,6 +3,7 @@
 GET    /v1/verify                           target and limits
 POST   /v1/verify/sessions                  open a session, or go on with a text
 PUT    /v1/verify/sessions/ID/steps/N       submit the tree of a step; may be repeated
+GET    /v1/verify/sessions/ID/memory        memory of verified tokens, with ?from=0&to=256
 GET    /v1/verify/sessions/ID               state of a session
 DELETE /v1/verify/sessions/ID               end a session
 """
@@ -22,7 +23,8 @@ MAX_STEP_BYTES = 262_144  # largest size of a frame with a draft tree
 REPLAYED = "jakiro-replayed"  # header of a verdict that was sent before
 
 _JSON = "application/json"
-_MAX_STEP_DIGITS = 9
+_BYTES = "application/octet-stream"
+_MAX_DIGITS = 9
 
 
 def remote_routes() -> list[Route]:
@@ -33,6 +35,7 @@ def remote_routes() -> list[Route]:
         Route("/v1/verify/sessions", _open, methods=["POST"]),
         Route(session, _status, methods=["GET"]),
         Route(session, _close, methods=["DELETE"]),
+        Route(f"{session}/memory", _memory, methods=["GET"]),
         Route(f"{session}/steps/{{step}}", _submit, methods=["PUT"]),
     ]
 
@@ -58,7 +61,14 @@ async def _submit(request: HttpRequest) -> Response:
     body = await _limited_body(request)
     decided = await sessions.submit(user, _session(request), _step(request), body)
     headers = {REPLAYED: "1"} if decided.is_replay else {}
-    return Response(decided.body, headers=headers, media_type=_JSON)
+    kind = _BYTES if decided.has_rows else _JSON
+    return Response(decided.body, headers=headers, media_type=kind)
+
+
+async def _memory(request: HttpRequest) -> Response:
+    begin, end = (_number(str(request.query_params.get(own, "")), own) for own in ("from", "to"))
+    rows = await _sessions(request).memory(_user(request), _session(request), begin, end)
+    return Response(rows, media_type=_BYTES)
 
 
 async def _status(request: HttpRequest) -> Response:
@@ -103,15 +113,18 @@ def _session(request: HttpRequest) -> str:
 
 
 def _step(request: HttpRequest) -> int:
-    step = str(request.path_params["step"])
-    if not (step.isascii() and step.isdigit() and len(step) <= _MAX_STEP_DIGITS):
+    return _number(str(request.path_params["step"]), "the number of the step")
+
+
+def _number(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise ApiError(
             400,
-            "the number of the step cannot be used; expected: a positive integer; "
-            f"got: {step[:20]!r}; remedy: send steps in the order 1, 2, 3",
+            f"{name} cannot be used; expected: an integer from 0 on; got: {text[:20]!r}; "
+            "remedy: count steps and positions in decimal digits",
             code="malformed_message",
         )
-    return int(step)
+    return int(text)
 
 
 def _message(message: WireMessage, status: int = 200) -> Response:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from inference.drafters.trained.memory import memory_drafter
 from inference.generation.prompts import Prompt
 from inference.remote.errors import MessageError, SessionGone, StepConflict
 from inference.remote.messages import (
@@ -15,11 +16,11 @@ from inference.remote.messages import (
     TreeLimits,
     Verdict,
     VerifierInfo,
-    parse_message,
 )
 from inference.remote.step_frame import decode_step
 from inference.serving.api_error import ApiError
 from inference.serving.checks.keys import User
+from inference.serving.remote.memory_source import memory_offer, memory_source
 from inference.serving.remote.registry import RegisteredSession, SessionRegistry, gone
 from inference.serving.remote.verification_session import VerificationSession
 from inference.serving.scheduling.decoding_options import DecodingOptions
@@ -39,6 +40,7 @@ class DecidedStep(NamedTuple):
 
     body: bytes
     is_replay: bool  # whether it was stored already
+    has_rows: bool  # whether the body is a frame with rows of memory, instead of JSON
 
 
 class RemoteSessions:
@@ -117,10 +119,28 @@ class RemoteSessions:
             outcome = "replayed" if found.is_replay else "decided"
         finally:
             self._service.telemetry.remote_steps.labels(outcome).inc()
-        count = self._service.telemetry.remote_bytes
-        count.labels("up").inc(len(body))
-        count.labels("down").inc(len(found.body))
+        self._count_bytes(len(body), len(found.body))
         return found
+
+    async def memory(self, user: User, session_id: str, begin: int, end: int) -> bytes:
+        """Return rows of the memory of verified tokens.
+
+        Args:
+            user: user who asks for them.
+            session_id: id of the session.
+            begin: position of the first token.
+            end: position after the last token.
+
+        Raises:
+            ApiError: there is no such session, or no such memory.
+        """
+        session = self._found(user, session_id)
+        verification = session.verification
+        assert verification is not None, "ids are known once sessions are open"
+        with self._service.active(), session.answering():
+            body = await self._on_engine(partial(verification.memory_rows, begin, end))
+        self._count_bytes(0, len(body))
+        return body
 
     def status(self, user: User, session_id: str) -> SessionStatus:
         """Return the state of a session.
@@ -174,6 +194,11 @@ class RemoteSessions:
         session.user.rate.count_tokens(len(request.token_ids))
         self._service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
         decoder = model.engine.decoder
+        offer = (await self.info()).memory
+        try:
+            memory = memory_source(decoder.drafter, offer, message.memory)
+        except MessageError as error:
+            raise _explained(error) from error
         make = partial(
             VerificationSession,
             decoder.target,
@@ -181,6 +206,7 @@ class RemoteSessions:
             model.tokenizer,
             self.limits,
             message.resume,
+            memory,
             stops=options.stops,
             threads=decoder.compute.threads,
         )
@@ -213,12 +239,19 @@ class RemoteSessions:
         def decide() -> DecidedStep:
             num_replays = verification.book.num_replays
             verdict = verification.submit(step, received)
-            return DecidedStep(verdict, verification.book.num_replays > num_replays)
+            is_replay = verification.book.num_replays > num_replays
+            return DecidedStep(verdict, is_replay, verification.sends_rows)
 
         found = await self._on_engine(decide)
         if not found.is_replay:
-            self._count(session, len(received.tree.token_ids), parse_message(found.body, Verdict))
+            assert verification.verdict is not None, "the step was decided just now"
+            self._count(session, len(received.tree.token_ids), verification.verdict)
         return found
+
+    def _count_bytes(self, up: int, down: int) -> None:
+        count = self._service.telemetry.remote_bytes
+        count.labels("up").inc(up)
+        count.labels("down").inc(down)
 
     def _count(self, session: RegisteredSession, num_drafted: int, verdict: Verdict) -> None:
         session.user.rate.count_tokens(len(verdict.emitted))
@@ -278,7 +311,10 @@ def memory_note(model: LoadedModel, num_sessions: int) -> str:
     """
     engine = model.engine
     longest = engine.capacity + 1 + TreeLimits().max_nodes
-    size = engine.decoder.target.new_cache(1, 1).bytes_per_token * longest
+    own = memory_drafter(engine.decoder.drafter)
+    hidden_states = () if own is None else own.hidden_states
+    cache = engine.decoder.target.new_cache(1, 1, hidden_states)
+    size = cache.bytes_per_token * longest
     return (
         f"up to {num_sessions} texts whose drafts other machines send take up to "
         f"{size / 1e6:.1f} MB each, {num_sessions * size / 1e6:.1f} MB together"
@@ -296,6 +332,7 @@ def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
         vocab_size=spec.vocab_size,
         capacity=model.engine.capacity,
         limits=limits,
+        memory=memory_offer(model.engine.decoder.drafter),
     )
 
 

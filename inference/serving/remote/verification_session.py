@@ -7,7 +7,9 @@ therefore the one that the engine writes alone with the same trees, whatever is 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
 from transformers import PreTrainedTokenizerBase
 
 from inference.engine.batch import DecodeBatch
@@ -17,13 +19,15 @@ from inference.engine.policy import AlwaysDraft
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.engine.threads import num_threads
-from inference.remote.errors import MessageError
-from inference.remote.messages import Progress, TreeLimits, Verdict
+from inference.remote.errors import MessageError, SessionGone
+from inference.remote.memory_rows import encode_with_rows
+from inference.remote.messages import MemoryRows, Progress, TreeLimits, Verdict
 from inference.remote.received_tree import receive_tree
 from inference.remote.step_book import Decision, StepBook
 from inference.remote.step_frame import ReceivedStep
 from inference.serving.answers.incremental_text import IncrementalText
 from inference.serving.remote.mailed_trees import MailedTrees
+from inference.serving.remote.memory_source import MAX_NEWEST_ROWS, MAX_ROWS, MemorySource
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -38,12 +42,14 @@ class VerificationSession(DecodeBatch):
         tokenizer: the target's tokenizer.
         limits: largest tree.
         resume: text of an earlier session to go on with; None to begin.
+        memory: source of the memory that the device drafts with; None if it drafts from tokens.
         stops: strings that end the text, which the stop rule knows as well.
         threads: number of threads that decoding steps compute with on a CPU; None for torch's
             current number.
 
     Attributes:
         is_open: whether the prompt has been read, so that trees can be submitted.
+        verdict: verdict of the last step; None if there is none.
 
     Raises:
         MessageError: the text to go on with is complete before its end, or not a text of the
@@ -57,17 +63,20 @@ class VerificationSession(DecodeBatch):
         tokenizer: PreTrainedTokenizerBase,
         limits: TreeLimits,
         resume: Progress | None = None,
+        memory: MemorySource | None = None,
         *,
         stops: Sequence[str] = (),
         threads: int | None = None,
     ) -> None:
-        self._trees = MailedTrees(limits)
+        self._memory = memory
+        self._trees = MailedTrees(limits, () if memory is None else memory.hidden_states)
         self.limits = limits
         self.text = ""
         self._incremental = IncrementalText(tokenizer, stops)
         self._state = SequenceState.of(0, request)
         self._root: int | None = None  # last token of a text to go on with, while it is read
         self.book = StepBook()
+        self.verdict: Verdict | None = None
         if resume is not None:
             self._continue(resume, target.spec.vocab_size)
         self.is_open = self._state.is_finished
@@ -86,6 +95,11 @@ class VerificationSession(DecodeBatch):
     def length(self) -> int:
         """The number of tokens of prompt and text."""
         return len(self._state.token_ids)
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether verdicts are frames with rows of memory, instead of JSON."""
+        return self._memory is not None
 
     @property
     def is_finished(self) -> bool:
@@ -140,6 +154,31 @@ class VerificationSession(DecodeBatch):
         assert self.book.last is not None
         return self.book.last.body
 
+    @torch.inference_mode()
+    def memory_rows(self, begin: int, end: int) -> bytes:
+        """Return rows of the memory of verified tokens, which are encoded from the target's cache.
+
+        Args:
+            begin: position of the first token.
+            end: position after the last token.
+
+        Raises:
+            MessageError: the session has no memory of these tokens.
+            SessionGone: the session was closed.
+        """
+        if self.book.is_gone:
+            raise SessionGone
+        length = 0 if self.is_finished or self._memory is None else len(self._state.token_ids) - 1
+        if self._memory is None or not 0 <= begin < end <= min(length, begin + MAX_ROWS):
+            raise MessageError(
+                "memory_range",
+                "there is no memory of these tokens",
+                expected=f"at most {MAX_ROWS} positions from 0 to {length}",
+                got=f"{begin} to {end}",
+            )
+        rows = self._memory.rows(self.context.cache, self._state.token_ids, begin, end)
+        return encode_with_rows(MemoryRows(begin=begin), rows)
+
     def close(self) -> None:
         """Free the caches; all later submissions are refused."""
         self.book.close()
@@ -182,7 +221,8 @@ class VerificationSession(DecodeBatch):
             with num_threads(self.threads):
                 (decoded,) = self.step()
             text = self._publish(decoded)
-        verdict = Verdict(
+            rows = self._newest_rows(received.header.base_length)
+        self.verdict = verdict = Verdict(
             step=step,
             digest=received.header.digest,
             emitted=decoded.token_ids,
@@ -192,7 +232,21 @@ class VerificationSession(DecodeBatch):
         )
         if decoded.finished:
             self.context.close()
+        if rows is not None:
+            return encode_with_rows(verdict, rows)
         return verdict.model_dump_json().encode()
+
+    def _newest_rows(self, begin: int) -> UInt8[np.ndarray, "tokens bytes"] | None:
+        """Return the rows from position `begin` on; None if the device reads no memory.
+
+        A complete text needs no rows, and those of many tokens are asked for later.
+        """
+        if self._memory is None:
+            return None
+        end = begin if self.is_finished else len(self._state.token_ids) - 1
+        with torch.inference_mode():
+            own = (self._state.token_ids, begin, min(end, begin + MAX_NEWEST_ROWS))
+            return self._memory.rows(self.context.cache, *own)
 
     def _publish(self, step: DecodeStep) -> str:
         """Return the text that a step adds.

@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from helpers.models import tiny_drafter
 from helpers.serving import Running
 
 from inference import SpeculativeDecoder
@@ -15,10 +14,9 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import DraftSession
 from inference.sampling.options import Sampling
-from jakiro.errors import ConfigError, PromptError
+from jakiro.errors import PromptError
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 OPTIONS: list[dict[str, Any]] = [
@@ -157,11 +155,3 @@ def test_what_cannot_be_used_is_named(
 ) -> None:
     with pytest.raises(PromptError, match=message):
         remote.generate(prompt, **options)
-
-
-def test_a_drafter_that_needs_the_target_is_refused(
-    decoder: SpeculativeDecoder, server: Running
-) -> None:
-    drafter = TrainedDrafter.for_target(tiny_drafter(decoder.target), decoder.target)
-    with pytest.raises(ConfigError, match="hidden states, which stay on the server"):
-        RemoteDecoder(server.url, drafter)

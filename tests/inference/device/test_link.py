@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
 from helpers.false_server import Made, false_server
-from helpers.serving import Running, running
+from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
@@ -61,5 +61,21 @@ def test_patience_ends(server: Running, fault: str) -> None:
     ):
         steps = remote.steps([1, 2], **SHORT)
         assert len([next(steps), next(steps)]) == 2
-        with pytest.raises(ResourceError, match="cannot reach the server"):
+        message = "is not ready" if fault == BUSY else "cannot reach the server"
+        with pytest.raises(ResourceError, match=message):
             next(steps)
+
+
+def test_a_limit_that_lasts_longer_than_patience_is_named() -> None:
+    with (
+        running(tiny_decoder(), remote_sessions=1) as small,
+        RemoteDecoder(small.url) as first,
+        RemoteDecoder(small.url, patience=0.1) as second,
+    ):
+        steps = first.steps([1, 2], temperature=0, max_new_tokens=20)
+        next(steps)
+        with pytest.raises(ResourceError, match="takes no more requests for now") as found:
+            second.generate([3, 4], **SHORT)
+        steps.close()
+    assert "status 429" in str(found.value)
+    assert "cannot reach" not in str(found.value)

@@ -42,8 +42,16 @@ def test_drafters_without_a_model_have_names() -> None:
 
 @pytest.mark.parametrize("name", ["aded=table", "some/drafter", "lookup+lm=x", "loookup", ""])
 def test_other_drafters_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, or none"):
+    with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, none, or a folder"):
         device_drafter(name, _info())
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "a folder"])
+def test_a_drafter_that_was_not_exported_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    own = str(tmp_path) if name == "a folder" else name
+    with pytest.raises(ConfigError, match=r"run jakiro export-device .* --out FOLDER"):
+        device_drafter(own, _info())
 
 
 @pytest.fixture(scope="module")

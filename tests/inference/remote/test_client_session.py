@@ -4,9 +4,9 @@ import pytest
 from helpers.remote import mixed, opened_device, opening, sequence_tree, tensors
 
 from inference.draft_tree import ROOT
-from inference.remote.client_session import ClientSession, Done, Draft, Open, Send
+from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
 from inference.remote.errors import MessageError
-from inference.remote.messages import OpenSession, Progress, Verdict
+from inference.remote.messages import MemoryRequest, OpenSession, Progress, Verdict
 from inference.remote.step_frame import SubmittedTree, encode_step
 
 REQUEST = OpenSession(prompt="a prompt", seed=3, max_tokens=9)
@@ -109,3 +109,53 @@ def test_a_text_that_becomes_longer_than_was_requested_is_refused() -> None:
         device.on_verdict(_verdict(TREE))
     with pytest.raises(MessageError, match="more tokens than were requested"):
         opened_device().on_opened(opening((0, 1)).model_copy(update={"emitted": [1] * 10}))
+
+
+def _with_memory(prefix: tuple[int, ...] = (0, 5, 6, 7, 1), max_rows: int = 3) -> ClientSession:
+    """Return a session whose drafter reads a memory, after it was opened."""
+    memory = MemoryRequest(encoder="a", encoding="exact")
+    request = OpenSession(prompt=list(prefix[:-1]), seed=0, max_tokens=9, memory=memory)
+    device = ClientSession(request, max_rows)
+    device.on_opened(opening(prefix))
+    return device
+
+
+def test_memory_is_fetched_in_parts_before_a_tree_is_drafted() -> None:
+    device = _with_memory()
+    assert device.action == device.action == Fetch("a", 0, 3)
+    assert device.on_rows(0, 3)
+    assert device.action == Fetch("a", 3, 4)
+    assert device.on_rows(3, 1)
+    assert device.action == Draft(1, [0, 5, 6, 7, 1])
+
+
+def test_rows_count_once_and_in_their_order() -> None:
+    device = _with_memory()
+    assert not device.on_rows(1, 2)
+    assert device.on_rows(0, 3)
+    assert not device.on_rows(0, 3)
+    assert device.num_rows == 3
+    with pytest.raises(MessageError, match="memory of more tokens than it has verified"):
+        device.on_rows(3, 2)
+
+
+def test_missing_rows_of_a_verdict_are_fetched() -> None:
+    device = _with_memory(max_rows=9)
+    device.on_rows(0, 4)
+    tree = encode_step(4, 1, sequence_tree(mixed()))
+    device.submit(tree)
+    device.on_verdict(_verdict(tree))
+    assert device.action == Fetch("a", 4, 6)
+    assert device.on_rows(4, 1)  # of the root alone
+    assert device.action == Fetch("a", 5, 6)
+    device.on_rows(5, 1)
+    assert device.action == Draft(2, [0, 5, 6, 7, 1, 3, 4])
+
+
+def test_memory_stays_known_if_the_session_is_lost() -> None:
+    device = _with_memory()
+    device.on_rows(0, 3)
+    device.on_gone()
+    assert isinstance(device.action, Open)
+    device.on_opened(opening((0, 5, 6, 7, 1)))
+    assert device.action == Fetch("a", 3, 4)

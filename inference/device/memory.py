@@ -1,0 +1,69 @@
+"""The memory that a device's trained drafter reads, which a server with its encoders sends."""
+
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.memory import encoder_fingerprint, memory_drafter, row_format
+from inference.protocol import Drafter
+from inference.remote.memory_rows import RowFormat
+from inference.remote.messages import (
+    MemoryOffer,
+    MemoryRequest,
+    OpenSession,
+    RowEncoding,
+    VerifierInfo,
+)
+from jakiro.errors import ConfigError, TargetMismatch
+
+
+def memory_request(
+    drafter: Drafter | None, info: VerifierInfo, encoding: RowEncoding
+) -> MemoryRequest | None:
+    """Return the memory to ask for; None if the drafter reads tokens alone.
+
+    Args:
+        drafter: drafter of the device.
+        info: target of the server, and the memory that it can encode.
+        encoding: encoding of the rows.
+
+    Raises:
+        ConfigError: the server has no trained drafter, or the device's drafter needs layers of the
+            target.
+        TargetMismatch: the server's drafter has other encoders, or another target.
+    """
+    if not isinstance(drafter, TrainedDrafter):
+        return None
+    if memory_drafter(drafter) is None:
+        raise ConfigError(
+            "this drafter computes with the target's last layers, which stay on the server",
+            expected="a drafter without tail_layers",
+            got=f"tail_layers: {drafter.model.config.settings.tail_layers}",
+            remedy="let the server draft with jakiro serve --drafter, or train another drafter",
+        )
+    if info.memory is None:
+        raise ConfigError(
+            f"the server of {info.model} encodes no memory for a trained drafter",
+            expected="a server with the same drafter",
+            got="a server without a trained drafter",
+            remedy="start it with jakiro serve --drafter DRAFTER --remote-sessions 8",
+        )
+    encoder = encoder_fingerprint(drafter.model)
+    if encoder != info.memory.encoder:
+        raise TargetMismatch(
+            f"the server of {info.model} has another drafter than this machine",
+            expected=f"a drafter with the encoders {info.memory.encoder}",
+            got=encoder,
+            remedy="use the drafter that the server was started with",
+        )
+    return MemoryRequest(encoder=encoder, encoding=encoding)
+
+
+def rows_of(drafter: Drafter | None, offer: MemoryOffer, request: OpenSession) -> RowFormat:
+    """Return the form of the rows of a text.
+
+    Args:
+        drafter: trained drafter.
+        offer: memory that the server can encode.
+        request: message that opens the session, with a request for memory.
+    """
+    assert isinstance(drafter, TrainedDrafter), "no other drafter has a memory"
+    assert request.memory is not None, "ask for memory first"
+    return row_format(drafter.model, offer.dtype, request.memory.encoding)

@@ -1,0 +1,46 @@
+"""The program that measures texts over simulated networks goes on where it was stopped."""
+
+import json
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.adaptation import save_pair
+
+PROGRAM = Path(__file__).parents[2] / "docs" / "programs" / "bench_network.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_texts_are_measured_in_stretches_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = save_pair(tmp_path)
+    lines = [json.dumps({"prompt": f"def f {number}"}) for number in range(2)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    spec = spec_from_file_location("bench_network", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    given = ["--target", pair / "target", "--trained", f"own={pair / 'drafter'}"]
+    given += ["--lm", pair / "target", "--prompts", tmp_path / "prompts.jsonl", "--tokens", 6]
+    given += ["--capacity", 64, "--profiles", "LAN", "disconnections", "--num-prompts", 2]
+    words = ["bench", *map(str, given), "--json", str(tmp_path / "result.json")]
+    codes = []
+    for minutes in ("0.001", "0.03", "9"):
+        monkeypatch.setattr(sys, "argv", [*words, "--minutes", minutes])
+        codes.append(module.main())
+    assert codes[-1] == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    keys = [tuple(row[name] for name in module.KEY) for row in result["rows"]]
+    assert len(keys) == len(set(keys)) == 2 * 2 * (2 * 5 + 1)
+    assert all(row["is_exact"] for row in result["rows"])
+    by_method = {own["method"]: own for own in result["figures"] if own["temperature"] == 0}
+    exact, int8 = (by_method[f"device drafts, own, {kind}"] for kind in ("exact", "int8"))
+    assert exact["down_per_token"] > int8["down_per_token"]
+    assert by_method["stream"]["calls_per_token"] < exact["calls_per_token"]
+    assert capsys.readouterr().out.count("| T = 0 | tau |") == 3

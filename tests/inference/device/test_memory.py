@@ -1,0 +1,326 @@
+"""Texts that trained drafters draft here, with the memory that a server encodes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from helpers.bad_network import CUT, FAULTS, LOST, PASSED, UNANSWERED, bad_network
+from helpers.chi_square import p_value, probs_of_continuations
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.serving import Running, running
+from helpers.tokenizers import tiny_tokenizer
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.text import RemoteOutput
+from inference.drafters.delegating import DelegatingDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.protocol import DraftSession
+from inference.remote.messages import RowEncoding
+from inference.sampling.options import Sampling
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError, TargetMismatch
+from jakiro.target.adapter import TargetAdapter
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+KINDS: dict[str, dict[str, Any]] = {
+    "moa": {},
+    "moa of hidden states": {"source": "hidden"},
+    "feedback": {"trunk": {"kind": "feedback"}},
+    "fused feedback": {"trunk": {"kind": "feedback", "fusion_layers": (0, 2)}},
+    "hybrid": {"trunk": {"kind": "hybrid"}},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "max_new_tokens": 24},
+    "sampled": {"temperature": 0.7, "top_k": 4, "seed": 11, "max_new_tokens": 24},
+}
+FEW: dict[str, dict[str, Any]] = {
+    mode: {**own, "max_new_tokens": 7} for mode, own in OPTIONS.items()
+}
+
+
+class _Quantized(DelegatingDrafter):
+    """A drafter that samples from integer weights, as on a device."""
+
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
+        """Return a session of the wrapped drafter."""
+        own = replace(sampling, quantizes_drafts=True)
+        return self.drafter.new_session(own, capacity, batch)
+
+
+def _target(seed: int = 0) -> TargetAdapter:
+    vocab = len(tiny_tokenizer(None))
+    return TargetAdapter(tiny_llama(vocab=vocab, seed=seed, max_position_embeddings=512))
+
+
+def _decoder(kind: str, target: TargetAdapter | None = None) -> SpeculativeDecoder:
+    """Return the decoder of a server, with trees of a fixed size."""
+    own = target or _target()
+    drafter = tiny_drafter(own, tiny_settings(**KINDS[kind]))
+    return SpeculativeDecoder(own.model, drafter, tiny_tokenizer(None), tree="fixed")
+
+
+def _device_drafter(decoder: SpeculativeDecoder) -> TrainedDrafter:
+    assert isinstance(decoder.drafter, TrainedDrafter)
+    return TrainedDrafter.for_target(decoder.drafter.model, decoder.target)
+
+
+def _alone(decoder: SpeculativeDecoder, options: dict[str, Any]) -> RemoteOutput:
+    """Return the output of one machine whose drafts are quantized, as on a device."""
+    own = _Quantized(_device_drafter(decoder))
+    alone = SpeculativeDecoder(decoder.target.model, own, decoder.tokenizer, tree="fixed")
+    return alone.generate(PROMPT, **options)  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def moa() -> SpeculativeDecoder:
+    return _decoder("moa")
+
+
+@pytest.fixture(scope="module")
+def moa_server(moa: SpeculativeDecoder) -> Iterator[Running]:
+    with running(moa, remote_sessions=8) as found:
+        yield found
+
+
+@contextmanager
+def _remote(decoder: SpeculativeDecoder, url: str, **options: Any) -> Iterator[RemoteDecoder]:
+    with RemoteDecoder(url, _device_drafter(decoder), patience=20.0, **options) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_rows_give_the_drafts_of_one_machine(kind: str) -> None:
+    decoder = _decoder(kind)
+    with running(decoder, remote_sessions=2) as server, _remote(decoder, server.url) as remote:
+        for options in OPTIONS.values():
+            output, alone = remote.generate(PROMPT, **options), _alone(decoder, options)
+            assert output.new_token_ids == alone.new_token_ids
+            assert output.depths == alone.depths
+            assert output.stats.accepted == alone.stats.accepted
+            # one call for the prompt's memory, and none for that of other tokens
+            assert output.traffic.num_calls == 2 + output.stats.target_forwards
+
+
+@pytest.mark.parametrize("encoding", ["bf16", "int8"])
+def test_greedy_text_is_the_same_with_less_precise_rows(
+    moa: SpeculativeDecoder, moa_server: Running, encoding: RowEncoding
+) -> None:
+    options = OPTIONS["greedy"]
+    with _remote(moa, moa_server.url) as remote:
+        exact = remote.generate(PROMPT, **options)
+    with _remote(moa, moa_server.url, memory=encoding) as remote:
+        output = remote.generate(PROMPT, **options)
+    assert output.new_token_ids == exact.new_token_ids
+    assert output.traffic.bytes_down < exact.traffic.bytes_down
+
+
+@pytest.mark.slow
+def test_sampled_text_follows_the_same_distribution_with_int8_rows(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 3}
+    probs = probs_of_continuations(moa.target.model, PROMPT, 3, **sampling)
+    counts: Counter[tuple[int, ...]] = Counter()
+    with _remote(moa, moa_server.url, memory="int8") as remote:
+        for seed in range(400):
+            output = remote.generate(PROMPT, seed=seed, max_new_tokens=3, **sampling)
+            counts[tuple(output.new_token_ids)] += 1
+    assert p_value(counts, probs) > 1e-3
+
+
+def test_a_long_prompt_is_fetched_in_parts(moa: SpeculativeDecoder, moa_server: Running) -> None:
+    prompt = [1 + index % 50 for index in range(300)]
+    with (
+        running(moa, remote_sessions=1, capacity=400) as server,
+        _remote(moa, server.url) as remote,
+    ):
+        output = remote.generate(prompt, temperature=0, max_new_tokens=5)
+    alone = moa.generate(prompt, temperature=0, max_new_tokens=5)
+    assert output.new_token_ids == alone.new_token_ids
+    assert output.traffic.num_calls == 3 + output.stats.target_forwards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mode", FEW)
+def test_a_fault_of_any_request_does_not_change_the_text(
+    moa: SpeculativeDecoder, moa_server: Running, mode: str, fault: str
+) -> None:
+    expected = _alone(moa, FEW[mode])
+    number, last = 1, 2  # the first request asks for the limits, and is not repeated
+    while number < last:
+        with bad_network(
+            moa_server.root, lambda own, _, at=number: fault if own == at else PASSED
+        ) as network:
+            with _remote(moa, network.url) as remote:
+                output = remote.generate(PROMPT, **FEW[mode])
+            assert output.new_token_ids == expected.new_token_ids
+            assert output.depths == expected.depths
+            last = output.traffic.num_calls
+        assert output.traffic.num_repeats == 1
+        number += 1
+    assert number > 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["moa", "hybrid"])
+def test_a_session_that_is_lost_at_any_request_is_opened_again(kind: str) -> None:
+    decoder = _decoder(kind)
+    with running(decoder, remote_sessions=2) as server:
+        for mode in FEW:
+            expected = _alone(decoder, FEW[mode]).new_token_ids
+            for lost_at in range(2, 6):
+                with (
+                    bad_network(server.root, _losing(server, lost_at)) as network,
+                    _remote(decoder, network.url) as remote,
+                ):
+                    output = remote.generate(PROMPT, **FEW[mode])
+                assert output.new_token_ids == expected
+                assert output.traffic.num_resumes == 1
+
+
+def _losing(server: Running, lost_at: int) -> Any:
+    """Return a schedule that ends the session before a request to it."""
+
+    def schedule(number: int, path: str) -> str:
+        if number == lost_at:
+            httpx2.delete(server.root + "/".join(path.split("/")[:5]))
+        return PASSED
+
+    return schedule
+
+
+@pytest.mark.slow
+def test_many_lost_replies_do_not_change_the_text(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return (UNANSWERED, CUT, LOST, PASSED)[number % 4] if number else PASSED
+
+    with bad_network(moa_server.root, schedule) as network, _remote(moa, network.url) as remote:
+        output = remote.generate(PROMPT, **OPTIONS["sampled"])
+    assert output.new_token_ids == _alone(moa, OPTIONS["sampled"]).new_token_ids
+
+
+def test_a_verdict_with_rows_is_sent_again_byte_for_byte(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    def spy(number: int, path: str) -> str:
+        return UNANSWERED if number == 4 else PASSED
+
+    with bad_network(moa_server.root, spy) as network, _remote(moa, network.url) as remote:
+        network.on_reply = lambda path, body: seen.append((path, body))
+        remote.generate(PROMPT, **OPTIONS["greedy"])
+    (first, again) = (own for own in seen if own[0].endswith("/steps/2"))
+    assert first == again
+    assert len(first[1]) > 300
+
+
+def test_drafters_with_the_same_encoders_may_differ_elsewhere(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    drafter = _device_drafter(moa)
+    with torch.no_grad():
+        drafter.model.trunk.self_attention.output.weight.mul_(-1.0)
+    try:
+        with RemoteDecoder(moa_server.url, drafter) as remote:
+            output = remote.generate(PROMPT, **OPTIONS["greedy"])
+    finally:
+        with torch.no_grad():
+            drafter.model.trunk.self_attention.output.weight.mul_(-1.0)
+    assert output.new_token_ids == _alone(moa, OPTIONS["greedy"]).new_token_ids
+
+
+def test_a_drafter_with_other_encoders_is_refused(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    other = tiny_drafter(moa.target, tiny_settings(), seed=5)
+    with pytest.raises(TargetMismatch, match="has another drafter than this machine"):
+        RemoteDecoder(moa_server.url, TrainedDrafter.for_target(other, moa.target))
+
+
+def test_a_server_without_a_trained_drafter_is_named(
+    server: Running, decoder: SpeculativeDecoder
+) -> None:
+    drafter: JakiroDrafter = tiny_drafter(decoder.target)
+    with pytest.raises(ConfigError, match="encodes no memory for a trained drafter"):
+        RemoteDecoder(server.url, TrainedDrafter.for_target(drafter, decoder.target))
+
+
+def test_a_drafter_with_layers_of_the_target_is_refused(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    own = tiny_drafter(moa.target, tiny_settings(tail_layers=1, combine="sum", parallel_levels=0))
+    with pytest.raises(ConfigError, match="the target's last layers, which stay on the server"):
+        RemoteDecoder(moa_server.url, TrainedDrafter.for_target(own, moa.target))
+
+
+def test_another_server_with_another_drafter_cannot_go_on(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    with running(_decoder("feedback"), remote_sessions=1) as other:
+
+        def schedule(number: int, _path: str) -> str:
+            network.server = moa_server.root if number < 4 else other.root
+            return PASSED
+
+        with (
+            bad_network(moa_server.root, schedule) as network,
+            _remote(moa, network.url) as remote,
+            pytest.raises(TargetMismatch, match="cannot encode the memory"),
+        ):
+            remote.generate(PROMPT, **OPTIONS["greedy"])
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("from=0&to=7", 200),
+        ("from=3&to=4", 200),
+        ("from=0&to=8", 400),
+        ("from=4&to=4", 400),
+        ("from=5&to=4", 400),
+        ("from=-1&to=4", 400),
+        ("from=0&to=1e3", 400),
+        ("", 400),
+        ("from=0", 400),
+        (f"from=0&to={10**30}", 400),
+    ],
+)
+def test_only_the_memory_of_verified_tokens_is_sent(
+    moa: SpeculativeDecoder, moa_server: Running, query: str, code: int
+) -> None:
+    asked: list[httpx2.Response] = []
+
+    def ask(number: int, path: str) -> str:
+        if path.partition("?")[0].endswith("/memory") and number == 2:
+            base = moa_server.root + path.partition("?")[0]
+            asked.append(httpx2.get(f"{base}?{query}"))
+        return PASSED
+
+    with bad_network(moa_server.root, ask) as network, _remote(moa, network.url) as remote:
+        remote.generate(PROMPT, **FEW["greedy"])
+    assert [own.status_code for own in asked] == [code]
+
+
+def test_a_session_from_tokens_alone_has_no_memory(moa_server: Running) -> None:
+    asked: list[int] = []
+
+    def ask(_number: int, path: str) -> str:
+        if "/steps/" in path:
+            base = moa_server.root + path.partition("/steps/")[0]
+            asked.append(httpx2.get(f"{base}/memory?from=0&to=1").status_code)
+        return PASSED
+
+    with bad_network(moa_server.root, ask) as network, RemoteDecoder(network.url) as remote:
+        remote.generate(PROMPT, temperature=0, max_new_tokens=3)
+    assert set(asked) == {400}

@@ -1,0 +1,130 @@
+"""`jakiro export-device`, and `jakiro connect` with what it writes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.commands import exit_code
+from helpers.models import tiny_llama, tiny_settings
+from helpers.serving import running
+from helpers.templates import CHATML
+from helpers.tokenizers import tiny_tokenizer
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder, loading
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.device_target import DeviceTarget
+from jakiro.target.record import record_target
+
+GREEDY = ["--temperature", "0", "--max-new-tokens", "12"]
+
+
+@pytest.fixture(scope="module", params=["moa", "feedback"])
+def decoder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SpeculativeDecoder:
+    """A decoder whose target and drafter are folders, which the names of both tell."""
+    folder = tmp_path_factory.mktemp(request.param)
+    tokenizer = tiny_tokenizer(CHATML)
+    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    target = TargetAdapter(model)
+    record = record_target(target.spec, str(folder / "target"), tokenizer)
+    settings = tiny_settings(trunk={"kind": request.param}, draft_vocab_size=40)
+    drafter = JakiroDrafter(config_for(settings, record)).eval()
+    drafter.save_pretrained(folder / "drafter")
+    return SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+
+
+@pytest.fixture(scope="module")
+def drafter(decoder: SpeculativeDecoder) -> Path:
+    """The folder of the drafter."""
+    model: JakiroDrafter = decoder.drafter.model  # type: ignore[union-attr]
+    return Path(model.config.target_record.name_or_path).with_name("drafter")
+
+
+def test_an_exported_drafter_drafts_without_the_target(
+    decoder: SpeculativeDecoder,
+    drafter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "device"
+    assert exit_code("export-device", str(drafter), "--out", str(out)) == 0
+    assert f"--drafter {out}" in capsys.readouterr().out
+    hidden = drafter.with_name("elsewhere")
+    shutil.move(drafter.with_name("target"), hidden)
+    try:
+        with running(decoder, remote_sessions=2) as server:
+            words = ["--drafter", str(out), "--memory", "int8", "--stats", *GREEDY]
+            assert exit_code("connect", server.url, "some words", *words) == 0
+            printed = capsys.readouterr()
+            with RemoteDecoder(server.url, str(out)) as remote:
+                assert isinstance(remote.drafter.target, DeviceTarget)  # type: ignore[union-attr]
+    finally:
+        shutil.move(hidden, drafter.with_name("target"))
+    prompt = [{"role": "user", "content": "some words"}]
+    expected = decoder.generate(prompt, temperature=0, max_new_tokens=12)
+    assert printed.out == f"{expected.text}\n"
+    assert "requests (0 of them repeated)" in printed.err
+
+
+@pytest.mark.slow
+def test_unquantized_exports_draft_as_the_server_does(
+    decoder: SpeculativeDecoder, drafter: Path, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "device")
+    assert exit_code("export-device", str(drafter), "--out", out, "--embedding", "own") == 0
+    with (
+        running(decoder, remote_sessions=2) as server,
+        RemoteDecoder(server.url, out) as remote,
+    ):
+        output = remote.generate([5, 6, 7], temperature=0, max_new_tokens=20)
+    alone = decoder.generate([5, 6, 7], temperature=0, max_new_tokens=20)
+    assert (output.new_token_ids, output.depths) == (alone.new_token_ids, alone.depths)
+
+
+@pytest.mark.slow
+def test_wrong_folders_and_servers_are_named(
+    decoder: SpeculativeDecoder,
+    drafter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "device"
+    assert exit_code("export-device", str(drafter), "--out", str(out)) == 0
+    assert exit_code("export-device", str(drafter), "--out", str(out)) == 2
+    assert "exists" in capsys.readouterr().err
+    assert exit_code("export-device", "lookup", "--out", str(tmp_path / "other")) == 2
+    other = SpeculativeDecoder(
+        tiny_llama(vocab=len(tiny_tokenizer(None)), seed=4), None, tiny_tokenizer(CHATML)
+    )
+    with running(decoder, remote_sessions=2) as server, running(other, remote_sessions=2) as wrong:
+        for words, message in (
+            ([server.url, "x", "--drafter", str(drafter)], "jakiro export-device"),
+            ([wrong.url, "x", "--drafter", str(out)], "made for another target"),
+        ):
+            capsys.readouterr()
+            assert exit_code("connect", *words, *GREEDY) == 2
+            assert message in capsys.readouterr().err
+        with running(
+            SpeculativeDecoder(decoder.target.model, None, decoder.tokenizer), remote_sessions=1
+        ) as untrained:
+            assert exit_code("connect", untrained.url, "x", "--drafter", str(out), *GREEDY) == 2
+            assert "encodes no memory" in capsys.readouterr().err
+
+
+def test_loading_an_export_reads_no_model(
+    decoder: SpeculativeDecoder,
+    drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = str(tmp_path / "device")
+    assert exit_code("export-device", str(drafter), "--out", out) == 0
+    monkeypatch.setattr(loading, "load_causal_lm", lambda *_, **__: pytest.fail("a model"))
+    with running(decoder, remote_sessions=1) as server, RemoteDecoder(server.url, out) as remote:
+        assert len(remote.generate([1, 2], temperature=0, max_new_tokens=3).new_token_ids) == 3
