@@ -54,7 +54,8 @@ class Study:
         base = arms[0].settings
         model, tokenizer = load_model(base.target), load_tokenizer(base.target)
         spec = TargetAdapter(model.eval()).spec
-        self.arms = equally_sized(arms, record_target(spec, base.target.name_or_path, tokenizer))
+        record = record_target(spec, base.target.name_or_path, tokenizer)
+        self.arms = equally_sized(arms, record, any_size=settings.any_size)
         for arm in self.arms:
             _logger.info(_size_of(arm))
         self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
