@@ -1,6 +1,6 @@
 """Program that stores the results of the screening and writes their tables into its page.
 
-`python docs/programs/screening.py runs/screening/study` copies what the study has measured so far
+`make screening ARGS=runs/screening/study` copies what the study has measured so far
 to `docs/benchmarks/results/screening/`, without texts and example trees. Without an argument, the
 program only writes the tables of the stored results into `docs/benchmarks/screening.md`.
 """
