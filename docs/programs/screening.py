@@ -1,10 +1,12 @@
 """Program that stores the results of the screening and writes their tables into its page.
 
-`make screening ARGS=runs/screening/study` copies what the study has measured so far
-to `docs/benchmarks/results/screening/`, without texts and example trees. Without an argument, the
-program only writes the tables of the stored results into `docs/benchmarks/screening.md`.
+`make screening ARGS=runs/screening/study` copies what the study has measured so far to
+`docs/benchmarks/results/screening/`, without texts and example trees, and the agreement of the runs
+in `runs/screening/rates`, with which the learning rate was chosen. Without an argument, the program
+only writes the tables of the stored results into `docs/benchmarks/screening.md`.
 """
 
+import json
 import shutil
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from inference.benchmark.document import ComparisonDocument, read_document
+from jakiro.config import JakiroConfig
 from jakiro.utils.files import write_atomically
+from training.studies.ablation.arms import BASE
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import ArmRow, StudyResults
 from training.studies.ablation.runs import MeasuredRun
@@ -21,7 +25,8 @@ from training.studies.ablation.tables import markdown_head, markdown_line, with_
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "screening.md"
 RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
-BEGIN, END = "<!-- tables of results -->\n", "<!-- end of tables -->\n"
+RATES = RESULTS / "rates.json"
+SEED = 0
 CELLS = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
 
 
@@ -31,15 +36,40 @@ def store(study: Path) -> None:
     Args:
         study: folder of the study.
     """
-    for results in sorted(study.glob("*/results.json")):
-        stored = RESULTS / results.parent.name / "measurements"
-        stored.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(results, stored.parent / "results.json")
-        for inputs in sorted(results.parent.glob("measurements/*.inputs.json")):
+    for arms in sorted(study.glob("*/arms")):
+        stored = RESULTS / arms.parent.name
+        shutil.copytree(arms, stored / "arms", dirs_exist_ok=True)
+        (stored / "measurements").mkdir(exist_ok=True)
+        for inputs in sorted(arms.parent.glob("measurements/*.inputs.json")):
             measured = inputs.with_name(inputs.name.replace(".inputs.json", ".json"))
-            shutil.copyfile(inputs, stored / inputs.name)
+            shutil.copyfile(inputs, stored / "measurements" / inputs.name)
             text = _without_texts(read_document(measured)).model_dump_json(exclude_defaults=True)
-            write_atomically(stored / measured.name, text + "\n")
+            write_atomically(stored / "measurements" / measured.name, text + "\n")
+
+
+def store_rates(folder: Path) -> None:
+    """Store the agreement of the runs with which the learning rate was chosen.
+
+    Args:
+        folder: folder with one run folder for each learning rate.
+    """
+    records = [
+        JakiroConfig.from_pretrained(drafter).record or {}
+        for drafter in sorted(folder.glob("*/drafter"))
+    ]
+    if not records:
+        return
+    runs = [
+        {
+            "optimizer": record["settings"]["optimizer"],
+            "steps": record["training"]["step"],
+            "tokens": record["training"]["tokens"],
+            "validation": record["evaluation"]["validation"],
+            "provenance": record["provenance"],
+        }
+        for record in records
+    ]
+    write_atomically(RATES, json.dumps(runs, indent=1) + "\n")
 
 
 def _without_texts(document: ComparisonDocument) -> ComparisonDocument:
@@ -58,14 +88,18 @@ def _without_texts(document: ComparisonDocument) -> ComparisonDocument:
 
 def page() -> str:
     """Return the page with the tables of the stored results."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    text = PAGE.read_text()
+    rates = "\n".join(_rates()) + "\n" if RATES.exists() else "No rate is measured yet.\n"
+    for name, table in {"rates": rates, "results": tables()}.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def tables() -> str:
     """Return all tables in Markdown: the trainings, and tau for each kind of prompts."""
-    cells = [name for name in CELLS if (RESULTS / name / "results.json").exists()]
+    cells = [name for name in CELLS if (RESULTS / name / "arms").is_dir()]
     if not cells:
         return "No arm is measured yet.\n"
     lines = ["Trainings:", "", *_trainings(cells)]
@@ -74,12 +108,23 @@ def tables() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _rates() -> Iterator[str]:
+    names = ("optimizer", "learning rate", "steps", "tokens", "agreement")
+    yield from markdown_head(names, ("optimizer",))
+    runs = json.loads(RATES.read_text())
+    for run in sorted(runs, key=lambda run: run["optimizer"]["learning_rate"]):
+        optimizer, level = run["optimizer"], run["validation"]["levels"][0]
+        cells = [optimizer["kind"], f"{optimizer['learning_rate']:g}", str(run["steps"])]
+        cells += [f"{run['tokens'] / 1e3:.0f}k", f"{level['agreement']:.3f}"]
+        yield markdown_line(cells)
+
+
 def _trainings(cells: list[str]) -> Iterator[str]:
     names = ("arm", "parameters", "width", "steps", "tokens", "agreement", "overlap", "commit")
     yield from markdown_head(names, ("arm", "commit"))
     runs = {name: run for cell in cells for name, run in _runs(cell).items()}
-    rows = {row.arm: row for cell in cells for row in _results(cell).rows}
-    for name, row in rows.items():
+    arms = {found.rows[0].arm: found.rows[0] for cell in cells for found in _arms(cell)}
+    for name, row in arms.items():
         training: Any = runs[name].record["training"]
         evaluation: Any = runs[name].record["evaluation"]
         overlap = evaluation["experts"]["top_overlap"]
@@ -98,19 +143,21 @@ def _trainings(cells: list[str]) -> Iterator[str]:
 
 
 def _taus(cell: str) -> Iterator[str]:
-    results = _results(cell)
-    yield f"{CELLS[cell]}, {results.prompts} prompts:"
+    arms = _arms(cell)
+    first = arms[0]
+    yield f"{CELLS[cell]}, {first.prompts} prompts:"
     yield ""
-    groups = [(temperature, tree) for tree in results.trees for temperature in results.temperatures]
+    groups = [(temperature, tree) for tree in first.trees for temperature in first.temperatures]
     columns = [f"T = {temperature:g}, {_trees(tree)}" for temperature, tree in groups]
     names = [name for column in columns for name in (f"tau, {column}", f"ratio, {column}")]
     yield from markdown_head(["arm", *names], ("arm",))
-    for arm in dict.fromkeys(row.arm for row in results.rows):
-        document = read_document(_measurement(cell, arm))
-        cells = [f"`{arm}`"]
+    for arm in arms:
+        name = arm.rows[0].arm
+        document = read_document(RESULTS / cell / "measurements" / f"{name}-{SEED}.json")
+        cells = [f"`{name}`"]
         for temperature, tree in groups:
-            row = next(row for row in results.at(temperature, tree) if row.arm == arm)
-            cells += [_tau(document, row), "1" if arm == "base" else _ratio(row)]
+            (row,) = arm.at(temperature, tree)
+            cells += [_tau(document, row), "1" if name == BASE else _ratio(row)]
         yield markdown_line(cells)
 
 
@@ -132,12 +179,11 @@ def _trees(label: str | None) -> str:
     return f"{levels} levels" + (" (deterministic)" if "deterministic" in kind else "")
 
 
-def _results(cell: str) -> StudyResults:
-    return StudyResults.model_validate_json((RESULTS / cell / "results.json").read_text())
-
-
-def _measurement(cell: str, arm: str) -> Path:
-    return next((RESULTS / cell / "measurements").glob(f"{arm}-[0-9].json"))
+def _arms(cell: str) -> list[StudyResults]:
+    """Return the results of the arms of a cell, the base first."""
+    paths = sorted((RESULTS / cell / "arms").glob("*.json"), key=lambda path: path.stem)
+    paths.sort(key=lambda path: path.stem != BASE)
+    return [StudyResults.model_validate_json(path.read_text()) for path in paths]
 
 
 def _runs(cell: str) -> dict[str, MeasuredRun]:
@@ -159,6 +205,7 @@ def main() -> None:
     study = parser.parse_args().study
     if study is not None:
         store(study)
+        store_rates(study.parent / "rates")
     write_atomically(PAGE, page())
 
 

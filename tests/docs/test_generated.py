@@ -49,3 +49,8 @@ def test_the_reference_of_the_command_line_has_every_command() -> None:
     text = get_docs_for_click(obj=command, ctx=context, name="jakiro", title="Command line")
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert page.strip() == text.strip(), "remedy: make reference"
+
+
+def test_the_tables_of_the_screening_are_made_from_the_stored_results() -> None:
+    screening = _program("screening")
+    assert screening.PAGE.read_text() == screening.page(), "remedy: make screening"
