@@ -148,7 +148,10 @@ def _taus(cell: str) -> Iterator[str]:
     yield f"{CELLS[cell]}, {first.prompts} prompts:"
     yield ""
     groups = [(temperature, tree) for tree in first.trees for temperature in first.temperatures]
-    columns = [f"T = {temperature:g}, {_trees(tree)}" for temperature, tree in groups]
+    columns = [
+        f"T = {temperature:g}" + ("" if len(first.trees) == 1 else f", trees {tree}")
+        for temperature, tree in groups
+    ]
     names = [name for column in columns for name in (f"tau, {column}", f"ratio, {column}")]
     yield from markdown_head(["arm", *names], ("arm",))
     for arm in arms:
@@ -170,13 +173,6 @@ def _tau(document: ComparisonDocument, row: ArmRow) -> str:
 def _ratio(row: ArmRow) -> str:
     text = with_interval(row.tau_ratio)
     return f"**{text}**" if row.tau_ratio.is_resolved else text
-
-
-def _trees(label: str | None) -> str:
-    if label is None:
-        return "default trees"
-    kind, _, levels = label.rpartition("-")
-    return f"{levels} levels" + (" (deterministic)" if "deterministic" in kind else "")
 
 
 def _arms(cell: str) -> list[StudyResults]:

@@ -29,7 +29,7 @@ from training.studies.ablation.results import StudyResults, SweepResults
 from training.studies.ablation.runs import ArmRun, forget, runs_of, train_runs
 from training.studies.ablation.settings import StudyPrompts, StudySettings
 from training.studies.ablation.sweep import parse_sweep
-from training.studies.ablation.tables import to_csv, to_markdown, to_terminal
+from training.studies.ablation.tables import in_words, to_csv, to_markdown, to_terminal
 from training.studies.ablation.trees import num_tuning_prompts, parse_trees
 
 _logger = get_logger(__name__)
@@ -137,6 +137,8 @@ class Study:
             so_far = [run for run in runs if run.arm in names]
             results = self._analysed(so_far, measurement.of_arms)
             self._write(results)
+            for row in results.of_arm(arm.name).rows:
+                _logger.info(in_words(row))
         return results
 
     def _analysed(

@@ -132,7 +132,9 @@ def test_arms_are_measured_when_they_are_trained_and_stay_known_without_their_dr
     monkeypatch.setattr("training.studies.ablation.runs.train", stopping_train)
     words = [*command, *_configs(*SQUARE[:2]), "--seeds", "1", "--separately", "--cell", "own"]
     assert exit_code("ablate", *words) == 130
-    assert "to continue the study" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "to continue the study" in printed
+    assert "experts-1 at T = 0: tau " in printed
     results = StudyResults.model_validate_json((out / "own" / "results.json").read_text())
     assert [row.arm for row in results.at(0.0)] == ["base", "experts-1"]
 
