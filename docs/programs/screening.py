@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from inference.benchmark.document import ComparisonDocument, read_document
-from jakiro.config import JakiroConfig
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.evaluation import MeasurementInputs
@@ -53,23 +52,23 @@ def store_rates(folder: Path) -> None:
     Args:
         folder: folder with one run folder for each learning rate.
     """
-    records = [
-        JakiroConfig.from_pretrained(drafter).record or {}
-        for drafter in sorted(folder.glob("*/drafter"))
-    ]
-    if not records:
-        return
-    runs = [
-        {
-            "optimizer": record["settings"]["optimizer"],
-            "steps": record["training"]["step"],
-            "tokens": record["training"]["tokens"],
-            "validation": record["evaluation"]["validation"],
-            "provenance": record["provenance"],
-        }
-        for record in records
-    ]
-    write_atomically(RATES, json.dumps(runs, indent=1) + "\n")
+    runs = [_rate(run) for run in sorted(folder.glob("*")) if (run / "metrics.jsonl").exists()]
+    if runs:
+        write_atomically(RATES, json.dumps(runs, indent=1) + "\n")
+
+
+def _rate(run: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "evaluation" not in line]
+    after = [line for line in lines if "evaluation" in line and line["step"]]
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    return {
+        "optimizer": settings["optimizer"],
+        "steps": steps[-1]["step"],
+        "training": steps,
+        "validation": after[-1]["evaluation"]["validation"] if after else None,
+        "provenance": json.loads((run / "provenance.json").read_text()),
+    }
 
 
 def _without_texts(document: ComparisonDocument) -> ComparisonDocument:
@@ -109,13 +108,15 @@ def tables() -> str:
 
 
 def _rates() -> Iterator[str]:
-    names = ("optimizer", "learning rate", "steps", "tokens", "agreement")
+    names = ("optimizer", "rate", "steps", "agreement in steps 11 to 20", "held-out agreement")
     yield from markdown_head(names, ("optimizer",))
     runs = json.loads(RATES.read_text())
     for run in sorted(runs, key=lambda run: run["optimizer"]["learning_rate"]):
-        optimizer, level = run["optimizer"], run["validation"]["levels"][0]
+        optimizer, held_out = run["optimizer"], run["validation"]
+        training = next(line for line in run["training"] if line["step"] == 20)
         cells = [optimizer["kind"], f"{optimizer['learning_rate']:g}", str(run["steps"])]
-        cells += [f"{run['tokens'] / 1e3:.0f}k", f"{level['agreement']:.3f}"]
+        cells.append(f"{training['levels'][0]['agreement']:.3f}")
+        cells.append("-" if held_out is None else f"{held_out['levels'][0]['agreement']:.3f}")
         yield markdown_line(cells)
 
 
