@@ -29,7 +29,7 @@ def _study(folder: Path, *names: str) -> None:
     }
     for name in names:
         (folder / "arms" / f"{name}.json").write_text(results.of_arm(name).model_dump_json())
-        run = MeasuredRun(weights="any", fingerprint={"settings": {}}, record=record)
+        run = MeasuredRun(weights="any", facts={}, record=record)
         inputs = MeasurementInputs(key="any", runs={name: run})
         path = folder / "measurements" / f"{name}-0.json"
         path.write_text(documents[0].model_dump_json())

@@ -106,17 +106,17 @@ class Measurement:
         stored = self._stored_inputs(name)
         if run.folder.is_finished or stored is None:
             return run
-        measured = stored.runs[run.arm]
-        known = replace(run, measured=measured)
+        known = replace(run, measured=stored.runs[run.arm])
         if self._key({run.arm: known}) != stored.key:
             return run
-        found = difference(measured.fingerprint, run_fingerprint(run.settings, self.facts))
+        before = stored.runs[run.arm].fingerprint(str(self._inputs_file(name)))
+        found = difference(before, run_fingerprint(run.settings, self.facts))
         if found is not None:
-            setting, before, now = found
+            setting, then, now = found
             raise ConfigError(
                 f"the results in {self._document(name)} are those of a drafter with other "
                 f"settings ({setting} differs)",
-                expected=before,
+                expected=then,
                 got=now,
                 remedy="choose another --out, or delete this file to train and measure the arm "
                 "again",
@@ -165,11 +165,7 @@ class Measurement:
     def _inputs(self, runs: Mapping[str, ArmRun]) -> MeasurementInputs:
         known = {
             name: run.measured
-            or MeasuredRun(
-                weights=run.weights,
-                fingerprint=run_fingerprint(run.settings, self.facts),
-                record=run.record,
-            )
+            or MeasuredRun(weights=run.weights, facts=dict(self.facts), record=run.record)
             for name, run in runs.items()
         }
         return MeasurementInputs(key=self._key(runs), runs=known)

@@ -15,8 +15,9 @@ from jakiro.config import JakiroConfig
 from jakiro.errors import JakiroError
 from jakiro.utils.files import checksum, ensure_writable_folder, write_atomically
 from jakiro.utils.logs import get_logger
-from jakiro.utils.settings import Settings, dump_settings
+from jakiro.utils.settings import Settings, dump_settings, validate_settings
 from training.config import TrainSettings
+from training.loop.run_fingerprint import run_fingerprint
 from training.loop.run_folder import RunFolder
 from training.studies.ablation.arms import SizedArm
 from training.studies.ablation.sweep import Sweep, value_name
@@ -32,13 +33,25 @@ class MeasuredRun(Settings):
 
     Attributes:
         weights: SHA-256 of the file of the drafter's weights.
-        fingerprint: settings and fingerprints that determine the run's result.
-        record: record of the training in the drafter's configuration.
+        facts: fingerprints of the target and the data.
+        record: record of the training in the drafter's configuration, with all settings.
     """
 
     weights: str
-    fingerprint: dict[str, JsonValue]
+    facts: dict[str, str]
     record: dict[str, JsonValue]
+
+    def fingerprint(self, source: str) -> dict[str, Any]:
+        """Return the fingerprint of the run; settings that are newer than the run have defaults.
+
+        Args:
+            source: name of the file, for error messages.
+
+        Raises:
+            ConfigError: this version does not know one of the settings.
+        """
+        values: Any = self.record["settings"]
+        return run_fingerprint(validate_settings(TrainSettings, values, source=source), self.facts)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,11 @@ def test_arms_are_measured_when_they_are_trained_and_stay_known_without_their_dr
     results = StudyResults.model_validate_json((out / "own" / "results.json").read_text())
     assert [row.arm for row in results.at(0.0)] == ["base", "experts-1"]
 
-    # On another machine, only the stored results are there.
+    # On another machine, only the stored results are there, and a setting is new.
+    inputs = out / "own" / "measurements" / "experts-1-0.inputs.json"
+    stored = json.loads(inputs.read_text())
+    del stored["runs"]["experts-1"]["record"]["settings"]["objective"]["accepted_length_children"]
+    inputs.write_text(json.dumps(stored))
     monkeypatch.undo()
     shutil.rmtree(out / "runs")
     measured = _modified(out / "own" / "measurements", "*.json")
