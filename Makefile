@@ -18,8 +18,8 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference bench bench-engine bench-gpu \
-    bench-network bench-vllm wheel clean
+.PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference screening \
+    bench bench-adaptation bench-engine bench-gpu bench-network bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -99,6 +99,9 @@ figures: $(READY)  ## Draw the figures of README and docs; ARGS="--record DRAFTE
 reference: $(READY)  ## Write the reference of the command line and of the configuration
 	$(BIN)/typer jakiro.cli utils docs --name jakiro --title 'Command line' --output docs/reference/cli.md
 	$(BIN)/python docs/programs/reference.py
+
+screening: $(READY)  ## Store the results of a screening, and write their tables: make screening ARGS=runs/screening/study
+	$(BIN)/python docs/programs/screening.py $(ARGS)
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
 bench bench-adaptation bench-engine bench-gpu bench-network bench-vllm: export GOMP_SPINCOUNT ?= 3000

@@ -48,6 +48,14 @@ def ablate(
     max_steps: Annotated[
         int | None, typer.Option(help="Shorten all training runs to this number of steps.")
     ] = None,
+    any_size: Annotated[
+        bool,
+        typer.Option(
+            "--any-size",
+            help="Also compare arms that no expert width makes as large as the base; they keep the "
+            "width in their settings.",
+        ),
+    ] = False,
     launcher: Annotated[
         Literal["inline", "deepspeed"],
         typer.Option(

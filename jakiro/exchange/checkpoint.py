@@ -1,6 +1,5 @@
 """A published drafter on disk: its config, the shapes of its tensors, and the tensors."""
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from jakiro.errors import CheckpointError
+from jakiro.utils.files import checksum
 from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.packaged_drafters import packaged_drafter
 from jakiro.utils.pretrained import reason_of, refuse_files_elsewhere, summary_of
@@ -26,7 +26,6 @@ _INDEX = f"{_SAFETENSORS}.index.json"
 _BIN = "pytorch_model.bin"
 _PREFIX = "model."  # of some files, whose tensors are otherwise named alike
 _HUB_FILES = ["config.json", "README.md", "*.safetensors", _INDEX, _BIN]
-_CHUNK = 1 << 20  # bytes
 _LARGEST_JSON = 1 << 26  # bytes; configs and indices of published models have a few kilobytes
 _REMEDY = "check the path or id, or download the files again"
 # Types of numbers under the names of safetensors.
@@ -249,22 +248,6 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         if part.numel() > part.untyped_storage().nbytes() // part.element_size():
             raise _unusable(file, "tensors that are stored in full", f"{name} in part")
     return dict(content)
-
-
-def checksum(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal.
-
-    Args:
-        file: file to read.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _unusable(path: Path, expected: str, got: object) -> CheckpointError:

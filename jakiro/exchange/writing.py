@@ -18,9 +18,8 @@ from torch import Tensor
 
 from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
-from jakiro.exchange.checkpoint import checksum
 from jakiro.exchange.plan import ImportPlan, described
-from jakiro.utils.files import publish, write_atomically
+from jakiro.utils.files import checksum, publish, write_atomically
 from jakiro.utils.settings import merge
 
 SETTINGS_FILE = "train.yaml"

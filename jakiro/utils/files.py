@@ -105,6 +105,16 @@ def fingerprint(*parts: object) -> str:
     return digest.hexdigest()
 
 
+def checksum(path: Path) -> str:
+    """Return the SHA-256 checksum of a file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def file_states(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """Return the path, the size in bytes and the time of change in nanoseconds of each file.
 

@@ -2,14 +2,12 @@
 
 import json
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.adaptation import save_pair
-
-PROGRAM = Path(__file__).parents[2] / "docs" / "programs" / "bench_adaptation.py"
+from helpers.programs import load_program
 
 
 @pytest.mark.slow
@@ -19,12 +17,7 @@ def test_a_stream_is_measured_in_stretches(tmp_path: Path, monkeypatch: pytest.M
     for name, text in (("code", "def f"), ("articles", "a text")):
         lines = [json.dumps({"prompt": f"{text} {number}"}) for number in range(12)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    spec = spec_from_file_location("bench_adaptation", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module: Any = load_program("bench_adaptation")
     words = {
         "--target": pair / "target",
         "--drafter": pair / "drafter",

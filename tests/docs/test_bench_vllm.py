@@ -2,12 +2,12 @@
 
 import json
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.programs import load_program
 
 PROGRAMS = Path(__file__).parents[2] / "docs" / "programs"
 WORKER = """
@@ -24,12 +24,7 @@ for request in lines:
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
     """The program as a module."""
-    spec = spec_from_file_location("bench_vllm", PROGRAMS / "bench_vllm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("bench_vllm")
 
 
 class Fixed:

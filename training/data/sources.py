@@ -1,6 +1,5 @@
 """Sources of training data: files, folders and Hugging Face datasets, read record by record."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
+from jakiro.utils.files import checksum
 from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.logs import get_logger
 from jakiro.utils.strict_json import parse_json, parse_json_line
@@ -104,8 +104,8 @@ class FileSource:
         Raises:
             DataError: the file cannot be read.
         """
-        with _reading(self.path), self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with _reading(self.path):
+            return checksum(self.path)
 
     def num_records(self) -> int:
         """Return the number of records, including malformed ones."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
-from jakiro.utils.files import fingerprint, write_atomically
+from jakiro.utils.files import checksum, fingerprint, write_atomically
 from jakiro.utils.settings import Settings
 from training.data.packing import PackedSequence
 from training.input_settings import TargetStateDtype
@@ -232,12 +232,6 @@ def read_index(folder: Path) -> TargetStateIndex | None:
             got=str(error).strip().splitlines()[0],
             remedy="write the target states again into another folder",
         ) from error
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_whole(folder: Path, shard: Shard) -> bool:

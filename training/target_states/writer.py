@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.files import ensure_writable_folder
+from jakiro.utils.files import checksum, ensure_writable_folder
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.data.packing import collate
 from training.loss.batch import Batch
@@ -26,7 +26,6 @@ from training.setup.preparation import RunInputs
 from training.target_states.index import (
     Shard,
     TargetStateIndex,
-    checksum,
     fingerprint_of,
     is_intact,
     is_whole,

@@ -22,9 +22,10 @@ from helpers.training import TEXTS, write_jsonl
 from jakiro.cli import main
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.exchange.checkpoint import checksum, read_checkpoint
+from jakiro.exchange.checkpoint import read_checkpoint
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+from jakiro.utils.files import checksum
 from jakiro.utils.pretrained import load_causal_lm
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings

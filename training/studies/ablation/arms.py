@@ -150,7 +150,9 @@ class SizedArm:
         return self.arm.settings.drafter.experts.intermediate_size
 
 
-def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
+def equally_sized(
+    arms: Sequence[Arm], target: TargetRecord, *, any_size: bool = False
+) -> list[SizedArm]:
     """Return the arms, with expert widths that make them about as large as the first arm.
 
     If only some experts run, those that do not run for a token are not counted, so that the arms
@@ -159,12 +161,14 @@ def equally_sized(arms: Sequence[Arm], target: TargetRecord) -> list[SizedArm]:
     Args:
         arms: the base, followed by the other arms.
         target: record of the target.
+        any_size: whether an arm that no expert width makes as large as the base keeps the width in
+            its settings, and thus a size of its own.
 
     Raises:
-        ConfigError: no expert width brings an arm within 2% of the base's size.
+        ConfigError: no expert width brings an arm within 2% of the base's size, and not `any_size`.
     """
     goal = num_active_parameters(arms[0].settings.drafter, target)
-    return [_sized(arm, goal, target) for arm in arms]
+    return [_sized(arm, goal, target, any_size) for arm in arms]
 
 
 def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
@@ -191,7 +195,7 @@ def num_active_parameters(settings: DrafterSettings, target: TargetRecord) -> in
     return num_parameters(settings.model_copy(update={"experts": experts}), target)
 
 
-def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
+def _sized(arm: Arm, goal: int, target: TargetRecord, any_size: bool) -> SizedArm:
     drafter = arm.settings.drafter
     before = drafter.experts.intermediate_size
     count = num_active_parameters(drafter, target)
@@ -201,11 +205,14 @@ def _sized(arm: Arm, goal: int, target: TargetRecord) -> SizedArm:
     fitted = _with_width(drafter, max(width, 1))
     parameters = num_active_parameters(fitted, target)
     if width < 1 or abs(parameters / goal - 1) > TOLERANCE:
+        if any_size:
+            return SizedArm(arm, num_parameters(drafter, target), before)
         raise ConfigError(
             f"the arm {arm.name} cannot be made as large as the base",
             expected=f"{goal:,} trainable parameters, plus or minus {TOLERANCE:.0%}",
             got=f"{parameters:,} with experts of width {max(width, 1)}",
-            remedy="change fewer settings in this arm, or set a larger expert width in the base",
+            remedy="change fewer settings in this arm, set a larger expert width in the base, or "
+            "compare arms of different sizes with --any-size",
         )
     settings = arm.settings.model_copy(update={"drafter": fitted})
     return SizedArm(replace(arm, settings=settings), num_parameters(fitted, target), before)

@@ -1,22 +1,35 @@
 """Measurement of arms by `jakiro bench` in a separate process, and choice of a sweep's values."""
 
-import hashlib
 import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
-from jakiro.errors import JakiroError
-from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.errors import ConfigError, JakiroError
+from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.pretrained import TORCH_DTYPES
+from jakiro.utils.settings import Settings
+from training.loop.run_fingerprint import difference, run_fingerprint
 from training.studies.ablation.results import ArmSweep, SweepResults
-from training.studies.ablation.runs import ArmRun
+from training.studies.ablation.runs import ArmRun, MeasuredRun
 from training.studies.ablation.sweep import Sweep, value_name
 from training.studies.ablation.trees import Trees, trees_key
+
+
+class MeasurementInputs(Settings):
+    """What a stored measurement was made from.
+
+    Attributes:
+        key: hash of everything that determines the figures, except for the machine.
+        runs: the measured runs by the names of their methods.
+    """
+
+    key: str
+    runs: dict[str, MeasuredRun]
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,7 @@ class Measurement:
         trees: kinds of trees; every arm is measured with each kind.
         repeats: number of times that each prompt is decoded.
         folder: folder of the results.
+        facts: fingerprints of the target and the data of all runs.
     """
 
     prompts: Path
@@ -40,6 +54,7 @@ class Measurement:
     trees: tuple[Trees, ...]
     repeats: int
     folder: Path
+    facts: Mapping[str, str]
 
     def of_seed(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
         """Return the figures of all arms with one seed, and of autoregressive decoding.
@@ -68,12 +83,45 @@ class Measurement:
             JakiroError: a measurement failed.
         """
         first, *others = (
-            self._of({run.arm: run}, [] if number else [AUTOREGRESSIVE], f"{run.arm}-{run.seed}")
+            self._of({run.arm: run}, [] if number else [AUTOREGRESSIVE], _name(run))
             for number, run in enumerate(runs)
         )
         methods = (method for document in (first, *others) for method in document.methods)
         trees = (tree for document in (first, *others) for tree in document.trees)
         return first.model_copy(update={"methods": tuple(methods), "trees": tuple(trees)})
+
+    def recalled(self, run: ArmRun) -> ArmRun:
+        """Return a run without a drafter with what is known of it, if it was measured separately.
+
+        Its measurement may come from another machine. If there is no such measurement, or if the
+        drafter is there, return the run unchanged.
+
+        Args:
+            run: a run, which may be unfinished.
+
+        Raises:
+            ConfigError: a drafter with other settings was measured.
+        """
+        name = _name(run)
+        stored = self._stored_inputs(name)
+        if run.folder.is_finished or stored is None:
+            return run
+        known = replace(run, measured=stored.runs[run.arm])
+        if self._key({run.arm: known}) != stored.key:
+            return run
+        before = stored.runs[run.arm].fingerprint(str(self._inputs_file(name)))
+        found = difference(before, run_fingerprint(run.settings, self.facts))
+        if found is not None:
+            setting, then, now = found
+            raise ConfigError(
+                f"the results in {self._document(name)} are those of a drafter with other "
+                f"settings ({setting} differs)",
+                expected=then,
+                got=now,
+                remedy="choose another --out, or delete this file to train and measure the arm "
+                "again",
+            )
+        return known
 
     def of_values(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
         """Return the figures of one arm, with one method per swept value, named after the value.
@@ -92,27 +140,45 @@ class Measurement:
     def _of(
         self, runs: Mapping[str, ArmRun], others: Sequence[str], name: str
     ) -> ComparisonDocument:
-        path = ensure_writable_folder(self.folder) / f"{name}.json"
-        key_file, key = path.with_suffix(".key"), self._key(runs)
-        known = key_file.read_text() if key_file.exists() and path.exists() else None
-        if known != key:
+        ensure_writable_folder(self.folder)
+        path, stored = self._document(name), self._stored_inputs(name)
+        if stored is None or stored.key != self._key(runs):
             path.unlink(missing_ok=True)
             self._measure(runs, others, path)
-            write_atomically(key_file, key)
+            text = self._inputs(runs).model_dump_json(indent=1)
+            write_atomically(self._inputs_file(name), text + "\n")
         return read_document(path)
+
+    def _document(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def _inputs_file(self, name: str) -> Path:
+        return self.folder / f"{name}.inputs.json"
+
+    def _stored_inputs(self, name: str) -> MeasurementInputs | None:
+        """Return what a measurement was made from; None unless the measurement is stored."""
+        path = self._inputs_file(name)
+        if not (path.exists() and self._document(name).exists()):
+            return None
+        return MeasurementInputs.model_validate_json(path.read_text())
+
+    def _inputs(self, runs: Mapping[str, ArmRun]) -> MeasurementInputs:
+        known = {
+            name: run.measured
+            or MeasuredRun(weights=run.weights, facts=dict(self.facts), record=run.record)
+            for name, run in runs.items()
+        }
+        return MeasurementInputs(key=self._key(runs), runs=known)
 
     def _key(self, runs: Mapping[str, ArmRun]) -> str:
         """Return a hash of everything that determines the figures, except for the machine."""
         settings = _first(runs).settings
         target = settings.target
         return fingerprint(
-            _digest(self.prompts),
+            checksum(self.prompts),
             [self.num_prompts, self.max_new_tokens, self.temperatures, self.repeats],
             [target.name_or_path, target.dtype, settings.engine.device, trees_key(self.trees)],
-            [
-                [name, _digest(run.folder.drafter / "model.safetensors")]
-                for name, run in runs.items()
-            ],
+            [[name, run.weights] for name, run in runs.items()],
         )
 
     def _measure(self, runs: Mapping[str, ArmRun], others: Sequence[str], path: Path) -> None:
@@ -152,13 +218,12 @@ class Measurement:
         ]
 
 
+def _name(run: ArmRun) -> str:
+    return f"{run.arm}-{run.seed}"
+
+
 def _first(runs: Mapping[str, ArmRun]) -> ArmRun:
     return next(iter(runs.values()))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def select_values(sweep: Sweep, runs: Sequence[ArmRun], measurement: Measurement) -> SweepResults:

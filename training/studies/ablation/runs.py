@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import JsonValue
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jakiro.config import JakiroConfig
 from jakiro.errors import JakiroError
-from jakiro.utils.files import ensure_writable_folder, write_atomically
+from jakiro.utils.files import checksum, ensure_writable_folder, write_atomically
 from jakiro.utils.logs import get_logger
-from jakiro.utils.settings import dump_settings
+from jakiro.utils.settings import Settings, dump_settings, validate_settings
 from training.config import TrainSettings
+from training.loop.run_fingerprint import run_fingerprint
 from training.loop.run_folder import RunFolder
 from training.studies.ablation.arms import SizedArm
 from training.studies.ablation.sweep import Sweep, value_name
@@ -24,6 +26,32 @@ from training.train import train
 Launcher = Literal["inline", "deepspeed"]
 
 _logger = get_logger(__name__)
+
+
+class MeasuredRun(Settings):
+    """What a study keeps of a run that it measured, so that it can continue without the drafter.
+
+    Attributes:
+        weights: SHA-256 of the file of the drafter's weights.
+        facts: fingerprints of the target and the data.
+        record: record of the training in the drafter's configuration, with all settings.
+    """
+
+    weights: str
+    facts: dict[str, str]
+    record: dict[str, JsonValue]
+
+    def fingerprint(self, source: str) -> dict[str, Any]:
+        """Return the fingerprint of the run; settings that are newer than the run have defaults.
+
+        Args:
+            source: name of the file, for error messages.
+
+        Raises:
+            ConfigError: this version does not know one of the settings.
+        """
+        values: Any = self.record["settings"]
+        return run_fingerprint(validate_settings(TrainSettings, values, source=source), self.facts)
 
 
 @dataclass(frozen=True)
@@ -35,12 +63,15 @@ class ArmRun:
         seed: seed of the initial weights, the order of the sequences, and the anchors.
         settings: complete settings of the run, including its run folder.
         value: value of the setting that is swept; None if there is no sweep.
+        measured: what is known of the run from its stored measurement; None if the drafter is in
+            the run folder, or has to be trained.
     """
 
     arm: str
     seed: int
     settings: TrainSettings
     value: float | None = None
+    measured: MeasuredRun | None = None
 
     @property
     def name(self) -> str:
@@ -53,23 +84,38 @@ class ArmRun:
         return RunFolder(self.settings.run_folder)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the run needs no more training."""
+        return self.measured is not None or self.folder.is_finished
+
+    @property
+    def weights(self) -> str:
+        """The SHA-256 of the file of the drafter's weights."""
+        if self.measured is not None:
+            return self.measured.weights
+        return checksum(self.folder.drafter / "model.safetensors")
+
+    @property
     def training_tokens(self) -> int:
         """The number of tokens that were read in training."""
-        return int(self._record["training"]["tokens"])
+        return int(self.record["training"]["tokens"])
 
     @property
     def validation_agreement(self) -> float | None:
         """The agreement with the target on validation tokens; None if it was not measured."""
-        validation = self._record["evaluation"].get("validation")
+        validation = self.record["evaluation"].get("validation")
         return None if validation is None else float(validation["levels"][0]["agreement"])
 
     @property
     def experts(self) -> Mapping[str, Any] | None:
         """The diversity of the experts (`training.evaluation.diversity`); None if not measured."""
-        return self._record["evaluation"].get("experts")
+        return self.record["evaluation"].get("experts")
 
     @property
-    def _record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
+        """The record of the training: its settings, provenance, progress and evaluation."""
+        if self.measured is not None:
+            return dict(self.measured.record)
         return JakiroConfig.from_pretrained(self.folder.drafter).record or {}
 
 
@@ -115,7 +161,7 @@ def train_runs(
         JakiroError: a run cannot be trained, or its launcher failed.
     """
     for number, run in enumerate(runs, start=1):
-        if run.folder.is_finished:
+        if run.is_finished:
             continue
         _logger.info(f"run {number} of {len(runs)}: {run.name}, seed {run.seed}")
         if launcher == "inline":

@@ -28,6 +28,7 @@ class StudySettings(Settings):
         overrides: overrides `key.path=value`, merged into the base and thus into every arm.
         seeds: number of seeds with which every arm is trained.
         max_steps: largest number of optimizer steps of a run; None for the number in the settings.
+        any_size: whether arms that cannot be made as large as the base keep their own size.
         separately: whether each arm is measured in a process of its own.
         cell: name of the measurement and of the folder of its results inside `out`; None to write
             results into `out` itself.
@@ -53,6 +54,7 @@ class StudySettings(Settings):
     overrides: tuple[str, ...] = ()
     seeds: PositiveInt = 3
     max_steps: PositiveInt | None = None
+    any_size: bool = False
     separately: bool = False
     cell: str | None = Field(None, pattern=r"^\w[\w.-]*$")
     launcher: Launcher = "inline"

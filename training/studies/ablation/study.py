@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from inference.benchmark.document import ComparisonDocument
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
@@ -28,7 +29,7 @@ from training.studies.ablation.results import StudyResults, SweepResults
 from training.studies.ablation.runs import ArmRun, forget, runs_of, train_runs
 from training.studies.ablation.settings import StudyPrompts, StudySettings
 from training.studies.ablation.sweep import parse_sweep
-from training.studies.ablation.tables import to_csv, to_markdown, to_terminal
+from training.studies.ablation.tables import in_words, to_csv, to_markdown, to_terminal
 from training.studies.ablation.trees import num_tuning_prompts, parse_trees
 
 _logger = get_logger(__name__)
@@ -47,13 +48,14 @@ class Study:
 
     def __init__(self, settings: StudySettings) -> None:
         self.settings = settings
-        self.folder = settings.out.expanduser().absolute()
+        self.folder = settings.out.expanduser()
         self.results_folder = self.folder / (settings.cell or "")
         arms = read_arms(settings.base, settings.config, settings.overrides, settings.max_steps)
         base = arms[0].settings
         model, tokenizer = load_model(base.target), load_tokenizer(base.target)
         spec = TargetAdapter(model.eval()).spec
-        self.arms = equally_sized(arms, record_target(spec, base.target.name_or_path, tokenizer))
+        record = record_target(spec, base.target.name_or_path, tokenizer)
+        self.arms = equally_sized(arms, record, any_size=settings.any_size)
         for arm in self.arms:
             _logger.info(_size_of(arm))
         self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
@@ -112,22 +114,54 @@ class Study:
             JakiroError: a run or a measurement failed.
         """
         names = [arm.name for arm in self.arms]
-        runs, sweep = self._trained(names, rerun)
-        folder = ensure_writable_folder(self.results_folder)
-        measurement = replace(
-            self._measurement(self.prompts.test_file(folder), "measurements"),
-            trees=self.trees,
-            folder=folder / "measurements",
-        )
-        measure = measurement.of_arms if self.settings.separately else measurement.of_seed
+        if self.settings.separately and self.sweep is None:
+            results = self._one_by_one(self._checked(rerun))
+        else:
+            runs, sweep = self._trained(names, rerun)
+            measurement = self._test_measurement()
+            separately = self.settings.separately
+            measure = measurement.of_arms if separately else measurement.of_seed
+            results = self._analysed(runs, measure).model_copy(update={"sweep": sweep})
+            self._write(results)
+        Console().print(to_terminal(results))
+        return results
+
+    def _one_by_one(self, runs: Sequence[ArmRun]) -> StudyResults:
+        """Train, measure and store one arm after the other, and return the results of all."""
+        measurement = self._test_measurement()
+        runs = [measurement.recalled(run) for run in runs]
+        for number, arm in enumerate(self.arms, start=1):
+            _logger.info(f"arm {number} of {len(self.arms)}: {arm.name}")
+            self._train([run for run in runs if run.arm == arm.name])
+            names = {before.name for before in self.arms[:number]}
+            so_far = [run for run in runs if run.arm in names]
+            results = self._analysed(so_far, measurement.of_arms)
+            self._write(results)
+            for row in results.of_arm(arm.name).rows:
+                _logger.info(in_words(row))
+        return results
+
+    def _analysed(
+        self,
+        runs: Sequence[ArmRun],
+        measure: Callable[[Sequence[ArmRun]], ComparisonDocument],
+    ) -> StudyResults:
+        """Measure finished runs, and return the results of their arms."""
         documents = {
             seed: measure([run for run in runs if run.seed == seed])
             for seed in sorted({run.seed for run in runs})
         }
-        facts = [_facts(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
-        results = analyse(documents, facts, self.trees).model_copy(update={"sweep": sweep})
-        self._write(results)
-        return results
+        by_arm = [(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
+        facts = [_facts(arm, own) for arm, own in by_arm if own]
+        return analyse(documents, facts, self.trees)
+
+    def _test_measurement(self) -> Measurement:
+        folder = ensure_writable_folder(self.results_folder)
+        return replace(
+            self._measurement(self.prompts.test_file(folder), "measurements"),
+            trees=self.trees,
+            folder=folder / "measurements",
+        )
 
     def train(self, names: Sequence[str], rerun: str | None = None) -> None:
         """Train the given arms as in `complete`, but do not measure them on test prompts.
@@ -150,13 +184,7 @@ class Study:
         self, names: Sequence[str], rerun: str | None
     ) -> tuple[list[ArmRun], SweepResults | None]:
         """Train the arms with all seeds, and return their runs and the results of the sweep."""
-        ensure_writable_folder(self.folder)
-        if rerun is not None:
-            self._require_arm(rerun, "there is no such arm to run again")
-            forget(self.runs, rerun)
-        for run in self.runs:  # check all runs before any training
-            run.folder.check(run.settings, self.inputs.facts)
-        runs = [run for run in self.runs if run.arm in names]
+        runs = [run for run in self._checked(rerun) if run.arm in names]
         if self.sweep is None:
             self._train(runs)
             return runs, None
@@ -166,6 +194,16 @@ class Study:
         runs = [run for run in runs if run.value == selected.value_of(run.arm)]
         self._train(runs)
         return runs, selected
+
+    def _checked(self, rerun: str | None) -> list[ArmRun]:
+        """Return all runs, which are checked before any training; forget one arm to train again."""
+        ensure_writable_folder(self.folder)
+        if rerun is not None:
+            self._require_arm(rerun, "there is no such arm to run again")
+            forget(self.runs, rerun)
+        for run in self.runs:
+            run.folder.check(run.settings, self.inputs.facts)
+        return self.runs
 
     def _train(self, runs: Sequence[ArmRun]) -> None:
         model, tokenizer = self.inputs.target.model, self.inputs.tokenizer
@@ -191,10 +229,11 @@ class Study:
             trees=parse_trees((), settings.candidates),
             repeats=settings.repeats,
             folder=self.folder / folder,
+            facts=self.inputs.facts,
         )
 
     def _write(self, results: StudyResults) -> None:
-        """Store the results in all formats, and print the table."""
+        """Store the results in all formats."""
         texts = {
             "results.json": results.model_dump_json(indent=1) + "\n",
             "results.csv": to_csv(results),
@@ -205,13 +244,12 @@ class Study:
             ),
         }
         arms = ensure_writable_folder(self.results_folder / "arms")
-        for arm in self.arms:
-            text = results.of_arm(arm.name).model_dump_json(indent=1)
-            write_atomically(arms / f"{arm.name}.json", text + "\n")
+        for name in dict.fromkeys(row.arm for row in results.rows):
+            text = results.of_arm(name).model_dump_json(indent=1)
+            write_atomically(arms / f"{name}.json", text + "\n")
         for name, text in texts.items():
             write_atomically(self.results_folder / name, text)
         plot(results, self.results_folder / "results.png")
-        Console().print(to_terminal(results))
 
 
 def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:

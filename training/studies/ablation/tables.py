@@ -145,6 +145,15 @@ def with_interval(ratio: Ratio) -> str:
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
+def in_words(row: ArmRow) -> str:
+    """Return the main results of an arm at one temperature with one kind of trees."""
+    trees = "" if row.trees is None else f", trees {row.trees}"
+    ratio = "" if row.verdict == "base" else f", {with_interval(row.tau_ratio)} times the base's"
+    agreement = row.validation_agreement
+    known = "" if agreement is None else f"; held-out agreement {agreement:.1%}"
+    return f"{row.arm} at T = {row.temperature:g}{trees}: tau {row.tau:.2f}{ratio}{known}"
+
+
 def _result_cells(row: ArmRow) -> list[str]:
     is_base = row.verdict == "base"
     return [

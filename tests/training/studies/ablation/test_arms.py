@@ -120,6 +120,9 @@ def test_all_drafters_of_the_repository_but_two_are_equally_large_in_a_study() -
         arm = read_arms(CONFIGS / "study.yaml", [CONFIGS / f"drafters/{name}.yaml"], REQUIRED)
         with pytest.raises(ConfigError, match=f"arm {name} cannot be made as large as the base"):
             equally_sized(arm, TARGET)
+        base, own = equally_sized(arm, TARGET, any_size=True)
+        assert own.width == base.width == own.width_before
+        assert own.parameters != pytest.approx(base.parameters, rel=TOLERANCE)
 
 
 def test_arms_of_the_screening_are_equally_large_and_read_the_states_that_it_stores() -> None:

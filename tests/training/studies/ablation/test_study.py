@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.commands import exit_code
@@ -10,7 +12,9 @@ from helpers.training import tiny_run
 
 from inference.benchmark.document import read_document
 from jakiro.utils.settings import dump_settings
+from training.config import TrainSettings
 from training.studies.ablation.results import StudyResults
+from training.train import train
 
 ABLATIONS = Path(__file__).parents[4] / "configs" / "ablations"
 SQUARE = ("experts-1", "contrast-loss-off", "experts-1-contrast-loss-off")
@@ -92,7 +96,9 @@ def test_cells_share_trainings_and_arms_are_measured_one_by_one(
         prompts.write_text("".join(json.dumps({"prompt": cell + end}) + "\n" for end in "ab"))
         assert exit_code("ablate", *words, "--cell", cell, "--prompts", str(prompts)) == 0
         names = sorted(path.name for path in (out / cell / "measurements").glob("*.json"))
-        assert names == ["base-0.json", "contrast-loss-off-0.json"]
+        assert names == [
+            f"{arm}-0{end}.json" for arm in ("base", "contrast-loss-off") for end in (".inputs", "")
+        ]
         for arm in ("base", "contrast-loss-off"):
             text = (out / cell / "arms" / f"{arm}.json").read_text()
             found = StudyResults.model_validate_json(text)
@@ -106,6 +112,56 @@ def test_cells_share_trainings_and_arms_are_measured_one_by_one(
     kept = _modified(out / "second" / "measurements", "contrast*.json")
     assert exit_code("ablate", *words, "--cell", "second", "--prompts", str(prompts)) == 0
     assert _modified(out / "second" / "measurements", "contrast*.json") == kept
+
+
+@pytest.mark.slow
+def test_arms_are_measured_when_they_are_trained_and_stay_known_without_their_drafters(
+    command: list[str],
+    workshop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, trained = workshop / "study", []
+
+    def stopping_train(settings: TrainSettings, **inputs: Any) -> Path:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(settings)
+        return train(settings, **inputs)
+
+    monkeypatch.setattr("training.studies.ablation.runs.train", stopping_train)
+    words = [*command, *_configs(*SQUARE[:2]), "--seeds", "1", "--separately", "--cell", "own"]
+    assert exit_code("ablate", *words) == 130
+    printed = capsys.readouterr().err
+    assert "to continue the study" in printed
+    assert "experts-1 at T = 0: tau " in printed
+    results = StudyResults.model_validate_json((out / "own" / "results.json").read_text())
+    assert [row.arm for row in results.at(0.0)] == ["base", "experts-1"]
+
+    # On another machine, only the stored results are there, and a setting is new.
+    inputs = out / "own" / "measurements" / "experts-1-0.inputs.json"
+    stored = json.loads(inputs.read_text())
+    del stored["runs"]["experts-1"]["record"]["settings"]["objective"]["accepted_length_children"]
+    inputs.write_text(json.dumps(stored))
+    monkeypatch.undo()
+    shutil.rmtree(out / "runs")
+    measured = _modified(out / "own" / "measurements", "*.json")
+    assert len(measured) == 4
+    assert exit_code("ablate", *words) == 0
+    assert sorted(path.name for path in (out / "runs").iterdir()) == [SQUARE[1]]
+    assert _modified(out / "own" / "measurements", "*.json").items() > measured.items()
+    again = StudyResults.model_validate_json((out / "own" / "results.json").read_text())
+    assert [row.arm for row in again.at(0.0)] == ["base", *SQUARE[:2]]
+    assert again.at(0.0)[:2] == results.at(0.0)
+    assert again.experts[:2] == results.experts
+
+    shutil.rmtree(out / "runs")
+    assert exit_code("ablate", *words, "--set", "optimizer.learning_rate=0.1") == 2
+    assert "optimizer.learning_rate differs" in capsys.readouterr().err
+    assert not (out / "runs").exists()
+    (out / "own" / "measurements" / "base-0.json").unlink()
+    assert exit_code("ablate", *words) == 0
+    assert [path.name for path in (out / "runs").iterdir()] == ["base"]
 
 
 @pytest.mark.slow

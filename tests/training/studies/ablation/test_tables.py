@@ -13,6 +13,7 @@ from training.studies.ablation.analysis import analyse
 from training.studies.ablation.results import ArmSweep, StudyResults, SweepResults
 from training.studies.ablation.tables import (
     HEADINGS,
+    in_words,
     to_csv,
     to_markdown,
     to_terminal,
@@ -55,6 +56,17 @@ def test_the_terminal_shows_every_arm_at_every_temperature(results: StudyResults
             assert row.verdict in line
     assert "1.23 M" in text
     assert "verdicts on tau, about" in " ".join(text.split())
+
+
+def test_the_results_of_an_arm_in_words(results: StudyResults) -> None:
+    base, arm = results.at(1.0)[:2]
+    assert in_words(base.model_copy(update={"tau": 2.0})).startswith("base at T = 1: tau 2.00")
+    assert "the base's" not in in_words(base)
+    known = arm.model_copy(update={"trees": "60", "validation_agreement": 0.3})
+    assert in_words(known) == (
+        f"with[brackets] at T = 1, trees 60: tau {arm.tau:.2f}, {with_interval(arm.tau_ratio)} "
+        "times the base's; held-out agreement 30.0%"
+    )
 
 
 def test_a_narrow_terminal_loses_no_figure(results: StudyResults) -> None:

@@ -1,0 +1,210 @@
+"""Program that stores the results of the screening and writes their tables into its page.
+
+`make screening ARGS=runs/screening/study` copies what the study has measured so far to
+`docs/benchmarks/results/screening/`, without texts and example trees, and the agreement of the runs
+in `runs/screening/rates`, with which the learning rate was chosen. Without an argument, the program
+only writes the tables of the stored results into `docs/benchmarks/screening.md`.
+"""
+
+import json
+import shutil
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inference.benchmark.document import ComparisonDocument, read_document
+from jakiro.utils.files import write_atomically
+from training.studies.ablation.arms import BASE
+from training.studies.ablation.evaluation import MeasurementInputs
+from training.studies.ablation.results import ArmRow, StudyResults
+from training.studies.ablation.runs import MeasuredRun
+from training.studies.ablation.tables import markdown_head, markdown_line, with_interval
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "benchmarks" / "screening.md"
+RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
+RATES = RESULTS / "rates.json"
+SEED = 0
+CELLS = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
+
+
+def store(study: Path) -> None:
+    """Copy the results of all cells of a study, without texts and example trees.
+
+    Args:
+        study: folder of the study.
+    """
+    for arms in sorted(study.glob("*/arms")):
+        stored = RESULTS / arms.parent.name
+        shutil.copytree(arms, stored / "arms", dirs_exist_ok=True)
+        (stored / "measurements").mkdir(exist_ok=True)
+        for inputs in sorted(arms.parent.glob("measurements/*.inputs.json")):
+            measured = inputs.with_name(inputs.name.replace(".inputs.json", ".json"))
+            shutil.copyfile(inputs, stored / "measurements" / inputs.name)
+            text = _without_texts(read_document(measured)).model_dump_json(exclude_defaults=True)
+            write_atomically(stored / "measurements" / measured.name, text + "\n")
+
+
+def store_rates(folder: Path) -> None:
+    """Store the agreement of the runs with which the learning rate was chosen.
+
+    Args:
+        folder: folder with one run folder for each learning rate.
+    """
+    runs = [_rate(run) for run in sorted(folder.glob("*")) if (run / "metrics.jsonl").exists()]
+    if runs:
+        write_atomically(RATES, json.dumps(runs, indent=1) + "\n")
+
+
+def _rate(run: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "evaluation" not in line]
+    after = [line for line in lines if "evaluation" in line and line["step"]]
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    return {
+        "optimizer": settings["optimizer"],
+        "steps": steps[-1]["step"],
+        "training": steps,
+        "validation": after[-1]["evaluation"]["validation"] if after else None,
+        "provenance": json.loads((run / "provenance.json").read_text()),
+    }
+
+
+def _without_texts(document: ComparisonDocument) -> ComparisonDocument:
+    methods = tuple(
+        method.model_copy(
+            update={
+                "samples": tuple(
+                    sample.model_copy(update={"answer": None}) for sample in method.samples
+                )
+            }
+        )
+        for method in document.methods
+    )
+    return document.model_copy(update={"methods": methods, "trees": (), "questions": {}})
+
+
+def page() -> str:
+    """Return the page with the tables of the stored results."""
+    text = PAGE.read_text()
+    rates = "\n".join(_rates()) + "\n" if RATES.exists() else "No rate is measured yet.\n"
+    for name, table in {"rates": rates, "results": tables()}.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def tables() -> str:
+    """Return all tables in Markdown: the trainings, and tau for each kind of prompts."""
+    cells = [name for name in CELLS if (RESULTS / name / "arms").is_dir()]
+    if not cells:
+        return "No arm is measured yet.\n"
+    lines = ["Trainings:", "", *_trainings(cells)]
+    for name in cells:
+        lines += ["", *_taus(name)]
+    return "\n".join(lines) + "\n"
+
+
+def _rates() -> Iterator[str]:
+    names = ("optimizer", "rate", "steps", "agreement in steps 11 to 20", "held-out agreement")
+    yield from markdown_head(names, ("optimizer",))
+    runs = json.loads(RATES.read_text())
+    for run in sorted(runs, key=lambda run: run["optimizer"]["learning_rate"]):
+        optimizer, held_out = run["optimizer"], run["validation"]
+        training = next(line for line in run["training"] if line["step"] == 20)
+        cells = [optimizer["kind"], f"{optimizer['learning_rate']:g}", str(run["steps"])]
+        cells.append(f"{training['levels'][0]['agreement']:.3f}")
+        cells.append("-" if held_out is None else f"{held_out['levels'][0]['agreement']:.3f}")
+        yield markdown_line(cells)
+
+
+def _trainings(cells: list[str]) -> Iterator[str]:
+    names = ("arm", "parameters", "width", "steps", "tokens", "agreement", "overlap", "commit")
+    yield from markdown_head(names, ("arm", "commit"))
+    runs = {name: run for cell in cells for name, run in _runs(cell).items()}
+    arms = {found.rows[0].arm: found.rows[0] for cell in cells for found in _arms(cell)}
+    for name, row in arms.items():
+        training: Any = runs[name].record["training"]
+        evaluation: Any = runs[name].record["evaluation"]
+        overlap = evaluation["experts"]["top_overlap"]
+        yield markdown_line(
+            [
+                f"`{name}`",
+                f"{row.parameters / 1e6:.2f}M",
+                str(row.intermediate_size),
+                str(training["step"]),
+                f"{training['tokens'] / 1e3:.0f}k",
+                "-" if row.validation_agreement is None else f"{row.validation_agreement:.3f}",
+                "-" if overlap is None else f"{overlap:.2f}",
+                _commit(runs[name]),
+            ]
+        )
+
+
+def _taus(cell: str) -> Iterator[str]:
+    arms = _arms(cell)
+    first = arms[0]
+    yield f"{CELLS[cell]}, {first.prompts} prompts:"
+    yield ""
+    groups = [(temperature, tree) for tree in first.trees for temperature in first.temperatures]
+    columns = [
+        f"T = {temperature:g}" + ("" if len(first.trees) == 1 else f", trees {tree}")
+        for temperature, tree in groups
+    ]
+    names = [name for column in columns for name in (f"tau, {column}", f"ratio, {column}")]
+    yield from markdown_head(["arm", *names], ("arm",))
+    for arm in arms:
+        name = arm.rows[0].arm
+        document = read_document(RESULTS / cell / "measurements" / f"{name}-{SEED}.json")
+        cells = [f"`{name}`"]
+        for temperature, tree in groups:
+            (row,) = arm.at(temperature, tree)
+            cells += [_tau(document, row), "1" if name == BASE else _ratio(row)]
+        yield markdown_line(cells)
+
+
+def _tau(document: ComparisonDocument, row: ArmRow) -> str:
+    method = row.arm if row.trees is None else f"{row.arm}@{row.trees}"
+    found = document.figures(method, row.temperature)
+    return f"{found.tau:.2f} [{found.tau_low:.2f}, {found.tau_high:.2f}]"
+
+
+def _ratio(row: ArmRow) -> str:
+    text = with_interval(row.tau_ratio)
+    return f"**{text}**" if row.tau_ratio.is_resolved else text
+
+
+def _arms(cell: str) -> list[StudyResults]:
+    """Return the results of the arms of a cell, the base first."""
+    paths = sorted((RESULTS / cell / "arms").glob("*.json"), key=lambda path: path.stem)
+    paths.sort(key=lambda path: path.stem != BASE)
+    return [StudyResults.model_validate_json(path.read_text()) for path in paths]
+
+
+def _runs(cell: str) -> dict[str, MeasuredRun]:
+    paths = (RESULTS / cell / "measurements").glob("*.inputs.json")
+    inputs = [MeasurementInputs.model_validate_json(path.read_text()) for path in paths]
+    return {name: run for found in inputs for name, run in found.runs.items()}
+
+
+def _commit(run: MeasuredRun) -> str:
+    provenance: Any = run.record["provenance"]
+    git = provenance["git"]
+    return "-" if git is None else git["sha"][:8] + ("*" if git["is_dirty"] else "")
+
+
+def main() -> None:
+    """Store the results of a study, if its folder is given, and write the tables."""
+    parser = ArgumentParser(description="Store the results of the screening.")
+    parser.add_argument("study", type=Path, nargs="?", help="folder of the study")
+    study = parser.parse_args().study
+    if study is not None:
+        store(study)
+        store_rates(study.parent / "rates")
+    write_atomically(PAGE, page())
+
+
+if __name__ == "__main__":
+    main()
