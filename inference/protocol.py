@@ -223,7 +223,7 @@ class DraftSession(ABC):
         """Make room for sequences of up to `capacity` tokens."""
 
     def clear_unused(self) -> None:
-        """Overwrite memory of sequences that have left, which may contain NaN, by zeros.
+        """Overwrite with zeros the memory of sequences that have left, which may contain NaN.
 
         Masks do not hide NaN from the sequences that will use this memory.
         """

@@ -38,7 +38,7 @@ def adapted_names(model: nn.Module) -> dict[str, str]:
 
 
 def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> str:
-    """Return what tells a drafter's own weights and its target from others.
+    """Return what distinguishes a drafter's own weights and its target from others.
 
     Args:
         model: drafter, in any dtype.

@@ -91,8 +91,9 @@ class ReproducibleTree:
     """Policy with trees of a single size, or no trees, for sampling with a given seed.
 
     The sampled text depends on the trees, so trees that follow the durations of decoding steps
-    would give another text for the same seed. The size is the one that is expected to be fastest at
-    assumed acceptance rates. If no size is faster than decoding without drafts, nothing is drafted.
+    would give a different text for the same seed. The size is the one that is expected to be
+    fastest at assumed acceptance rates. If no size is faster than decoding without drafts, nothing
+    is drafted.
 
     Args:
         auto: policy whose trees and costs are used.

@@ -161,7 +161,7 @@ class DelegatingSession(AdaptiveSession):
         self.session.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite memory of sequences that have left the wrapped session by zeros."""
+        """Overwrite with zeros the memory of sequences that have left the wrapped session."""
         self.session.clear_unused()
 
     def close(self) -> None:

@@ -227,7 +227,7 @@ class SmallLMSession(DraftSession):
         self.cache.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite memory of sequences that have left by zeros."""
+        """Overwrite with zeros the memory of sequences that have left."""
         self.cache.cache.clear_unused()
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class Result(BaseModel):
 
 
 class FirstDifference(Result):
-    """The first token at which something differs from the target's own greedy continuation."""
+    """The first token at which a text differs from the target's own greedy continuation."""
 
     prompt: int  # counted from 1
     position: int  # position among the new tokens, counted from 1

@@ -1,4 +1,4 @@
-"""The routes of the server, short answers such as its state, and the order of the checks."""
+"""The routes of the server, the handlers of short requests, and the order of the checks."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ _ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
 ]
-_OPEN = {"/health", "/health/live"}  # paths that need no key, beside those of the playground
+_OPEN = {"/health", "/health/live"}  # paths that need no key, besides those of the playground
 _SESSIONS = "/v1/verify/sessions"
 _PATHS = {*_OPEN, "/metrics", *(route.path for route in _ROUTES if "{" not in route.path)}
 
@@ -135,7 +135,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
 def _checks(
     service: Service, keys: ApiKeys, open_paths: set[str], paths: set[str]
 ) -> list[Middleware]:
-    """Return all that happens to a request before its route, in this order."""
+    """Return the checks that a request passes before it reaches its route, in this order."""
     settings = service.settings
     origins = settings.allowed_origins
     cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}

@@ -135,7 +135,7 @@ def _num_states(table: TensorTable, hidden: int) -> int:
     if columns % hidden:
         raise table.unusable(
             f"fc.weight that fuses states of the drafter's hidden size {hidden}",
-            f"{columns} columns, for a target of another width",
+            f"{columns} columns, for a target of a different width",
         )
     return columns // hidden
 
@@ -150,8 +150,8 @@ def take_head(table: TensorTable, hidden: int, vocab: int, stated: object) -> in
         stated: size of the draft vocabulary in the config; None if it has none.
 
     Raises:
-        CheckpointError: a tensor is missing, or has another shape, or the tokens are not different
-            ones of the target.
+        CheckpointError: a tensor is missing, or has another shape, or the tokens are not distinct
+            tokens of the target.
     """
     count = table.matrix("lm_head.weight")[0]
     if stated not in (None, count):

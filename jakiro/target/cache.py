@@ -233,7 +233,7 @@ class SlotCache(Cache):
             self._update_layers()
 
     def clear_unused(self) -> None:
-        """Overwrite the storage of sequences that have left by zeros."""
+        """Overwrite with zeros the storage of sequences that have left."""
         for storage in self._storages:
             storage.clear_unused()
 

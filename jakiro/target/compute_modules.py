@@ -100,7 +100,7 @@ class ComputeModules:
         """Copy the modules again if parameters of the model were replaced, added or removed.
 
         Raises:
-            TargetNotSupported: the target was batch-invariant and cannot be so any longer.
+            TargetNotSupported: the target was batch-invariant, and no longer can be.
         """
         if self._copied and not self._are_current():
             self.is_packed = self.is_packed and can_pack(self._model)

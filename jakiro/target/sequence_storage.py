@@ -73,7 +73,7 @@ class SequenceStorage:
             self._replace(self._storage.shape[self._dim], num_slots)
 
     def clear_unused(self) -> None:
-        """Overwrite the rows that no sequence uses by zeros."""
+        """Overwrite with zeros the rows that no sequence uses."""
         count = self._storage.shape[self._dim] - self._count
         self._storage.narrow(self._dim, self._count, count).zero_()
         self._num_left[self._count :] = [0] * count

@@ -1,4 +1,4 @@
-"""Names of models, and checks of them that take no time.
+"""Names of models, and quick checks of them.
 
 Nothing here imports torch or transformers, so that commands can refuse a wrong name at once.
 """
@@ -29,7 +29,8 @@ def refuse_missing_model(
 
     Raises:
         CheckpointError: the name is the path of a missing folder, similar to that of a known model,
-            or neither in the cache nor on a hub within reach; or a known model was not fetched.
+            or neither in the cache nor on a hub within reach; or a known model has not been
+            fetched.
         ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     name = str(name_or_path)

@@ -141,7 +141,7 @@ def torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
 
 
 def _warn_of_half_precision(model: PreTrainedModel, what: str) -> None:
-    """Warn of float16 on a CPU, which has no fast products of float16 matrices."""
+    """Warn about float16 on a CPU, where products of float16 matrices are slow."""
     if model.dtype is torch.float16 and model.device.type == "cpu":
         _logger.warning(
             "%s has float16 weights: a CPU reads prompts and drafts with them several times more "
@@ -172,7 +172,7 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
 
 
 def model_files(name_or_path: str | Path) -> list[tuple[str, int, int]] | None:
-    """Return the states of a model's files, as `file_states` does; None if there are no files here.
+    """Return the states of a model's files, as `file_states` does; None if none are stored here.
 
     Args:
         name_or_path: folder or hub id of a model, or any other name that `local_model` accepts.
@@ -327,7 +327,7 @@ def reason_of(error: Exception, name_or_path: str | Path) -> str:
 
 
 def summary_of(error: Exception) -> str:
-    """Return the message of an error on one line: its first sentence with what belongs to it."""
+    """Return the message of an error on one line: its first line, or all if a list follows it."""
     first, *others = str(error).strip().splitlines() or [""]
     if first.rstrip().endswith(":"):  # a list follows
         first = " ".join(" ".join((first, *others)).split())

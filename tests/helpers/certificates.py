@@ -15,7 +15,7 @@ def self_signed(folder: Path) -> dict[str, Path]:
     """
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("there is no program openssl, which makes the certificate")
+        pytest.skip("the program openssl, which makes the certificate, is not installed")
     paths = {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
     words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]

@@ -11,37 +11,8 @@ from torch.utils._pytree import tree_leaves
 from inference.engine.cuda_graph import GraphMemory
 
 
-class Replayed:
-    """A double of a recorded function, whose results are overwritten by the next call."""
-
-    def __init__(
-        self,
-        function: Callable[[], Tensor],
-        state: Sequence[Tensor],
-        device: torch.device,
-        memory: GraphMemory,
-    ) -> None:
-        self.function = function
-        self.memory = memory
-        self.addresses = [tensor.data_ptr() for tensor in state]
-        self.state = state
-        self.output: Tensor | None = None
-
-    def __call__(self) -> Tensor:
-        """Run the function, after the last result was replaced."""
-        if self.output is not None:
-            self.output.fill_(-7)
-        assert [tensor.data_ptr() for tensor in self.state] == self.addresses
-        self.output = self.function()
-        return self.output.clone()
-
-
-class Recorded(TorchDispatchMode):
-    """A double of a recorded function that repeats its operations, without its Python code.
-
-    As in a CUDA graph, each operation reads and writes the tensors of the recording. What the host
-    contributed, such as numbers and constant tensors, stays as it was recorded.
-    """
+class _Double:
+    """What all doubles of a recorded function keep."""
 
     def __init__(
         self,
@@ -52,9 +23,34 @@ class Recorded(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.function = function
+        self.memory = memory
         self.state = state
-        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.addresses = [tensor.data_ptr() for tensor in state]
         self.output: Tensor | None = None
+
+
+class Replayed(_Double):
+    """A double of a recorded function, whose results are overwritten by the next call."""
+
+    def __call__(self) -> Tensor:
+        """Run the function, after the last result was replaced."""
+        if self.output is not None:
+            self.output.fill_(-7)
+        assert [tensor.data_ptr() for tensor in self.state] == self.addresses
+        self.output = self.function()
+        return self.output.clone()
+
+
+class Recorded(_Double, TorchDispatchMode):
+    """A double of a recorded function that repeats its operations, without its Python code.
+
+    As in a CUDA graph, each operation reads and writes the tensors of the recording. What the host
+    contributed, such as numbers and constant tensors, stays as it was recorded.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
 
     def __call__(self) -> Tensor:
         """Repeat the operations, which the first call records."""

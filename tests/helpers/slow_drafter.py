@@ -10,10 +10,10 @@ from inference.sampling.random_numbers import StepRandom
 
 
 class SlowDrafter(DelegatingDrafter):
-    """A drafter whose trees are those of another one, but later.
+    """A drafter that proposes the trees of another drafter after a delay.
 
     Attributes:
-        seconds: seconds by which each tree is late.
+        seconds: delay of each tree in seconds.
     """
 
     seconds: float = 0.0

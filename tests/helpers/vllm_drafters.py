@@ -1,4 +1,4 @@
-"""A tiny target, drafters fitted to its texts, and their chains by the project's own forward."""
+"""A tiny target, drafters fitted to its texts, and the chains that they draft without vLLM."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ def target_model(vocab: int = VOCAB) -> Any:
 
 
 def windowed_model(window: int) -> Any:
-    """Return a random Mistral, likewise; its tokens attend to the last `window` tokens only."""
+    """Return a random Mistral, whose tokens attend to the last `window` tokens only."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}
     ends = {"bos_token_id": None, "eos_token_id": None}
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def fitted_drafter(
 
     Args:
         target: target of the drafter.
-        settings: settings of the drafter, without a key for position 0.
+        settings: settings of a drafter that has no learned key for queries without memory.
         groups: groups of texts of the same length.
         steps: number of optimizer steps.
     """
@@ -104,7 +104,7 @@ def _loss(drafter: JakiroDrafter, target: TargetAdapter, texts: Tensor, columns:
 
 
 def _log_probs(drafter: JakiroDrafter, target: TargetAdapter, tokens: Tensor) -> Tensor:
-    """Return the predictions at the positions from 1 on, one token after the target's states."""
+    """Return log-probabilities from position 1 on, given the target states before each position."""
     batch, count = tokens.shape
     with torch.no_grad():
         cache = target.new_cache(batch, count, drafter.state_sources.hidden_states)

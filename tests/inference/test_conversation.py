@@ -27,7 +27,7 @@ def decoder() -> SpeculativeDecoder:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """An iterator over one list: the number of queries of each target forward so far."""
+    """An iterator with one item, the list of the numbers of queries of the target's forwards."""
     counts: list[int] = []
     original = TargetAdapter.forward
 
@@ -110,7 +110,7 @@ def test_a_turn_that_was_stopped_leaves_its_tokens_cached(decoder: SpeculativeDe
         assert got.new_token_ids == decoder.generate(prompt, max_new_tokens=9).new_token_ids
 
 
-def test_turns_may_sample_differently_and_outgrow_the_first_ones_room(
+def test_turns_may_sample_differently_and_need_more_slots_than_the_first(
     decoder: SpeculativeDecoder,
 ) -> None:
     with Conversation() as conversation:

@@ -160,7 +160,7 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
         SpeculativeDecoder(other, drafter, tokenizer, other_weights=True)
 
 
-def test_another_chat_template_is_warned_of(
+def test_a_different_chat_template_causes_a_warning(
     tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_llama(vocab=len(tokenizer))
@@ -174,8 +174,6 @@ def test_another_chat_template_is_warned_of(
     assert "chat template" in caplog.text
 
 
-def test_a_target_that_has_moved_away_is_an_error_with_a_remedy(
-    drafter_path: Path, tmp_path: Path
-) -> None:
+def test_the_error_for_a_missing_target_has_a_remedy(drafter_path: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="pass target="):
         SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone", tree="fixed")

@@ -192,7 +192,7 @@ def test_a_packed_target_is_not_packed_twice() -> None:
 
 @pytest.mark.parametrize("form", ["packed", "int8"])
 @torch.no_grad()
-def test_a_head_that_does_not_allow_a_form_computes_in_its_own(form: HeadForm) -> None:
+def test_a_head_that_does_not_support_a_form_keeps_its_own(form: HeadForm) -> None:
     model = tiny_llama()
     model.lm_head.__class__ = _Quantised
     target = TargetAdapter(model)

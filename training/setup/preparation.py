@@ -170,7 +170,7 @@ def cached_sequences(settings: TrainSettings) -> PackedSequences | None:
 def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     """Return the length of a run in tokens and epochs as text, and whether it is too long.
 
-    A run of limited time is never too long, because its number of steps is not known before.
+    A run of limited time is never too long, because its number of steps is not known in advance.
 
     Args:
         settings: settings of the run, with the number of steps.

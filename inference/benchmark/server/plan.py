@@ -89,7 +89,7 @@ def questions_of(settings: LoadSettings, prompts: Sequence[BenchPrompt]) -> list
 def planned(
     settings: LoadSettings, questions: Sequence[Question], model: str
 ) -> Iterator[PlannedRequest]:
-    """Yield the requests of a load test; without an end if it is limited by its seconds.
+    """Yield the requests of a load test, endlessly if the test is limited by time.
 
     All questions are asked once before any of them is asked again.
 

@@ -267,7 +267,7 @@ class CombinedSession(AdaptiveSession):
         self.second.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite memory of sequences that have left by zeros."""
+        """Overwrite with zeros the memory of sequences that have left."""
         self.first.clear_unused()
         self.second.clear_unused()
 

@@ -372,7 +372,7 @@ class TrainedSession(DeviceSession):
         self.cache.reserve(capacity + self.scratch)
 
     def clear_unused(self) -> None:
-        """Overwrite memory of sequences that have left by zeros."""
+        """Overwrite with zeros the memory of sequences that have left."""
         self.cache.clear_unused()
 
     def close(self) -> None:

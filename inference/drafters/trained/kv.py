@@ -113,7 +113,7 @@ class KVBuffer:
         self._show()
 
     def clear_unused(self) -> None:
-        """Overwrite the rows that no sequence uses by zeros."""
+        """Overwrite with zeros the rows that no sequence uses."""
         for rows in self._rows:
             rows.clear_unused()
 
@@ -373,7 +373,7 @@ class DrafterCache:
             cache.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite the rows that no sequence uses by zeros."""
+        """Overwrite with zeros the rows that no sequence uses."""
         for cache in self._all:
             cache.clear_unused()
 

@@ -59,8 +59,8 @@ async def verify_server(
 ) -> ServerReport:
     """Return a report on whether a server's greedy and sampled texts are those of its target.
 
-    The server may be any that has OpenAI's interface. What its interface does not allow to check is
-    noted in the report.
+    The server may be any that has OpenAI's interface. What cannot be checked through its
+    interface is noted in the report.
 
     Args:
         client: client that is connected to the server.
@@ -132,7 +132,7 @@ class _Verification:
                 await self._check_sampled(number, interface)
         if all(check.drafted is None for check in self._checks):
             self._notes.append(
-                "the server does not tell how many drafts were accepted, so it is not known "
+                "the server does not report how many drafts were accepted, so it is not known "
                 "whether the checks concern drafts"
             )
         return ServerReport(
@@ -202,7 +202,7 @@ class _Verification:
             answer = await ask_patiently(self._client, request, Random(0))
             if answer.error is None:
                 break
-            # Without a top_k that was chosen, the distribution would be another one.
+            # Without a top_k that was chosen, the distribution would be a different one.
             fixed = ["top_k"] if self._settings.top_k else []
             others = [field for field in accepted if field not in fixed]
             if answer.status not in _BAD_FIELD or not others:
@@ -247,12 +247,12 @@ class _Verification:
         return answers
 
     def _note_lengths(self, answers: Sequence[ServerAnswer]) -> None:
-        """Note the first prompt in which the server counts another number of tokens."""
+        """Note the first prompt for which the server counts a different number of tokens."""
         for number, (ids, answer) in enumerate(zip(self._encoded, answers, strict=True), start=1):
             if answer.usage is not None and answer.usage.prompt != len(ids):
                 self._notes.append(
                     f"prompt {number} has {len(ids)} tokens here, but the server counts "
-                    f"{answer.usage.prompt}: its tokenizer or chat template may be another one"
+                    f"{answer.usage.prompt}: its tokenizer or chat template may be a different one"
                 )
                 return
 

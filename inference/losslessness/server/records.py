@@ -50,7 +50,9 @@ class GreedyTextCheck(Result):
     name: Literal["greedy texts"] = "greedy texts"
     prompts: int
     tokens: int  # number of equal tokens before the first differences, over all prompts
-    drafted: int | None  # number of accepted drafts in all texts; None if the server is silent
+    drafted: (
+        int | None
+    )  # number of accepted drafts in all texts; None if the server does not report it
     differences: tuple[TextDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -99,12 +101,12 @@ class ServerReport(Result):
 
     url: str
     model: str
-    system_fingerprints: tuple[str, ...]  # the different ones in the server's answers
+    system_fingerprints: tuple[str, ...]  # without repetitions, from the server's answers
     target: str
     dtype: str  # of the target here; the server's own is not known
     settings: ServerVerifySettings
     checks: tuple[ServerCheck, ...]
-    # sentences about what the server's interface does not allow to check, or what looks wrong
+    # sentences about what cannot be checked through the server's interface, or what looks wrong
     notes: tuple[str, ...]
 
     @computed_field  # type: ignore[prop-decorator]

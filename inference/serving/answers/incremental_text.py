@@ -123,7 +123,7 @@ class TextStopRule(StopRule):
 
     Args:
         rule: rule with the other conditions.
-        text: text of the new tokens, which only this rule pushes tokens to.
+        text: text to which this rule, and nothing else, pushes the new tokens.
     """
 
     def __init__(self, rule: StopRule, text: IncrementalText) -> None:

@@ -5,8 +5,8 @@ import { chat } from "./api.js";
 import { byId, make } from "./dom.js";
 import { Meter } from "./meter.js";
 
-const PLAIN_TOKENS = 32;
-const FEWEST_TOKENS = 8; // of an answer after which plain decoding is measured
+const AUTOREGRESSIVE_TOKENS = 32;
+const FEWEST_TOKENS = 8; // of an answer after which autoregressive decoding is measured
 
 /** A chat with one model. An exchange that has failed is no part of later requests. */
 export class Chat {
@@ -18,7 +18,7 @@ export class Chat {
     this.model = null;
     this.exchanges = []; // {question, answer, meter, isUsable}
     this.running = null; // controller of the answer that is being received
-    this.measuring = null; // controller of the measurement of plain decoding
+    this.measuring = null; // controller of the measurement of autoregressive decoding
   }
 
   get isRunning() {
@@ -73,22 +73,22 @@ export class Chat {
     const controller = new AbortController();
     this.measuring = controller;
     byId("measure").hidden = true;
-    byId("plain-note").textContent = "Measuring plain decoding …";
+    byId("autoregressive-note").textContent = "Measuring decoding without drafts …";
     const meter = new Meter();
-    const body = { ...exchange.body, max_tokens: PLAIN_TOKENS, jakiro: { details: true, drafting: false } };
+    const body = { ...exchange.body, max_tokens: AUTOREGRESSIVE_TOKENS, jakiro: { details: true, drafting: false } };
     try {
       for await (const chunk of chat(body, this.settings.key, controller.signal)) {
         if (chunk.jakiro?.steps) meter.add(chunk.jakiro);
       }
-      if (meter.rate) this.insight.setPlain({ rate: meter.rate, tokens: meter.decoded });
+      if (meter.rate) this.insight.setAutoregressive({ rate: meter.rate, tokens: meter.decoded });
     } catch {
-      byId("plain-note").textContent = "Plain decoding was not measured yet.";
+      byId("autoregressive-note").textContent = "Decoding without drafts was not measured yet.";
     }
     if (this.measuring === controller) this.measuring = null;
     byId("measure").hidden = false;
   }
 
-  /** Measures plain decoding again, with the last exchange. */
+  /** Measures autoregressive decoding again, with the last exchange. */
   measureAgain() {
     const last = this.exchanges.findLast((own) => own.isUsable);
     if (last && !this.isRunning && !this.measuring) this.measure(last);
@@ -148,12 +148,12 @@ export class Chat {
     answer.footer.textContent = parts.join("  ·  ");
   }
 
-  /** Uses an answer without drafts as the rate of plain decoding, or measures that rate once. */
+  /** Uses an answer without drafts as the rate of autoregressive decoding, or measures that rate once. */
   #consider(exchange) {
     const { meter, body } = exchange;
     if (meter.tokens.length < FEWEST_TOKENS) return;
-    if (!body.jakiro.drafting) this.insight.setPlain({ rate: meter.rate, tokens: meter.decoded });
-    else if (!this.insight.plain && this.settings.compares) this.measure(exchange);
+    if (!body.jakiro.drafting) this.insight.setAutoregressive({ rate: meter.rate, tokens: meter.decoded });
+    else if (!this.insight.autoregressive && this.settings.compares) this.measure(exchange);
   }
 
   #showFailure(exchange, error) {

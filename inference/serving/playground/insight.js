@@ -11,7 +11,7 @@ export class Insight {
   constructor() {
     this.answer = null; // whose steps are shown
     this.meter = null;
-    this.plain = null; // rate of decoding without drafts, and the number of tokens behind it
+    this.autoregressive = null; // rate of decoding without drafts, and the number of tokens behind it
     this.step = null; // selected step; null for the last one
     this.refresh = oncePerFrame(() => this.#draw());
     byId("step-back").addEventListener("click", () => this.#move(-1));
@@ -30,8 +30,8 @@ export class Insight {
     this.refresh();
   }
 
-  setPlain(plain) {
-    this.plain = plain;
+  setAutoregressive(autoregressive) {
+    this.autoregressive = autoregressive;
     this.refresh();
   }
 
@@ -65,19 +65,19 @@ export class Insight {
 
   #drawSpeed() {
     const { tau, rate } = this.meter ?? { tau: null, rate: null };
-    const { plain } = this;
+    const { autoregressive } = this;
     byId("tau").textContent = tau?.toFixed(2) ?? "–";
     byId("rate").textContent = rate?.toFixed(1) ?? "–";
-    byId("speedup").textContent = rate && plain ? `${(rate / plain.rate).toFixed(2)}×` : "–";
-    byId("race").hidden = !(rate && plain);
-    if (rate && plain) {
-      const most = Math.max(rate, plain.rate);
+    byId("speedup").textContent = rate && autoregressive ? `${(rate / autoregressive.rate).toFixed(2)}×` : "–";
+    byId("race").hidden = !(rate && autoregressive);
+    if (rate && autoregressive) {
+      const most = Math.max(rate, autoregressive.rate);
       byId("race-drafted").style.width = `${(100 * rate) / most}%`;
-      byId("race-plain").style.width = `${(100 * plain.rate) / most}%`;
+      byId("race-autoregressive").style.width = `${(100 * autoregressive.rate) / most}%`;
     }
-    if (plain) {
-      byId("plain-note").textContent =
-        `Plain decoding: ${plain.rate.toFixed(1)} tokens/s, measured on this server with ${plain.tokens} tokens and without drafts. Other requests slow both down.`;
+    if (autoregressive) {
+      byId("autoregressive-note").textContent =
+        `Decoding without drafts: ${autoregressive.rate.toFixed(1)} tokens/s, measured on this server with ${autoregressive.tokens} tokens. Other requests slow both down.`;
     }
   }
 

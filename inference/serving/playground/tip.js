@@ -10,16 +10,16 @@ export function installTips(describe) {
     tip.hidden = !text;
     if (text) {
       tip.textContent = text;
-      place(tip, event);
+      moveTo(tip, event);
     }
   });
   document.addEventListener("pointermove", (event) => {
-    if (!tip.hidden) place(tip, event);
+    if (!tip.hidden) moveTo(tip, event);
   });
   document.addEventListener("scroll", () => (tip.hidden = true), { capture: true, passive: true });
 }
 
-function place(tip, { clientX, clientY }) {
+function moveTo(tip, { clientX, clientY }) {
   const { width, height } = tip.getBoundingClientRect();
   const left = Math.min(Math.max(clientX - width / 2, 8), innerWidth - width - 8);
   const below = clientY + 20 + height > innerHeight;

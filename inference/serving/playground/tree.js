@@ -1,4 +1,4 @@
-// The draft tree of a decoding step, drawn from left to right.
+// The draft tree of a decoding step, laid out from left to right.
 
 import { makeSvg } from "./dom.js";
 import { paint, visible } from "./palette.js";

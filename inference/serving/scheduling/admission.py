@@ -1,4 +1,4 @@
-"""The number of sequences that each lane may run, prepare and let wait."""
+"""Limits of the numbers of sequences that run, are prepared, or wait in each lane."""
 
 import math
 from collections.abc import Sequence

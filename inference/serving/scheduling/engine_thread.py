@@ -1,4 +1,4 @@
-"""The thread that owns the models, and that other threads submit prompts to."""
+"""The thread that owns the models, to which other threads submit prompts."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,8 +39,8 @@ _EXACT_BYTES = 4  # size of numbers whose rounding hardly ever changes a text
 class EngineThread:
     """Decodes prompts that any thread submits at any time, in places that are allocated at start.
 
-    A request with a seed gets the tokens that the decoder gives it alone with the same trees,
-    whatever else is decoded, unless the drafter learns from requests.
+    With the same seed and the same trees, a request gets the tokens that it would get alone,
+    whatever else is decoded at the same time, unless the drafter learns from requests.
 
     Args:
         decoder: decoder with the target and the drafter. Only the engine may decode with its
@@ -119,7 +119,7 @@ class EngineThread:
 
     @property
     def seed_obstacle(self) -> str:
-        """Why a seed may give another text, and the remedy; empty if it always gives the same."""
+        """Why a seed may not repeat a text, with the remedy; empty if it always does."""
         target = self.decoder.target
         if request_counter_of(self.decoder.drafter) is not None:
             return "the drafter learns from requests, so a seed does not repeat a sampled text"
@@ -176,7 +176,9 @@ class EngineThread:
                 than `capacity`.
         """
         if choices < 1:
-            raise PromptError("a prompt needs a continuation", expected="at least 1", got=choices)
+            raise PromptError(
+                "the number of continuations is too small", expected="at least 1", got=choices
+            )
         requests, config = self.requests_of(
             prompt, choices, temperature=temperature, seed=seed, stops=stops, **generation
         )
@@ -232,7 +234,8 @@ class EngineThread:
         """Submit a job that was prepared; it is decoded as soon as there are places.
 
         Args:
-            job: job of `prepare`, which was not started yet. Nothing happens if it was cancelled.
+            job: job of `prepare`, which has not been started yet. Nothing happens if it was
+                cancelled.
 
         Raises:
             PromptError: the job was started before.
@@ -366,7 +369,7 @@ def _tried(command: Command) -> None:
 def open_lanes(
     decoder: SpeculativeDecoder, policy: DraftPolicy, places: int, capacity: int
 ) -> list[Lane]:
-    """Return a lane for each kind of requests.
+    """Return a lane for each kind of request.
 
     Args:
         decoder: decoder with the target and the drafter.
@@ -386,7 +389,7 @@ def open_lanes(
 
 
 def _warn_about(decoder: SpeculativeDecoder) -> None:
-    """Name the options of a decoder that do not make an engine faster."""
+    """Warn about options of a decoder that slow an engine down."""
     if decoder.target.is_compiled:
         _logger.warning(
             "compiled=True makes an engine slow at first: decoding steps are compiled again for "

@@ -61,7 +61,7 @@ class LoadedModel:
         )
 
     def lane_of(self, options: DecodingOptions) -> int:
-        """Return the number of the lane of a request that was not prepared yet.
+        """Return the number of the lane of a request that has not been prepared yet.
 
         Args:
             options: options of the request.
@@ -99,10 +99,9 @@ class LoadedModel:
     def jobs_of(
         self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
     ) -> list[Job]:
-        """Return the jobs of a request, which were not started.
+        """Return the jobs of a request, which have not been started.
 
-        Each choice of a request has random numbers of its own: those of the row of a batch that
-        has the number of the choice.
+        The choice with index i gets the random numbers of row i of a batch.
 
         Args:
             prompts: prompts to continue.
@@ -222,7 +221,7 @@ class LoadedModel:
 
 
 def discard(jobs: Sequence[Job]) -> None:
-    """End jobs that were not started, so that a drafter does not wait for their text.
+    """End jobs that have not been started, so that a drafter does not wait for their text.
 
     Args:
         jobs: the jobs.
@@ -245,7 +244,7 @@ def _num_characters(prompt: Prompt) -> int:
 
 
 def target_identity(engine: EngineThread) -> list[Any]:
-    """Return all of the target and the libraries that the text of a seed depends on."""
+    """Return the facts about the target and the libraries that the text of a seed depends on."""
     target = engine.decoder.target
     model: Any = target.model
     return [
@@ -266,7 +265,7 @@ def _identity(engine: EngineThread) -> list[Any]:
 
 
 def identity_of(drafter: Drafter) -> list[Any]:
-    """Return what tells a drafter from others, in a form that can be hashed.
+    """Return what distinguishes a drafter from others, in a form that can be hashed.
 
     Args:
         drafter: drafter, which may contain others.

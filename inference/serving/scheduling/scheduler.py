@@ -174,7 +174,7 @@ class Scheduler:
             lane.close()
 
     def _read_prompts(self) -> bool:
-        """Read up to a chunk of tokens of one prompt or of several, and return whether any."""
+        """Read up to a chunk of tokens of one or several prompts; return whether any were read."""
         num_read = 0
         self._begin_reading()
         while self._reading is not None and self._reading.prefill.fits(num_read):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from helpers.candidates import assert_well_formed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.drafters.candidates import Candidates
 from inference.drafters.lookup import (
     LookupDrafter,
     LookupSettings,
@@ -62,7 +62,7 @@ def test_trees_hold_different_siblings_below_likelier_parents(
     text: list[int], num_nodes: int, depth: int
 ) -> None:
     found = LookupDrafter(LookupSettings()).draft(_ids(*text), num_nodes, depth)
-    _assert_well_formed(found, num_nodes, depth)
+    assert_well_formed(found, num_nodes, depth)
 
 
 def test_a_suffix_longer_than_the_text_finds_nothing() -> None:
@@ -83,7 +83,7 @@ def test_scores_stay_positive_whatever_underflows(longest: int) -> None:
     text = _ids(*[0, 1] * 40, 2, 1, 0, 1)
     found = LookupDrafter(settings).draft(text, 60, 12)
     assert len(found.token_ids) > 12
-    _assert_well_formed(found, 60, 12)
+    assert_well_formed(found, 60, 12)
     assert np.isfinite(np.log(found.scores)).all()
 
 
@@ -91,13 +91,3 @@ def test_the_strength_is_the_length_of_the_longest_match() -> None:
     drafter = LookupDrafter(LookupSettings(longest=3))
     texts = {0: (1, 2, 3), 1: (1, 2, 3, 1), 2: (1, 2, 3, 1, 2), 3: (1, 2, 3, 4, 1, 2, 3, 4)}
     assert {drafter.draft(_ids(*text), 8, 4).strength for text in texts.values()} == set(texts)
-
-
-def _assert_well_formed(found: Candidates, num_nodes: int, depth: int) -> None:
-    assert len(found.token_ids) <= num_nodes
-    pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))
-    assert len(set(pairs)) == len(pairs)
-    for node, parent in enumerate(found.parents.tolist()):
-        assert -1 <= parent < node
-        assert found.depths[node] == (1 if parent < 0 else found.depths[parent] + 1) <= depth
-        assert 0 < found.scores[node] <= (1 if parent < 0 else found.scores[parent])

@@ -5,17 +5,6 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import exit_code
-from helpers.models import tiny_llama
-from helpers.tokenizers import tiny_tokenizer
-
-
-@pytest.fixture
-def target_folder(tmp_path: Path) -> Path:
-    """The folder of a tiny target with its tokenizer."""
-    folder = tmp_path / "target"
-    tiny_llama(vocab=300).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def test_a_useless_drafter_is_measured_at_every_temperature(

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from helpers.commands import exit_code
-from helpers.models import tiny_llama
-from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.stats import interval, median_interval
 
@@ -21,15 +19,6 @@ HEADLINES = {
     "batch8_scaling": None,
     "oracle_efficiency": 0.9,
 }
-
-
-@pytest.fixture
-def target_folder(tmp_path: Path) -> Path:
-    """The folder of a tiny target with its tokenizer."""
-    folder = tmp_path / "target"
-    tiny_llama(vocab=300).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

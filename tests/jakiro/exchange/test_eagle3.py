@@ -109,7 +109,7 @@ def test_rotary_embeddings_for_long_contexts_are_those_of_their_description(
     ("weights", "changes", "message"),
     [
         (eagle3_weights(), {"rope_scaling": {"rope_type": "odd"}}, "rope_scaling"),
-        (eagle3_weights() | {"fc.weight": torch.ones(32, 80)}, {}, "another width"),
+        (eagle3_weights() | {"fc.weight": torch.ones(32, 80)}, {}, "a different width"),
     ],
 )
 def test_what_cannot_be_imported_is_named(

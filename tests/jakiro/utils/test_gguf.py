@@ -120,7 +120,7 @@ def test_code_in_the_folder_of_a_file_is_not_run(
         load_tokenizer(file)
 
 
-def test_too_little_memory_is_answered_with_a_smaller_model(
+def test_the_error_for_too_little_memory_advises_a_smaller_model(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

@@ -28,7 +28,7 @@ def test_a_file_anywhere_extends_a_packaged_configuration(tmp_path: Path) -> Non
     assert read_layered_yaml(Path("drafters/eagle3")) == original
 
 
-def test_a_misspelled_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+def test_the_error_for_a_misspelled_name_suggests_the_nearest_one(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("extends: drafters/eagle33\n")
     with pytest.raises(ConfigError, match="configuration such as drafters/eagle3"):
@@ -43,7 +43,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest_one(tmp_path: Path) -> N
         ("configs/drafters/eagle3.yaml", "drafters/eagle3"),
     ],
 )
-def test_a_file_of_a_checkout_is_answered_with_the_packaged_name(
+def test_the_error_for_a_file_of_a_checkout_suggests_the_packaged_name(
     tmp_path: Path, written: str, name: str
 ) -> None:
     path = tmp_path / "own.yaml"

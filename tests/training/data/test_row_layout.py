@@ -51,7 +51,7 @@ def test_documents_about_as_long_as_a_sequence_leave_less_than_a_twentieth_of_pa
     assert min(len(piece) for piece, _ in pieces_of(filled)) >= LENGTH // 40
 
 
-def test_conversations_stay_whole_unless_asked_and_texts_fill_their_sequences() -> None:
+def test_conversations_stay_whole_unless_splitting_is_chosen_and_texts_fill_sequences() -> None:
     chats = chats_of(ABOUT_A_SEQUENCE)
     kept = PackedSequences(chats, range(200), LENGTH, "texts")
     assert (kept.counts.split, kept.counts.filled_with) == (0, None)
@@ -68,7 +68,7 @@ def test_conversations_stay_whole_unless_asked_and_texts_fill_their_sequences() 
 
 
 @pytest.mark.parametrize(("prompts", "answers"), [((100, 200), (100, 200)), ((400, 480), (20, 30))])
-def test_no_piece_of_a_conversation_that_fits_a_sequence_is_without_a_response(
+def test_every_piece_of_a_conversation_that_fits_into_a_sequence_has_a_response(
     prompts: tuple[int, int], answers: tuple[int, int]
 ) -> None:
     random = np.random.default_rng(0)

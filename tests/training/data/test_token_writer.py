@@ -78,7 +78,7 @@ def test_an_interrupted_reading_leaves_nothing_and_an_earlier_folder_untouched(
     assert len(np.fromfile(tmp_path / "home" / "token_ids", np.int32)) == 5
 
 
-def test_another_writing_replaces_what_is_there(tmp_path: Path) -> None:
+def test_writing_again_replaces_what_is_there(tmp_path: Path) -> None:
     for documents in (DOCUMENTS, DOCUMENTS[1:]):
         write_tokens(tmp_path / "home", [(_record(1), documents)], Intake())
     assert np.fromfile(tmp_path / "home" / "token_ids", np.int32).tolist() == [8, 9]

@@ -50,7 +50,7 @@ def test_only_our_own_progress_bar_is_shown_during_training(
     assert "Writing model shards" not in capsys.readouterr().err
 
 
-def test_the_evaluation_before_the_first_step_is_done_once_and_only_with_several(
+def test_the_evaluation_before_the_first_step_is_done_once_if_there_are_several(
     workshop: Path,
 ) -> None:
     alone = tiny_run(workshop, steps=2, run_folder=str(workshop / "alone"))

@@ -1,4 +1,4 @@
-"""A run's throughput is measured beside that of its parts."""
+"""A run's throughput is measured together with that of its parts."""
 
 from pathlib import Path
 

@@ -88,7 +88,7 @@ def test_weights_that_are_not_floating_point_matrices_are_refused() -> None:
         read_attention(target, 0, SHAPE)
 
 
-def test_unused_parameters_and_another_base_are_warned_of(
+def test_a_warning_names_unused_parameters_and_a_different_base(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = TargetAdapter(tiny_family("qwen2"))
@@ -115,7 +115,7 @@ def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_by_default_heads_are_those_of_the_last_layer_which_is_the_start(
+def test_by_default_attention_starts_from_the_last_layer_and_has_its_heads(
     workshop: Path,
 ) -> None:
     trunk = dict.fromkeys(HEADS, None)
@@ -250,7 +250,7 @@ VIEW = {
 }
 
 
-def test_a_fitted_drafter_starts_with_the_view_in_place_of_its_self_attention(
+def test_a_fitted_drafter_starts_with_cross_attention_instead_of_self_attention(
     workshop: Path,
 ) -> None:
     settings = tiny_run(workshop, **VIEW, steps=2, checkpoint={"every": None})
@@ -278,7 +278,7 @@ def test_a_fitted_drafter_starts_with_the_view_in_place_of_its_self_attention(
         {"source": "hidden", "layers": (LAYER,), "layer_attention": False, "common_width": 8},
     ],
 )
-def test_memory_that_cannot_be_the_view_of_the_layer_is_refused(
+def test_memory_that_cannot_be_the_input_of_the_layer_is_refused(
     workshop: Path, memory: dict[str, Any]
 ) -> None:
     drafter = VIEW["drafter"] | {"memory": memory}

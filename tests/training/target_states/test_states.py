@@ -1,4 +1,4 @@
-"""Shards contain exactly the target's outputs, so runs learn the same from both."""
+"""Shards contain exactly the target's outputs, so a run learns the same from either."""
 
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial

@@ -141,7 +141,7 @@ def _accept(bench: Workbench, siblings: int, top_p: float) -> TimedArm:
 
 
 def _logits(bench: Workbench, tree: DraftTree, root: torch.Tensor) -> torch.Tensor:
-    """Return logits of the target's kind after the root and each node: the successor is best."""
+    """Return logits like the target's after the root and each node; the successor is best."""
     tokens = torch.cat((root, tree.token_ids), dim=1)
     shape = (*tokens.shape, bench.target.spec.vocab_size)
     logits = torch.randn(shape, device=bench.device).to(bench.target.dtype)

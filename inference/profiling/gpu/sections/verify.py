@@ -177,7 +177,7 @@ def _allowing_cudnn(work: Work) -> Work:
 
 
 def _relative(row: Row, one: dict[str, float]) -> Row:
-    """Return a row with its time over that of a single query, which is kept in `one`."""
+    """Return a row with its time divided by that of a single query, which is kept in `one`."""
     ms = row.number("ms")
     if ms is None or row.values is None:
         return row

@@ -4,6 +4,7 @@ from math import log, sqrt
 
 import numpy as np
 import pytest
+from helpers.candidates import assert_well_formed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,14 +100,3 @@ def _learnt(stream: list[int]) -> TrigramTable:
 
 def _path(found: Candidates, node: int) -> list[int]:
     return [] if node < 0 else [*_path(found, int(found.parents[node])), node]
-
-
-def assert_well_formed(found: Candidates, num_nodes: int, depth: int) -> None:
-    """Check the properties that every tree of candidates must have."""
-    assert len(found.token_ids) <= num_nodes
-    pairs = list(zip(found.parents.tolist(), found.token_ids.tolist(), strict=True))
-    assert len(set(pairs)) == len(pairs)
-    for node, parent in enumerate(found.parents.tolist()):
-        assert -1 <= parent < node
-        assert found.depths[node] == (1 if parent < 0 else found.depths[parent] + 1) <= depth
-        assert 0 < found.scores[node] <= (1 if parent < 0 else found.scores[parent])

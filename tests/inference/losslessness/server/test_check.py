@@ -209,7 +209,7 @@ def test_what_a_server_does_not_offer_is_noted(refused: tuple[str, ...]) -> None
     notes = " ".join(report.notes)
     assert "only the first token" in notes
     assert ("accepts no seeds" in notes) is ("seed" in refused)
-    assert "does not tell how many drafts were accepted" in notes
+    assert "does not report how many drafts were accepted" in notes
     assert report.checks[-1].tokens == SETTINGS.samples
 
 

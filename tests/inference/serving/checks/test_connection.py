@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, or too many, on raw sockets."""
+"""Raw sockets of clients that are slow or silent, and of too many clients."""
 
 import json
 import socket
@@ -189,7 +189,7 @@ def test_a_client_that_takes_no_data_is_disconnected(stream: bool) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_request_is_refused(server: Running, content: bytes) -> None:
+def test_bytes_that_are_not_a_request_are_refused(server: Running, content: bytes) -> None:
     with connected(server.address) as connection:
         connection.sendall(content)
         if not content.endswith(b"\r\n"):

@@ -1,4 +1,4 @@
-"""The number of sequences that may run, be prepared and wait."""
+"""Limits of the numbers of sequences that run, are prepared, and wait."""
 
 import pytest
 from helpers.lanes import Work, requests_of
