@@ -94,7 +94,11 @@ def bars_in_terminals() -> Iterator[None]:
 
 @contextmanager
 def _hidden_bars() -> Iterator[None]:
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
     from transformers.utils import logging as transformers_logging
 
     has_bars = transformers_logging.is_progress_bar_enabled()
@@ -106,4 +110,6 @@ def _hidden_bars() -> Iterator[None]:
         yield
     finally:
         if has_bars:  # if there were none, the caller had hidden them before
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # shows downloads as well
+            if hides_downloads:
+                disable_progress_bars()

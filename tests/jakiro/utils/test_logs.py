@@ -3,7 +3,11 @@
 import logging
 
 import pytest
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers.utils.logging import is_progress_bar_enabled
 
 from jakiro.utils.logs import bars_in_terminals, get_logger, quiet_libraries
@@ -49,6 +53,16 @@ def test_bars_of_transformers_are_shown_in_a_terminal_only(
         assert is_progress_bar_enabled() == (is_terminal and before)
         assert not are_progress_bars_disabled()
     assert is_progress_bar_enabled() == before
+
+
+def test_hidden_bars_of_downloads_stay_hidden() -> None:
+    disable_progress_bars()
+    try:
+        with quiet_libraries():
+            assert are_progress_bars_disabled()
+        assert are_progress_bars_disabled()
+    finally:
+        enable_progress_bars()
 
 
 def test_deepspeed_does_not_say_that_there_is_no_gpu() -> None:
