@@ -12,25 +12,11 @@ from jakiro.config_checks import (
     check_widths,
     unusable,
 )
-from jakiro.drafter_settings import AUTO_DRAFT_VOCAB_SIZES, DrafterSettings, MemorySettings
+from jakiro.drafter_settings import DrafterSettings, MemorySettings, largest_draft_vocab_size
 from jakiro.errors import ConfigError
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
 from jakiro.utils.settings import validate_settings
-
-
-def largest_draft_vocab_size(settings: DrafterSettings, vocab_size: int) -> int | None:
-    """Return the largest draft vocabulary that the settings allow; None if it has all tokens.
-
-    Only training data determines the size that `auto` stands for.
-
-    Args:
-        settings: settings of the drafter.
-        vocab_size: size of the target's vocabulary.
-    """
-    if settings.draft_vocab_size != "auto":
-        return settings.draft_vocab_size
-    return AUTO_DRAFT_VOCAB_SIZES[-1] if vocab_size > AUTO_DRAFT_VOCAB_SIZES[-1] else None
 
 
 class JakiroConfig(PreTrainedConfig):

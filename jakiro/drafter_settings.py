@@ -303,3 +303,17 @@ class DrafterSettings(Settings):
 
 AUTO_DRAFT_VOCAB_SIZES = (8_192, 16_384, 32_768)
 """Sizes that `draft_vocab_size: auto` selects from, in ascending order."""
+
+
+def largest_draft_vocab_size(settings: DrafterSettings, vocab_size: int) -> int | None:
+    """Return the largest draft vocabulary that the settings allow; None if it has all tokens.
+
+    Only training data determines the size that `auto` stands for.
+
+    Args:
+        settings: settings of the drafter.
+        vocab_size: size of the target's vocabulary.
+    """
+    if settings.draft_vocab_size != "auto":
+        return settings.draft_vocab_size
+    return AUTO_DRAFT_VOCAB_SIZES[-1] if vocab_size > AUTO_DRAFT_VOCAB_SIZES[-1] else None

@@ -131,8 +131,8 @@ class GreedyCheck(Result):
             f"{self.drafted} drafted; "
             f"{counted(len(self.differences) - near, 'difference')}, "
             f"{counted(near, 'near-tie')}; "
-            f"{self.same_as_target} texts equal those of generate(), "
-            f"{self.same_without_drafts} equal those without drafts"
+            f"texts equal to those of generate(): {self.same_as_target}, "
+            f"to those without drafts: {self.same_without_drafts}"
         )
 
 

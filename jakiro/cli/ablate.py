@@ -9,6 +9,7 @@ from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import say
 from jakiro.errors import ConfigError
+from jakiro.utils.extras import require_extra
 from jakiro.utils.logs import quiet_libraries
 
 _SWEEP = "Select a setting for each arm"
@@ -175,6 +176,8 @@ def ablate(
             got="both options",
             remedy="leave out one of them",
         )
+    if not dry_run:
+        require_extra("train")
     arms = (*config, *(more or ()))
     for path in arms:
         options.readable_settings(path)

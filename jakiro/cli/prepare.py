@@ -63,7 +63,7 @@ def prepare(
         )
     console = Console()
     for document in preview_of(store, tokenizer, preview):
-        console.print(document, end="\n\n")
+        console.print(document, end="\n\n", soft_wrap=True)
     sequences = PackedSequences(store, range(store.num_documents), sequence_length, split)
     if store.counts is not None:
         counts = DataCounts(read=store.counts, packed=sequences.counts)

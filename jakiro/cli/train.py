@@ -14,6 +14,7 @@ from jakiro.cli.training_settings import (
     training_settings,
 )
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, ConfigError
+from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
@@ -148,6 +149,8 @@ def _refuse_unusable(context: options.Context, settings: "TrainSettings") -> Non
             remedy="leave out --learning-curve; each of its runs takes as many steps, and so about "
             "as much time, as the run on all documents",
         )
+    if not chosen["dry_run"]:
+        require_extra("train")
     if chosen["learning_curve"] is not None:
         from training.studies.fractions import parse_fractions
 

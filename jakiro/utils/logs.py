@@ -2,8 +2,9 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import cache
 
@@ -65,15 +66,42 @@ def quiet_libraries() -> Iterator[None]:
     installed, accelerate imports it to save a model, and DeepSpeed then writes to standard output
     that there is no GPU; this is hidden as well.
     """
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging  # takes seconds to import
 
     verbosity = transformers_logging.get_verbosity()
-    has_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     deepspeed_logger = logging.getLogger("DeepSpeed")
     is_outermost = _is_important not in deepspeed_logger.filters
     deepspeed_logger.addFilter(_is_important)
+    try:
+        with _hidden_bars():
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if is_outermost:
+            deepspeed_logger.removeFilter(_is_important)
+
+
+@contextmanager
+def bars_in_terminals() -> Iterator[None]:
+    """Hide the progress bars of transformers unless standard error is a terminal.
+
+    In a file, such a bar would become hundreds of lines.
+    """
+    with nullcontext() if sys.stderr.isatty() else _hidden_bars():
+        yield
+
+
+@contextmanager
+def _hidden_bars() -> Iterator[None]:
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+    from transformers.utils import logging as transformers_logging
+
+    has_bars = transformers_logging.is_progress_bar_enabled()
     hides_downloads = are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()  # hides downloads as well
     if not hides_downloads:
@@ -81,8 +109,7 @@ def quiet_libraries() -> Iterator[None]:
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        if is_outermost:
-            deepspeed_logger.removeFilter(_is_important)
         if has_bars:  # if there were none, the caller had hidden them before
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # shows downloads as well
+            if hides_downloads:
+                disable_progress_bars()

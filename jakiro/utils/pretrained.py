@@ -30,7 +30,7 @@ from jakiro.utils.fetch import fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reach
-from jakiro.utils.logs import get_logger
+from jakiro.utils.logs import bars_in_terminals, get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.model_names import CHECK_THE_PATH, find_gguf, no_such_model
 
@@ -108,7 +108,8 @@ def load_causal_lm(
     hub = hub_options(folder)
     load = _NO_CODE | hub | {"adapter_kwargs": hub} | load | {"output_loading_info": True}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
+        with bars_in_terminals():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
         model, report = loaded
         _refuse_other_weights(model.state_dict().keys(), report, f"{what} {name_or_path}")
         model = model if device is None else model.to(device)

@@ -88,7 +88,7 @@ def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -
 def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, index: int) -> Text:
     ids, mask = store.document(index)
     title = f"document {index + 1:,} of {store.num_documents:,}, {store.describe([index])}: "
-    counts = f"{len(ids):,} tokens, {int(mask.sum()):,} in responses\n"
+    counts = f"{len(ids):,} tokens, {int(mask.sum()):,} in responses, marked with ⟦ and ⟧\n"
     text = Text.assemble((title + counts, "bold"))
     shown, mask = ids[:SHOWN], mask[:SHOWN]
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(shown)]

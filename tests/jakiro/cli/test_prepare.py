@@ -63,6 +63,8 @@ def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[s
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-records", "--preview", "5"]
     assert run_on_records(folder, "prepare", *words) == 0
     printed = capsys.readouterr().out
-    assert f"document 1 of 2, {folder / 'data.jsonl'}:1: " in printed.replace("\n", "")
+    title, *_ = printed.splitlines()  # lines are as long as those of the document
+    assert title.startswith(f"document 1 of 2, {folder / 'data.jsonl'}:1: ")
+    assert title.endswith("in responses, marked with ⟦ and ⟧")
     assert "<user>Why?</s><assistant>⟦Because.</s>⟧" in printed
     assert "⟦def add_one" in printed

@@ -1,5 +1,6 @@
 """Decoding needs no optional package, and commands that need one name the extra."""
 
+import os
 import re
 import subprocess
 import sys
@@ -28,7 +29,10 @@ class WithoutExtras(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutExtras
 from jakiro.cli import main
-main(sys.argv[1:])
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch was imported:", "torch" in sys.modules)
 """
 
 
@@ -62,7 +66,10 @@ def test_a_missing_package_is_answered_with_its_extra(name: str | None, extra: s
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _WITHOUT_EXTRAS, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_decoding_works_without_extras_and_training_names_one(tmp_path: Path) -> None:
@@ -79,3 +86,4 @@ def test_decoding_works_without_extras_and_training_names_one(tmp_path: Path) ->
     refused = _run(tmp_path, "train", "--config", "my.yaml")
     assert refused.returncode == 2
     assert "the extra `train`" in refused.stderr
+    assert "torch was imported: False" in refused.stdout

@@ -16,7 +16,6 @@ from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils import gguf
-from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_causal_lm, load_config, load_tokenizer
 
 PROMPT = [5, 6, 7, 8]
@@ -82,8 +81,7 @@ def test_a_file_is_converted_once_for_each_dtype_and_content(
 def test_a_conversion_writes_one_line_to_a_log(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with quiet_libraries():
-        load_causal_lm(file, dtype="fp32")
+    load_causal_lm(file, dtype="fp32")
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "converting" not in line] == []
     assert len(lines) == 1

@@ -3,10 +3,14 @@
 import logging
 
 import pytest
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers.utils.logging import is_progress_bar_enabled
 
-from jakiro.utils.logs import get_logger, quiet_libraries
+from jakiro.utils.logs import bars_in_terminals, get_logger, quiet_libraries
 
 
 def test_records_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +41,28 @@ def test_libraries_are_quiet_until_the_outermost_caller_is_done() -> None:
         assert not is_progress_bar_enabled()
         assert not are_progress_bars_disabled()  # downloads keep their bars
     assert is_progress_bar_enabled()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_bars_of_transformers_are_shown_in_a_terminal_only(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    before = is_progress_bar_enabled()
+    with bars_in_terminals():
+        assert is_progress_bar_enabled() == (is_terminal and before)
+        assert not are_progress_bars_disabled()
+    assert is_progress_bar_enabled() == before
+
+
+def test_hidden_bars_of_downloads_stay_hidden() -> None:
+    disable_progress_bars()
+    try:
+        with quiet_libraries():
+            assert are_progress_bars_disabled()
+        assert are_progress_bars_disabled()
+    finally:
+        enable_progress_bars()
 
 
 def test_deepspeed_does_not_say_that_there_is_no_gpu() -> None:
