@@ -47,7 +47,7 @@ class UnreadStep(NamedTuple):
     budget: Budget | None  # limits of the trees; None for a step without drafts
 
 
-class Batch(NamedTuple):
+class DeviceBatch(NamedTuple):
     """The sequences of a step, with those that only fill the batch.
 
     Attributes:
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
             self.context.session.follow(lengths, base_length, roots)
 
 
-class Drafting:
+class DraftPart:
     """The first part of a step: trees of one size, and the random numbers of the step.
 
     Args:
@@ -95,7 +95,7 @@ class Drafting:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: DeviceBatch,
         budget: Budget | None,
         buffers: dict[TreeForm, TreeBuffer],
         memory: GraphMemory,
@@ -150,7 +150,7 @@ class Drafting:
         return tree.limited(context.target.spec.max_position - 1)
 
 
-class Verification:
+class VerifyPart:
     """The second part of a step: verification, acceptance and commit of trees of one form.
 
     Args:
@@ -159,7 +159,7 @@ class Verification:
         memory: memory of recorded functions.
     """
 
-    def __init__(self, batch: Batch, buffer: TreeBuffer, memory: GraphMemory) -> None:
+    def __init__(self, batch: DeviceBatch, buffer: TreeBuffer, memory: GraphMemory) -> None:
         self._batch, self._buffer = batch, buffer
         state = (batch.rows.base_length, batch.rows.roots)
         device = batch.context.target.device

@@ -13,7 +13,7 @@ import torch
 from inference.engine.acceptance import AcceptResult, read_results
 from inference.engine.context import Context
 from inference.engine.cuda_graph import GraphMemory
-from inference.engine.device_step import Batch, Drafting, Rows, UnreadStep, Verification
+from inference.engine.device_step import DeviceBatch, DraftPart, Rows, UnreadStep, VerifyPart
 from inference.engine.request import SequenceState
 from inference.engine.tree_buffer import TreeBuffer, TreeForm
 from inference.protocol import Budget, DeviceSession, Drafter
@@ -71,9 +71,9 @@ class Pipeline:
         self.rows = Rows(lengths, roots, is_live, temperatures)
         self.memory = GraphMemory()
         self._tensors = _tensors_of(context)
-        self._draftings: dict[object, Drafting] = {}
+        self._draft_parts: dict[object, DraftPart] = {}
         self._buffers: dict[TreeForm, TreeBuffer] = {}
-        self._verifications: dict[object, Verification] = {}
+        self._verify_parts: dict[object, VerifyPart] = {}
         self._unread: UnreadStep | None = None
         self.num_recorded = 0  # parts of steps so far
         self._last_use: torch.cuda.Event | None = None
@@ -133,18 +133,18 @@ class Pipeline:
         longest += self.context.most_queries
         strides = -(-min(longest, self.context.cache.capacity) // STRIDE)
         rows, highest = self.rows.first(self.batch_size), strides * STRIDE
-        batch = Batch(self.context, rows, self.sampling, highest - self.context.most_queries)
+        batch = DeviceBatch(self.context, rows, self.sampling, highest - self.context.most_queries)
         key = strides, recording_key(self.sampling.each[0])
         drafting = self._recent(
-            self._draftings,
+            self._draft_parts,
             (self.batch_size, budget, key),
-            lambda: Drafting(batch, budget, self._buffers, self.memory),
+            lambda: DraftPart(batch, budget, self._buffers, self.memory),
         )
         buffer = drafting.start(keys)
         verification = self._recent(
-            self._verifications,
+            self._verify_parts,
             (buffer.form, key),
-            lambda: Verification(batch, buffer, self.memory),
+            lambda: VerifyPart(batch, buffer, self.memory),
         )
         self._unread = verification.start(keys, budget)
 
@@ -200,8 +200,8 @@ class Pipeline:
 
     def forget_steps(self) -> None:
         """Free the recorded steps."""
-        self._draftings.clear()
-        self._verifications.clear()
+        self._draft_parts.clear()
+        self._verify_parts.clear()
         self._buffers.clear()
 
     def leave_stream(self) -> None:

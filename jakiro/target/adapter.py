@@ -238,7 +238,9 @@ class TargetAdapter(TargetEnds):
     def _attention_masks(self, step: StepInput, num_visible: int) -> Masks:
         own = step.written or WrittenNodes(step.slots, step.positions, ancestors_of(step))
         visible = slot_mask(step.lengths, own.slots, own.seen, num_visible)
-        seen_positions = positions_in_slots(own.slots, own.positions, num_visible)
+        seen_positions = None
+        if self._masks.reads_positions:
+            seen_positions = positions_in_slots(own.slots, own.positions, num_visible)
         return self._masks(visible, step.positions, seen_positions)
 
     @torch.no_grad()

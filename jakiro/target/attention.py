@@ -68,7 +68,7 @@ def grouped_attention(
         )
         return attended, None
     assert attention_mask is not None
-    mask = attention_mask.repeat(1, 1, groups, 1)
+    mask = _repeated(attention_mask, groups)
     grouped = _grouped(query, key.shape[1])
     return _ungrouped(attend(grouped, key, value, mask, scaling), query), None
 
@@ -132,6 +132,19 @@ def obstacle_to_invariance(model: nn.Module) -> str | None:
 def _is_shared(mask: Tensor | None) -> bool:
     """Return whether there is a mask, and all heads have the same one."""
     return mask is not None and mask.dim() == 4 and mask.shape[1] == 1
+
+
+def _repeated(mask: Mask, groups: int) -> Float[Tensor, "batch 1 rows slots"]:
+    """Return the mask of queries that are grouped, which all layers of a step share."""
+    if groups == 1:
+        return mask
+    if torch.compiler.is_compiling():
+        return mask.repeat(1, 1, groups, 1)
+    known: dict[int, Tensor] = getattr(mask, "_by_groups", {})
+    if groups not in known:
+        known[groups] = mask.repeat(1, 1, groups, 1)
+        mask._by_groups = known  # type: ignore[attr-defined]
+    return known[groups]
 
 
 def _grouped(query: Tensor, num_kv_heads: int) -> Float[Tensor, "batch kv_heads rows dim"]:

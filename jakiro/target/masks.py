@@ -82,11 +82,16 @@ class TargetMasks:
         extremes = like.new_tensor([0.0, torch.finfo(like.dtype).min / 2])
         self._values = extremes.unbind()  # added to the scores of visible and of hidden slots
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether some layer attends only to positions near the query."""
+        return any(self._reach.get(kind) is not None for kind in self.kinds)
+
     def __call__(
         self,
         visible: Bool[Tensor, "batch queries slots"],
         positions: Int[Tensor, "batch queries"],
-        seen_positions: Int[Tensor, "batch slots"],
+        seen_positions: Int[Tensor, "batch slots"] | None,
     ) -> Masks:
         """Return one mask if all layers are of the same kind, otherwise a mask for each kind.
 
@@ -94,16 +99,19 @@ class TargetMasks:
             visible: True where a query may attend to a slot in a layer without a window.
             positions: absolute positions of the queries.
             seen_positions: absolute position of the token in each slot. For a draft node, the
-                position can differ from the slot.
+                position can differ from the slot. None if no layer `reads_positions`.
         """
         masks = {
             kind: self._additive(kind, visible, positions, seen_positions) for kind in self.kinds
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _additive(self, kind: str, visible: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+    def _additive(
+        self, kind: str, visible: Tensor, positions: Tensor, seen: Tensor | None
+    ) -> Tensor:
         reach = self._reach.get(kind)
         if reach is not None:
+            assert seen is not None
             visible = visible & _within(reach, kind, positions[:, :, None], seen[:, None, :])
         shown, hidden = self._values
         return torch.where(visible, shown, hidden).unsqueeze(1)

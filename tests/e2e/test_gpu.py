@@ -48,7 +48,7 @@ def test_captured_steps_are_recorded_and_give_the_same_tokens(temperature: float
     pool = captured._pipelines
     assert pool is not None
     (pipeline,) = pool._unused
-    parts = [*pipeline._draftings.values(), *pipeline._verifications.values()]
+    parts = [*pipeline._draft_parts.values(), *pipeline._verify_parts.values()]
     assert all(part._run.is_recorded for part in parts)
 
 

@@ -114,8 +114,8 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     finish(lane)
     assert {8, 4, 2} <= set(batch_sizes) <= {8, 4, 2, 1}
     assert lane._pipeline is not None
-    assert len(lane._pipeline._verifications) == len(set(batch_sizes))
-    (memory,) = {part._run.memory for part in lane._pipeline._verifications.values()}
+    assert len(lane._pipeline._verify_parts) == len(set(batch_sizes))
+    (memory,) = {part._run.memory for part in lane._pipeline._verify_parts.values()}
     assert memory is lane._pipeline.memory
     for work, state in zip(_works(GREEDY), states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
@@ -190,7 +190,7 @@ def test_a_sequence_without_finite_logits_fails_alone(
     for _ in range(2):
         lane.step()
     before = list(states[1].new_token_ids)
-    original: Callable[..., Any] = device_step.Verification.start
+    original: Callable[..., Any] = device_step.VerifyPart.start
     logits = decoder.target.logits
 
     def poisoned(features: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ def test_a_sequence_without_finite_logits_fails_alone(
         return unread._replace(is_copied=_Copied()) if is_gpu else unread
 
     number = states[1].num_steps + 1  # of the first step without finite logits
-    monkeypatch.setattr(device_step.Verification, "start", started)
+    monkeypatch.setattr(device_step.VerifyPart, "start", started)
     monkeypatch.setattr(decoder.target, "logits", poisoned)
     while not states[1].is_finished:
         lane.step()

@@ -295,7 +295,7 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
         assert own is not None
         expected.append(DecodeRun(target, drafter, request).finish().token_ids)
         assert run.finish().token_ids == expected[-1]
-        counts.append((len(own._draftings), len(own._verifications)))
+        counts.append((len(own._draft_parts), len(own._verify_parts)))
     assert len(set(addresses)) == 1
     assert len(set(counts)) == 1
 

@@ -102,7 +102,7 @@ def test_a_step_is_recorded_once_for_all_temperatures() -> None:
     assert decoder._pipelines is not None
     (own,) = decoder._pipelines._unused
     assert isinstance(own, Pipeline)
-    assert len(own._verifications) == len(own._draftings) == 1
+    assert len(own._verify_parts) == len(own._draft_parts) == 1
 
 
 def test_a_recording_repeats_operations_without_python_code() -> None:

@@ -79,14 +79,14 @@ def _assert_equal(usual: DecodeRun, captured: DecodeRun) -> None:
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("tree", TREES)
-def test_trees_of_changing_sizes_share_recorded_verifications(tree: str, selection: str) -> None:
+def test_trees_of_changing_sizes_share_recorded_verify_parts(tree: str, selection: str) -> None:
     usual, captured = _runs(tree, selection)
     _assert_equal(usual, captured)
     own = captured._pipeline
     assert own is not None
     sizes = [form.num_queries for form in own._buffers if form.batch == len(PROMPTS)]
     assert set(sizes) == {1, 8, 16}
-    assert len(own._verifications) == len(own._buffers)
+    assert len(own._verify_parts) == len(own._buffers)
     if selection == "greedy":
         assert len(sizes) == 3
 

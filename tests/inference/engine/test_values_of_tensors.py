@@ -55,7 +55,7 @@ def test_a_recorded_step_runs_on_tensors_without_values(
         next(steps)
     pipeline = run._pipeline
     assert isinstance(pipeline, Pipeline)
-    (drafting,), (verification,) = pipeline._draftings.values(), pipeline._verifications.values()
+    (drafting,), (verification,) = pipeline._draft_parts.values(), pipeline._verify_parts.values()
     with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
         fields = drafting._draft()
         outcome = verification._verify()

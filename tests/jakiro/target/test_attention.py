@@ -4,13 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.models import tiny_llama
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from jakiro.target import adapter, attention
+from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import (
     batch_invariant_attention,
     grouped_attention,
 )
+from jakiro.target.step import chain_step
 
 BF16 = torch.bfloat16
 
@@ -33,13 +37,33 @@ def _inputs(groups: int = 3, queries: int = 7, slots: int = 64, dtype: Any = BF1
 
 @pytest.mark.parametrize("queries", [1, 7, 100])
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("attention", [grouped_attention, batch_invariant_attention])
-def test_attention_is_that_of_transformers(attention: Any, groups: int, queries: int) -> None:
+@pytest.mark.parametrize("attend", [grouped_attention, batch_invariant_attention])
+def test_attention_is_that_of_transformers(attend: Any, groups: int, queries: int) -> None:
     inputs, layer = _inputs(groups, queries, dtype=torch.float32), _Layer(groups)
     expected, _ = sdpa_attention_forward(layer, *inputs, scaling=0.3)
-    got, weights = attention(layer, *inputs, scaling=0.3)
+    got, weights = attend(layer, *inputs, scaling=0.3)
     assert weights is None
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_all_layers_of_a_step_share_their_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetAdapter(tiny_llama())
+    target.modules.group_heads()
+    seen: list[torch.Tensor] = []
+    original = attention.attend
+
+    def noted(query: Any, key: Any, value: Any, mask: torch.Tensor, scale: Any) -> torch.Tensor:
+        seen.append(mask)
+        return original(query, key, value, mask, scale)
+
+    monkeypatch.setattr(attention, "attend", noted)
+    monkeypatch.delattr(adapter, "positions_in_slots")  # which only layers with a window need
+    target.forward(chain_step(torch.tensor([[1, 2, 3]]), start=0), target.new_cache(1, 8))
+    groups = target.config.num_attention_heads // target.config.num_key_value_heads
+    assert len(seen) == target.config.num_hidden_layers > 1
+    assert {mask.data_ptr() for mask in seen} == {seen[0].data_ptr()}
+    assert seen[0].shape[2] == 3 * groups > 3
 
 
 def test_options_that_grouping_does_not_know_go_to_transformers() -> None:
