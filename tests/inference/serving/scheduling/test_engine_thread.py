@@ -66,7 +66,7 @@ def test_a_request_that_is_too_long_is_refused_before_any_work(decoder: Speculat
     with EngineThread(decoder, places=1, capacity=32) as engine:
         with pytest.raises(PromptError, match=r"at most 32 tokens; got: 3 prompt tokens and 30"):
             engine.submit([1, 2, 3], max_new_tokens=30)
-        with pytest.raises(PromptError, match="needs a continuation"):
+        with pytest.raises(PromptError, match="number of continuations"):
             engine.submit([1, 2, 3], choices=0)
 
 
