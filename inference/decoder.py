@@ -1,6 +1,6 @@
 """The public decoder, which combines an unmodified Hugging Face causal LM with a drafter."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,13 @@ from inference.engine.pipeline import PipelinePool
 from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
-from inference.generation.prompts import Prompt, encode_prompt, needed, unpadded
+from inference.generation.prompts import (
+    Prompt,
+    encode_prompt,
+    needed,
+    single_prompt,
+    unpadded,
+)
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.generation.unsupported import refuse_single
 from inference.loading import load_parts
@@ -250,7 +256,7 @@ class SpeculativeDecoder:
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Mapping[str, Any] | None = None,
         *,
         temperature: float | int | None = None,
         seed: int | None = None,
@@ -262,7 +268,8 @@ class SpeculativeDecoder:
         """Return the continuation of a prompt.
 
         Args:
-            prompt: text, chat messages, or token ids.
+            prompt: text, chat messages, token ids, or what a tokenizer returned; None if the
+                prompt is among the other arguments, as in `generate(**tokenizer(text))`.
             temperature: 0 for greedy decoding, above 0 for sampling; None to use the target's
                 generation config.
             seed: seed of all random numbers; the same seed gives the same output. None for a seed
@@ -285,7 +292,7 @@ class SpeculativeDecoder:
             NumericalError: the target's logits are not finite, or processors leave no token.
             DraftError: the drafter proposed a candidate that cannot be verified.
         """
-        group = self._group([prompt], temperature, seed, generation)
+        group = self._group([single_prompt(prompt, generation)], temperature, seed, generation)
         with self._opened(group, options_for(group.config, log_probs), conversation) as run:
             return self._finished(run, streamer)[0]
 

@@ -14,7 +14,7 @@ from jakiro.utils.model_names import refuse_missing_drafter, refuse_missing_mode
 from jakiro.utils.packaged_drafters import packaged_drafter, packaged_names
 
 TARGET_REMEDY = (
-    "pass target=, or --target on the command line, with the target's current folder or id"
+    "pass --target on the command line, or target= in Python, with the target's folder or id"
 )
 ADED, LOOKUP, LM = "aded", "lookup", "lm"
 UNTRAINED = (ADED, LOOKUP, LM)
@@ -142,7 +142,7 @@ def without_target(drafter: str) -> ConfigError:
         f"a target must be given, because the drafter {drafter} does not name one",
         expected="a target",
         got="no target",
-        remedy="pass target=, or --target on the command line",
+        remedy="pass --target on the command line, or target= in Python",
     )
 
 

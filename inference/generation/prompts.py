@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -61,10 +62,35 @@ def encode_prompt(
 def _unusable(got: str) -> PromptError:
     return PromptError(
         "the prompt cannot be used",
-        expected="a text, a list of chat messages, or a list of token ids",
+        expected="a text, a list of chat messages, or token ids as a list or tensor",
         got=got,
         remedy="use generate_batch for several prompts",
     )
+
+
+def single_prompt(prompt: Prompt | Mapping[str, Any] | None, arguments: dict[str, Any]) -> Prompt:
+    """Return a prompt that may be what a tokenizer returned, as a mapping or as arguments.
+
+    Args:
+        prompt: a prompt, or a mapping with `input_ids` and, for padding, `attention_mask`; None if
+            these are among the arguments, from which they are then removed.
+        arguments: arguments by name, as in `generate(**tokenizer(text))`.
+
+    Raises:
+        PromptError: there is no prompt, or there are several.
+    """
+    if prompt is not None and not isinstance(prompt, Mapping):
+        return prompt
+    inputs = prompt
+    if inputs is None:
+        names = arguments.keys() & {"input_ids", "attention_mask"}
+        inputs = {name: arguments.pop(name) for name in names}
+    if "input_ids" not in inputs:
+        raise _unusable("no prompt" if prompt is None else f"a {type(prompt).__name__}")
+    ids = torch.tensor([_single(torch.as_tensor(inputs["input_ids"]))])
+    mask = inputs.get("attention_mask")
+    (single,) = unpadded(ids, None if mask is None else torch.as_tensor(mask).reshape(1, -1))
+    return single
 
 
 def _check_characters(text: str) -> None:

@@ -91,14 +91,16 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
             "temperature and do_sample cannot be combined",
             expected="only one of the two arguments",
             got=f"temperature={temperature} and do_sample={generation['do_sample']}",
-            remedy="leave do_sample out",
+            remedy="leave do_sample out"
+            if generation["do_sample"]
+            else "for greedy decoding, leave temperature out",
         )
     new_tokens = generation.get("max_new_tokens")
     if new_tokens is not None and not (isinstance(new_tokens, int) and new_tokens >= 1):
         raise PromptError(
             "this max_new_tokens cannot be used",
             expected="an integer of at least 1",
-            got=new_tokens,
+            got=repr(new_tokens),
         )
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(

@@ -175,5 +175,5 @@ def test_a_different_chat_template_causes_a_warning(
 
 
 def test_the_error_for_a_missing_target_has_a_remedy(drafter_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="pass target="):
+    with pytest.raises(CheckpointError, match="target= in Python"):
         SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone", tree="fixed")

@@ -219,6 +219,40 @@ def test_prompts_that_are_no_texts_chats_or_ids_are_refused(prompt: Any, message
         encode_prompt(prompt, tiny_tokenizer(CHATML), 300)
 
 
+def test_what_a_tokenizer_returns_is_a_prompt() -> None:
+    tokenizer = tiny_tokenizer()
+    decoder = SpeculativeDecoder(tiny_llama(vocab=len(tokenizer)), tokenizer=tokenizer)
+    expected = decoder.generate("a main", max_new_tokens=4).new_token_ids
+    inputs = tokenizer("a main", return_tensors="pt")
+    assert decoder.generate(**inputs, max_new_tokens=4).new_token_ids == expected
+    assert decoder.generate(inputs, max_new_tokens=4).new_token_ids == expected
+    assert decoder.generate(tokenizer("a main"), max_new_tokens=4).new_token_ids == expected
+    ids = tokenizer("a main")["input_ids"]
+    padded = {"input_ids": [[0, *ids]], "attention_mask": [[0, *([1] * len(ids))]]}
+    assert decoder.generate(padded, max_new_tokens=4).new_token_ids == expected
+    with pytest.raises(PromptError, match="got: no prompt"):
+        decoder.generate(max_new_tokens=4)
+    with pytest.raises(PromptError, match="one prompt at a time"):
+        decoder.generate(input_ids=torch.ones(2, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": 0.7, "do_sample": False}, "greedy decoding, leave temperature out"),
+        ({"temperature": 0.7, "do_sample": True}, "remedy: leave do_sample out"),
+        ({"max_new_tokens": "4"}, "got: '4'"),
+        ({"stop": ["x"]}, r"stop_strings \(not stop\)"),
+    ],
+)
+def test_wrong_arguments_are_answered_with_what_was_meant(
+    arguments: dict[str, Any], message: str
+) -> None:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=30))
+    with pytest.raises(PromptError, match=message):
+        decoder.generate([1, 2, 3], **arguments)
+
+
 def test_streaming_without_a_tokenizer_is_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -238,8 +272,15 @@ def test_a_prompt_that_is_no_sequence_is_refused(
     prompt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
-    with pytest.raises(PromptError, match=r"a list of chat messages.*got: a \w+"):
+    with pytest.raises(PromptError, match=r"a list of chat messages.*got: (a|no) \w+"):
         _decoder().generate(prompt)
+
+
+def test_a_seed_that_is_no_integer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
+    seed: Any = "a"
+    with pytest.raises(PromptError, match=r"this seed cannot be used.*got: 'a'"):
+        _decoder().generate([1, 2], max_new_tokens=2, seed=seed)
 
 
 def test_bytes_are_refused() -> None:
