@@ -79,7 +79,7 @@ def _assert_equal(usual: DecodeRun, captured: DecodeRun) -> None:
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("tree", TREES)
-def test_trees_of_changing_sizes_share_recorded_verify_parts(tree: str, selection: str) -> None:
+def test_trees_of_changing_sizes_share_recorded_verifications(tree: str, selection: str) -> None:
     usual, captured = _runs(tree, selection)
     _assert_equal(usual, captured)
     own = captured._pipeline
