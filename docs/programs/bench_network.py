@@ -277,7 +277,7 @@ class Bench:
         """Write the rows and figures so far."""
         document = {
             "environment": self._environment,
-            "profiles": {name: PROFILES[name]._asdict() for name in self.arguments.profiles},
+            "profiles": {name: own._asdict() for name, own in PROFILES.items()},
             "new_tokens": self.arguments.tokens,
             "prompt_tokens": [len(own) for own in self.prompts],
             "figures": figures(self.rows),
