@@ -153,8 +153,7 @@ class Bench:
     def _measure(self, server: Server, method: Method, key: tuple[str, str, float, int]) -> None:
         """Get one text, and keep what it took."""
         _, profile, temperature, prompt = key
-        host, port = server._socket.getsockname()[:2]
-        with simulated_network(host, port, PROFILES[profile], seed=prompt) as network:
+        with simulated_network(server.url, PROFILES[profile], seed=prompt) as network:
             write = self._drafted if method.kind == DEVICE else self._streamed
             found = write(network.url, method, temperature, self.prompts[prompt])
         traffic = network.traffic
@@ -200,14 +199,17 @@ class Bench:
         drafter = self.drafters[method.drafter]
         memory: RowEncoding = "int8" if method.memory == "int8" else "exact"
         with RemoteDecoder(url, drafter, memory=memory, patience=120.0) as remote:
-            started = time.monotonic()
-            steps = remote._text(list(prompt), **self._options(temperature))
-            firsts = [time.monotonic() for _ in steps.steps()]
-            output = steps.output()
+            times = [time.monotonic()]
+            output = remote.generate(
+                list(prompt),
+                on_text=lambda _: times.append(time.monotonic()),
+                **self._options(temperature),
+            )
+            times.append(time.monotonic())
         return {
             "text": output.new_token_ids,
-            "seconds": firsts[-1] - started,
-            "first": firsts[0] - started,
+            "seconds": times[-1] - times[0],
+            "first": times[1] - times[0],
             "calls": output.traffic.num_calls,
             "repeats": output.traffic.num_repeats,
             "resumes": output.traffic.num_resumes,
@@ -275,7 +277,7 @@ class Bench:
         """Write the rows and figures so far."""
         document = {
             "environment": self._environment,
-            "profiles": {name: PROFILES[name]._asdict() for name in self.arguments.profiles},
+            "profiles": {name: own._asdict() for name, own in PROFILES.items()},
             "new_tokens": self.arguments.tokens,
             "prompt_tokens": [len(own) for own in self.prompts],
             "figures": figures(self.rows),

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 PACKET = 1448  # bytes of a segment
 _RETRANSMISSION = 0.2  # seconds beside a round trip, the shortest time-out of Linux
@@ -99,8 +100,7 @@ class SimulatedNetwork:
     """A proxy in front of a server; `simulated_network` starts and stops it.
 
     Args:
-        host: host of the server.
-        port: port of the server.
+        server: address of the server, such as http://127.0.0.1:8000/v1.
         profile: kind of network.
         seed: seed of losses and jitter.
 
@@ -109,10 +109,10 @@ class SimulatedNetwork:
         port: port of the proxy, on 127.0.0.1.
     """
 
-    def __init__(self, host: str, port: int, profile: NetworkProfile, seed: int = 0) -> None:
+    def __init__(self, server: str, profile: NetworkProfile, seed: int = 0) -> None:
         self.traffic = NetworkTraffic()
         self.port = 0
-        self._server = (host, port)
+        self._server = urlsplit(server)
         self._profile = profile
         chance = random.Random(seed)
         self._up = _Direction(profile, profile.up * 125_000, chance)
@@ -190,7 +190,8 @@ class SimulatedNetwork:
         pumps: list[asyncio.Task[None]] = []
         try:
             await asyncio.sleep(self._profile.round_trip)  # for the handshake of TCP
-            upstream, server = await asyncio.open_connection(*self._server)
+            own = self._server
+            upstream, server = await asyncio.open_connection(own.hostname, own.port)
             self._open.add(server)
             for pump in (
                 self._pump(reader, server, self._up, "up"),
@@ -246,17 +247,16 @@ async def _deliver(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.St
 
 @contextmanager
 def simulated_network(
-    host: str, port: int, profile: NetworkProfile, seed: int = 0
+    server: str, profile: NetworkProfile, seed: int = 0
 ) -> Iterator[SimulatedNetwork]:
     """Run a proxy in the block.
 
     Args:
-        host: host of the server.
-        port: port of the server.
+        server: address of the server, such as http://127.0.0.1:8000/v1.
         profile: kind of network.
         seed: seed of losses and jitter.
     """
-    found = SimulatedNetwork(host, port, profile, seed)
+    found = SimulatedNetwork(server, profile, seed)
     found.start()
     try:
         yield found

@@ -155,7 +155,7 @@ class RemoteText:
 
     def _verified(self, answered: AnsweredStep) -> RemoteStep | None:
         verdict, session = answered.verdict, self._session
-        begin = len(session.prompt_token_ids) + len(session.emitted) - 1
+        begin = session.base_length
         emitted = session.on_verdict(verdict)
         if not emitted:
             return None

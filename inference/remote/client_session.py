@@ -97,8 +97,8 @@ class ClientSession:
             return Done(self._session)
         if self._pending is not None:
             return Send(self._session, self.next_step, self._pending.body)
-        if self.request.memory is not None and self.num_rows < self._base_length:
-            end = min(self._base_length, self.num_rows + self._max_rows)
+        if self.request.memory is not None and self.num_rows < self.base_length:
+            end = min(self.base_length, self.num_rows + self._max_rows)
             return Fetch(self._session, self.num_rows, end)
         return Draft(self.next_step, [*self.prompt_token_ids, *self.emitted])
 
@@ -142,11 +142,11 @@ class ClientSession:
         """
         if begin != self.num_rows:
             return False
-        if begin + count > self._base_length:
+        if begin + count > self.base_length:
             raise MessageError(
                 "too_many_rows",
                 "the server has sent memory of more tokens than it has verified",
-                expected=f"at most {self._base_length}",
+                expected=f"at most {self.base_length}",
                 got=begin + count,
             )
         self.num_rows += count
@@ -188,7 +188,7 @@ class ClientSession:
         self._session = None
 
     @property
-    def _base_length(self) -> int:
+    def base_length(self) -> int:
         """The number of tokens before the root."""
         return len(self.prompt_token_ids) + len(self.emitted) - 1
 

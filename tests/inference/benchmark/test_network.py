@@ -19,8 +19,8 @@ from inference.benchmark.network import (
 
 
 @contextmanager
-def _echo() -> Iterator[int]:
-    """Run a server that returns what it receives, and yield its port."""
+def _echo() -> Iterator[str]:
+    """Run a server that returns what it receives, and yield its address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -33,7 +33,7 @@ def _echo() -> Iterator[int]:
 
     thread = Thread(target=serve)
     thread.start()
-    yield listener.getsockname()[1]
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join()
@@ -68,8 +68,8 @@ def _exchange(network: SimulatedNetwork, size: int, times: int = 1) -> list[floa
 
 def test_messages_take_a_round_trip_and_are_counted() -> None:
     with (
-        _echo() as port,
-        simulated_network("127.0.0.1", port, NetworkProfile(0.05, 1000, 1000)) as network,
+        _echo() as server,
+        simulated_network(server, NetworkProfile(0.05, 1000, 1000)) as network,
     ):
         first, second = _exchange(network, 100, times=2)
     assert first >= 0.1  # with the handshake
@@ -80,8 +80,8 @@ def test_messages_take_a_round_trip_and_are_counted() -> None:
 
 def test_a_slow_link_limits_the_rate() -> None:
     with (
-        _echo() as port,
-        simulated_network("127.0.0.1", port, NetworkProfile(0.0, 8, 1)) as network,
+        _echo() as server,
+        simulated_network(server, NetworkProfile(0.0, 8, 1)) as network,
     ):
         (seconds,) = _exchange(network, 20_000)
     assert 20_000 / 125_000 <= seconds < 0.6
@@ -105,7 +105,7 @@ def test_messages_of_other_connections_may_overtake_but_a_link_is_shared() -> No
 
 def test_a_disconnection_breaks_connections_and_refuses_others() -> None:
     profile = NetworkProfile(0.0, 1000, 1000, period=0.4, outage=0.2)
-    with _echo() as port, simulated_network("127.0.0.1", port, profile) as network:
+    with _echo() as server, simulated_network(server, profile) as network:
         with socket.create_connection(("127.0.0.1", network.port)) as client:
             client.sendall(b"x")
             assert client.recv(10) == b"x"
@@ -122,8 +122,8 @@ def test_a_disconnection_breaks_connections_and_refuses_others() -> None:
 
 def test_the_network_closes_while_bytes_are_on_their_way() -> None:
     with (
-        _echo() as port,
-        simulated_network("127.0.0.1", port, NetworkProfile(5.0, 1000, 1000)) as network,
+        _echo() as server,
+        simulated_network(server, NetworkProfile(5.0, 1000, 1000)) as network,
     ):
         client = socket.create_connection(("127.0.0.1", network.port))
         client.sendall(b"x")
