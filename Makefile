@@ -19,7 +19,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference screening \
-    bench bench-adaptation bench-engine bench-gpu bench-network bench-vllm wheel clean
+    bench bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -104,7 +104,7 @@ screening: $(READY)  ## Store the results of a screening, and write their tables
 	$(BIN)/python docs/programs/screening.py $(ARGS)
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-adaptation bench-engine bench-gpu bench-network bench-vllm: export GOMP_SPINCOUNT ?= 3000
+bench bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
@@ -120,6 +120,12 @@ bench-vllm: $(READY) $(VLLM)/.ready  ## Compare with vLLM on the CPU: make bench
 
 bench-adaptation: $(READY)  ## Measure learning from traffic: make bench-adaptation ARGS="--code FILE --articles FILE --folder WORK --json RESULT.json"
 	$(BIN)/python docs/programs/bench_adaptation.py $(ARGS)
+
+bench-offline: $(READY)  ## Measure text that is written alone: make bench-offline ARGS="--target PATH --method lookup --prompts FILE --json RESULT.json"
+	$(BIN)/python docs/programs/bench_offline.py $(ARGS)
+
+bench-ahead: $(READY)  ## Measure drafting ahead: make bench-ahead ARGS="--target PATH --draft-model PATH --prompts FILE --json RESULT.json"
+	$(BIN)/python docs/programs/bench_ahead.py $(ARGS)
 
 bench-network: $(READY)  ## Measure texts over simulated networks: make bench-network ARGS="--target T --trained NAME=DRAFTER --prompts FILE --json RESULT.json"
 	$(BIN)/python docs/programs/bench_network.py $(ARGS)

@@ -251,6 +251,16 @@ class SequenceTree:
             nodes.append(found[0])
         return nodes
 
+    def best_path(self) -> list[int]:
+        """Return the nodes of the path with the best rank at each level, down to a leaf.
+
+        Among sampled siblings, this is the one that was sampled first.
+        """
+        nodes: list[int] = []
+        while siblings := self.children.get(nodes[-1] if nodes else ROOT):
+            nodes.append(min(siblings, key=self.rank.__getitem__))
+        return nodes
+
     def path(self, node: int) -> list[int]:
         """Return the nodes from the first level down to `node`; empty for ROOT."""
         nodes: list[int] = []

@@ -263,7 +263,7 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _anchors_fit_the_trunk(self) -> "TrainSettings":
         default = BatchSettings()
-        names = ("anchor_samples", "anchors", "curriculum_fraction")
+        names = ("anchor_samples", "anchors", "far_anchors", "curriculum_fraction")
         given = [name for name in names if getattr(self.batch, name) != getattr(default, name)]
         if self.drafter.trunk.reads_features and given:
             raise ValueError(
@@ -338,7 +338,8 @@ def anchor_rule(settings: TrainSettings) -> AnchorRule:
     kind = settings.batch.anchors
     if settings.drafter.tail_layers and kind == "drafting":
         kind = "blocks"
-    return AnchorRule(kind, levels, settings.batch.anchor_samples)
+    batch = settings.batch
+    return AnchorRule(kind, levels, batch.anchor_samples, far_share=batch.far_anchors)
 
 
 def decoding_rule(settings: DrafterSettings) -> AnchorRule:

@@ -87,8 +87,8 @@ class TargetStateSettings(Settings):
 class BatchSettings(Settings):
     """The batch of one optimizer step; the same for any number of processes.
 
-    `anchor_samples`, `anchors` and `curriculum_fraction` apply only to a moa trunk. The other kinds
-    of trunks, which read features, use `drafter.trunk.ttt_steps` instead.
+    `anchor_samples`, `anchors`, `far_anchors` and `curriculum_fraction` apply only to a moa trunk.
+    The other kinds of trunks, which read features, use `drafter.trunk.ttt_steps` instead.
     """
 
     global_batch_size: int = Field(8, ge=1)
@@ -105,6 +105,10 @@ class BatchSettings(Settings):
     anchor, mostly a distance that also occurs in decoding. blocks: neighboring positions share an
     anchor, which tail_layers requires; the distances are similar. previous: the anchor is always
     the preceding position, as in ordinary teacher forcing."""
+    far_anchors: float = Field(0.0, ge=0, le=1)
+    """For a moa trunk: share of the documents in which all positions after the beginning of the
+    response, or after a random position, have this position as their anchor. Such a drafter learns
+    to go on writing without the target, as `jakiro connect --offline write` does."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""

@@ -19,6 +19,7 @@ from inference.device.drafting import DeviceDrafting, check_reads_tokens
 from inference.device.link import ServerLink
 from inference.device.loading import device_drafter
 from inference.device.memory import memory_request, rows_of
+from inference.device.offline_text import OfflineText, OfflineWriting, check_writes_alone
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -53,6 +54,9 @@ class RemoteDecoder:
         patience: seconds without any answer after which a text is given up.
         memory: encoding of the memory that a trained drafter reads: exact, bf16, or int8. The text
             follows the same distribution with each of them.
+        offline: options of texts that the drafter continues alone while the server cannot be
+            reached; None to wait. Such text is provisional: the server verifies it as soon as it
+            can be reached again, and what stays is the target's own text.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm` for a smaller model.
 
     Attributes:
@@ -79,6 +83,7 @@ class RemoteDecoder:
         key: str | None = None,
         patience: float = 60.0,
         memory: RowEncoding = "exact",
+        offline: OfflineWriting | None = None,
         **load: Any,
     ) -> None:
         if isinstance(drafter, Drafter) and not isinstance(drafter, TrainedDrafter):
@@ -87,12 +92,16 @@ class RemoteDecoder:
         try:
             self.info = self._link.info()
             if isinstance(drafter, str):
-                drafter = device_drafter(drafter, self.info, **load)
+                name, drafter = drafter, device_drafter(drafter, self.info, **load)
+                offline = None if offline is None else offline.with_tokenizer_of(name)
             self._memory = memory_request(drafter, self.info, memory)
+            if offline is not None:
+                check_writes_alone(drafter)
         except BaseException:
             self._link.close()
             raise
         self.drafter = drafter
+        self.offline = offline
 
     def __enter__(self) -> "RemoteDecoder":
         """Return the decoder; the end of the block closes its connections."""
@@ -111,13 +120,16 @@ class RemoteDecoder:
         prompt: RemotePrompt,
         *,
         on_text: Callable[[str], object] | None = None,
+        on_step: Callable[[RemoteStep], object] | None = None,
         **options: Any,
     ) -> RemoteOutput:
         """Return the continuation of a prompt.
 
         Args:
             prompt: text, chat messages, or token ids.
-            on_text: function that is called with each piece of text; None for no function.
+            on_text: function that is called with each verified piece of text; None for no function.
+            on_step: function that is called with each step, provisional ones included; None for no
+                function.
             **options: as for `steps`.
 
         Raises:
@@ -130,7 +142,9 @@ class RemoteDecoder:
         text = self._text(prompt, **options)
         with closing(text.steps()) as steps:
             for step in steps:
-                if on_text is not None and step.text:
+                if on_step is not None:
+                    on_step(step)
+                if on_text is not None and step.text and step.is_verified:
                     on_text(step.text)
         return text.output()
 
@@ -146,7 +160,7 @@ class RemoteDecoder:
         """
         with closing(self.steps(prompt, **options)) as steps:
             for step in steps:
-                if step.text:
+                if step.text and step.is_verified:
                     yield step.text
 
     def steps(
@@ -162,6 +176,9 @@ class RemoteDecoder:
         seed: int | None = None,
     ) -> Generator[RemoteStep, None, None]:
         """Yield the decoding steps that continue a prompt, each as soon as it is verified.
+
+        With `offline`, steps that are not verified come as well. The next verified step replaces
+        all of them.
 
         Closing the generator ends the text, and frees its memory on the server.
 
@@ -198,12 +215,14 @@ class RemoteDecoder:
 
         def new_drafting(session: ClientSession) -> DeviceDrafting:
             capacity = len(session.prompt_token_ids) + request.max_tokens
-            sampling = _sampling(request, session.samples)
+            sampling = sampling_of(request, session.samples)
             rows = None if offer is None else rows_of(self.drafter, offer, request)
             return DeviceDrafting(
                 self.drafter, sampling, session.limits, capacity, self._device, rows
             )
 
+        if self.offline is not None:
+            return OfflineText(self._link, request, new_drafting, ticket, self.offline)
         return RemoteText(self._link, request, new_drafting, ticket, offer)
 
     @property
@@ -267,8 +286,13 @@ def _seed(seed: int | None, ticket: RequestTicket | None) -> int:
     return int(random_stream(seed, ticket.number).integers(_SEEDS))
 
 
-def _sampling(request: OpenSession, samples: bool) -> Sampling:
-    """Return the options by which drafts are processed, which the server need not share."""
+def sampling_of(request: OpenSession, samples: bool) -> Sampling:
+    """Return the options by which drafts are processed, which the server need not share.
+
+    Args:
+        request: message that opens the session.
+        samples: whether the server samples tokens.
+    """
     processors = LogitsProcessorList()
     if samples:
         if request.temperature is not None:

@@ -9,7 +9,14 @@ from jaxtyping import UInt8
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.base import TokenSession
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import AdaptiveSession, Budget, Committed, Drafter, EncodedMemory
+from inference.protocol import (
+    AdaptiveSession,
+    Budget,
+    Committed,
+    Drafter,
+    DraftSession,
+    EncodedMemory,
+)
 from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import TreeLimits
 from inference.sampling.options import Sampling
@@ -50,7 +57,7 @@ class DeviceDrafting:
         # rows of the tokens that the drafter does not know yet
         self._rows = np.empty((0, 0 if rows is None else rows.num_bytes), np.uint8)
         self._known = 0  # number of tokens before the root that the drafter knows
-        self._session = None
+        self._session: DraftSession | None = None
         if drafter is not None:
             if rows is None:
                 check_reads_tokens(drafter)
@@ -75,6 +82,21 @@ class DeviceDrafting:
         """
         self._rows = np.concatenate([self._rows, rows])
 
+    @property
+    def session(self) -> DraftSession | None:
+        """The session of the drafter; None if nothing is drafted."""
+        return self._session
+
+    @property
+    def sampling(self) -> Sampling:
+        """The options by which the server selects tokens."""
+        return self._sampling
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the drafter."""
+        return self._device
+
     @torch.inference_mode()
     def tree(self, token_ids: Sequence[int], step: int) -> SequenceTree:
         """Return the tree of a decoding step.
@@ -87,13 +109,30 @@ class DeviceDrafting:
         base_length = torch.tensor([len(token_ids) - 1], device=self._device)
         if self._session is None:
             return DraftTree.empty(base_length, step).sequence_tree()
+        self.advance(token_ids)
+        random = StepRandom([self._sampling.stream_key(step)], self._device)
+        return self._session.propose(self._budget, random).sequence_tree()
+
+    @torch.inference_mode()
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Let the drafter read all tokens.
+
+        Args:
+            token_ids: as for `tree`.
+        """
+        if self._session is None:
+            return
         missing = len(token_ids) - 1 - self._known - len(self._rows)
         assert self._format is None or missing == 0, "the memory ends at the root"
         for end in [*range(self._known + _CHUNK, len(token_ids) - 1, _CHUNK), len(token_ids) - 1]:
             self._session.advance(self._committed(token_ids, end))
             self._known = end
-        random = StepRandom([self._sampling.stream_key(step)], self._device)
-        return self._session.propose(self._budget, random).sequence_tree()
+
+    def rollback(self, length: int) -> None:
+        """Let the drafter forget all tokens from position `length` on."""
+        if self._session is not None and self._known > length:
+            self._session.rollback(length)
+            self._known = length
 
     def close(self, token_ids: Sequence[int]) -> None:
         """Free the memory; a drafter that learns reads the rest of the text.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -15,15 +16,21 @@ from inference.engine.stats import DecodeStats
 from inference.outputs import GenerateOutput
 from inference.protocol import RequestTicket
 from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
-from inference.remote.messages import MemoryOffer, OpenSession
+from inference.remote.messages import MemoryOffer, OpenSession, SessionOpened
 from inference.remote.step_frame import encode_step
+
+Answer: TypeAlias = SessionOpened | AnsweredStep | None  # None if the session is gone
 
 
 @dataclass(frozen=True)
 class RemoteStep(DecodeStep):
-    """The tokens of one decoding step, and the text that they add."""
+    """The tokens of one decoding step, and the text that they add.
+
+    Steps that are not verified are provisional: the next verified step replaces all of them.
+    """
 
     text: str = ""
+    is_verified: bool = True
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,12 +82,12 @@ class RemoteText:
         started = time.monotonic()
         try:
             while not isinstance(action := self._session.action, Done):
-                step = self._perform(action)
-                self.stats.seconds["total"] = time.monotonic() - started
-                if step is not None:
-                    self._depths += step.depths
+                for step in self._performed(action):
+                    self._depths += step.depths if step.is_verified else []
                     yield step
+                self.stats.seconds["total"] = time.monotonic() - started
         finally:
+            self.stats.seconds["total"] = time.monotonic() - started
             self._close()
 
     def output(self) -> RemoteOutput:
@@ -95,29 +102,31 @@ class RemoteText:
             traffic=self.traffic,
         )
 
-    def _perform(self, action: Open | Fetch | Draft | Send) -> RemoteStep | None:
-        """Do the next thing, and return its step if there is one."""
-        if isinstance(action, Open):
-            return self._open(action)
+    def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
+        """Do the next thing, and yield its steps."""
         if isinstance(action, Draft):
             self._draft(action)
-            return None
+            return
         if isinstance(action, Fetch):
             self._fetch(action)
-            return None
-        with self._clock("verify"):
-            answered = self._link.submit(action, self.traffic, self._own_drafting.row_bytes)
-        if answered is None:
+            return
+        with self._clock("prefill" if isinstance(action, Open) else "verify"):
+            answer = self._asked(action)
+        if (step := self._answered(answer)) is not None:
+            yield step
+
+    def _asked(self, action: Open | Send) -> Answer:
+        """Return the server's answer."""
+        if isinstance(action, Open):
+            return self._link.open(action.request, self.traffic)
+        return self._link.submit(action, self.traffic, self._own_drafting.row_bytes)
+
+    def _answered(self, answer: Answer) -> RemoteStep | None:
+        """Take over an answer, and return its step if there is one."""
+        if answer is None:
             self._session.on_gone()
             return None
-        return self._verified(answered)
-
-    @property
-    def _own_drafting(self) -> DeviceDrafting:
-        """The drafter's side, which is made when it is first used."""
-        if self._drafting is None:
-            self._drafting = self._new_drafting(self._session)
-        return self._drafting
+        return self._opened(answer) if isinstance(answer, SessionOpened) else self._verified(answer)
 
     def _fetch(self, action: Fetch) -> None:
         drafting = self._own_drafting
@@ -134,11 +143,10 @@ class RemoteText:
         if self._session.on_rows(begin, len(rows)):
             self._own_drafting.add_rows(rows)
 
-    def _open(self, action: Open) -> RemoteStep | None:
+    def _opened(self, opened: SessionOpened) -> RemoteStep | None:
         session = self._session
         is_first = not session.emitted
-        with self._clock("prefill"):
-            session.on_opened(self._link.open(action.request, self.traffic))
+        session.on_opened(opened)
         self.traffic.num_resumes = session.num_resumes
         if not is_first:
             return None
@@ -147,11 +155,20 @@ class RemoteText:
         return self._step(emitted, [BONUS] * len(emitted), [TARGET] * len(emitted), session.text)
 
     def _draft(self, action: Draft) -> None:
-        drafting = self._own_drafting
         with self._clock("draft"):
-            self._tree = tree = drafting.tree(action.token_ids, action.step)
-            token_ids = action.token_ids
-            self._session.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
+            self._submit(action, self._own_drafting.tree(action.token_ids, action.step))
+
+    def _submit(self, action: Draft, tree: SequenceTree) -> None:
+        """Bind a step to a tree."""
+        self._tree, token_ids = tree, action.token_ids
+        self._session.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
+
+    @property
+    def _own_drafting(self) -> DeviceDrafting:
+        """The drafter's side, which is made when it is first used."""
+        if self._drafting is None:
+            self._drafting = self._new_drafting(self._session)
+        return self._drafting
 
     def _verified(self, answered: AnsweredStep) -> RemoteStep | None:
         verdict, session = answered.verdict, self._session

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
@@ -66,10 +68,7 @@ class DecodeBatch:
             budget = self._next_budget()
             tree = self._draft(random, budget)
         with self._clock("verify"):
-            roots = self.context.roots([state.token_ids for state in self.live])
-            step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
-            output = self.target.forward(step, self.context.cache)
-            logits = self.target.logits(output.features)
+            logits = self._verify(tree)
         with self._clock("commit"):
             accepted = accept_trees(tree, logits, self.live, random)
             self._check(accepted.results)
@@ -196,13 +195,26 @@ class DecodeBatch:
         if budget is None or self.context.session is None:
             return DraftTree.empty(self.context.base_length, self.num_steps)
         tokens = [state.token_ids for state in self.live]
-        tree = self.context.propose(tokens, budget, random)
+        tree = self._proposed(tokens, budget, random)
         last = self.target.spec.max_position - 1
         if max(self.context.lengths) + tree.max_depth > last:
             tree = tree.limited(last)
         if not all(drafts):
             tree = tree.without(index for index, own in enumerate(drafts) if not own)
         return replace(tree, step_id=self.num_steps)
+
+    def _proposed(
+        self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
+    ) -> DraftTree:
+        """Return the drafter's trees below the last tokens."""
+        return self.context.propose(token_ids, budget, random)
+
+    def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
+        """Return the target's logits after the roots and after all candidates."""
+        roots = self.context.roots([state.token_ids for state in self.live])
+        step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
+        output = self.target.forward(step, self.context.cache)
+        return self.target.logits(output.features)
 
     def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""

@@ -48,9 +48,9 @@ class Send(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The text is complete."""
+    """The text is complete, or was given up."""
 
-    session: str
+    session: str  # empty if there is no session
 
 
 Action: TypeAlias = Open | Fetch | Draft | Send | Done
@@ -76,6 +76,7 @@ class ClientSession:
         self.text = ""
         self.next_step = 1
         self.is_finished = False
+        self.is_given_up = False
         self.samples = False
         self.limits = TreeLimits()
         self.num_resumes = 0
@@ -91,6 +92,8 @@ class ClientSession:
     @property
     def action(self) -> Action:
         """The next thing to do; repeating it does no harm."""
+        if self.is_given_up:
+            return Done(self._session or "")
         if self._session is None:
             return Open(self._opening())
         if self.is_finished:
@@ -186,6 +189,10 @@ class ClientSession:
     def on_gone(self) -> None:
         """Open another session next; bytes that were submitted stay binding."""
         self._session = None
+
+    def give_up(self) -> None:
+        """End the text before it is complete."""
+        self.is_given_up = True
 
     @property
     def base_length(self) -> int:

@@ -99,6 +99,12 @@ class TreeLimits(WireMessage):
     max_nodes: int = Field(64, ge=1, le=2**15 - 1)
     max_depth: int = Field(16, ge=1)
     max_support: int = Field(256, ge=1)  # number of tokens of a draft distribution
+    max_chain: int = Field(256, ge=1, le=2**15 - 1)  # number of nodes of a tree with a single path
+
+    @property
+    def largest(self) -> int:
+        """The largest number of nodes of any tree."""
+        return max(self.max_nodes, self.max_chain)
 
 
 class VerifierInfo(WireMessage):

@@ -32,8 +32,9 @@ def receive_tree(tree: TreeTensors, limits: TreeLimits, vocab_size: int) -> None
     _check_sizes(tree, limits)
     _check_ids("token_ids", tree.token_ids, vocab_size)
     _check_parents(tree.parents)
-    if (depth := int(depths(tree).max(initial=0))) > limits.max_depth:
-        raise _fault("tree_too_deep", f"depth {depth}", f"a depth of at most {limits.max_depth}")
+    deepest = limits.max_chain if _is_chain(tree) else limits.max_depth
+    if (depth := int(depths(tree).max(initial=0))) > deepest:
+        raise _fault("tree_too_deep", f"depth {depth}", f"a depth of at most {deepest}")
     if (tree.kinds > CandidateKind.SAMPLED).any():
         raise _fault("unknown_kind", str(tree.kinds.max()), "0 (deterministic) or 1 (sampled)")
     _check_ids("distribution_ids", tree.distribution_ids, vocab_size)
@@ -94,8 +95,9 @@ def _distributions(tree: TreeTensors, device: torch.device) -> SparseDistributio
 
 def _check_sizes(tree: TreeTensors, limits: TreeLimits) -> None:
     nodes, support = len(tree.token_ids), tree.weights.shape[1]
-    if max(nodes, len(tree.expanded)) > limits.max_nodes:
-        raise _fault("tree_too_large", f"{nodes} nodes", f"at most {limits.max_nodes}")
+    most = limits.max_chain if _is_chain(tree) else limits.max_nodes
+    if max(nodes, len(tree.expanded)) > most:
+        raise _fault("tree_too_large", f"{nodes} nodes", f"at most {most}")
     if support > limits.max_support:
         raise _fault("support_too_large", f"{support} tokens", f"at most {limits.max_support}")
     is_even = len(tree.parents) == len(tree.kinds) == nodes
@@ -103,6 +105,12 @@ def _check_sizes(tree: TreeTensors, limits: TreeLimits) -> None:
         raise _fault("unequal_lengths", "tensors of different lengths", "one entry for each node")
     if len(tree.weights) != len(tree.expanded):
         raise _fault("unequal_lengths", "other numbers", "a distribution for each expanded node")
+
+
+def _is_chain(tree: TreeTensors) -> bool:
+    """Return whether the tree is a single path, such as text that was written alone."""
+    count = len(tree.parents)
+    return count == len(tree.token_ids) and bool((tree.parents == np.arange(count) - 1).all())
 
 
 def _check_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:

@@ -9,13 +9,15 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.generate import messages, prompt_text
 from jakiro.cli.output import UNSAFE, say
+from jakiro.cli.provisional_display import ProvisionalDisplay
 from jakiro.cli.remote_server import server_key
-from jakiro.errors import JakiroError, PromptError
+from jakiro.errors import ConfigError, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
     from inference.device import RemoteDecoder
-    from inference.device.text import RemoteOutput
+    from inference.device.offline_text import OfflineOutput
+    from inference.device.text import RemoteOutput, RemoteStep
 
 _PROMPT = "> "
 
@@ -65,6 +67,14 @@ def connect(
         float,
         typer.Option(min=0, help="Seconds without any answer after which a text is given up."),
     ] = 60.0,
+    offline: Annotated[
+        Literal["wait", "write"],
+        typer.Option(
+            help="What happens while the server cannot be reached. wait: nothing. write: the "
+            "drafter goes on alone, which lm=MODEL can do. Such text is faint and underlined until "
+            "the server has verified it, and what the target would not have written is replaced."
+        ),
+    ] = "wait",
     stats: options.Stats = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -74,8 +84,12 @@ def connect(
     The text is exactly the target's. It goes on after lost connections and restarts of the server.
     """
     from inference.device import RemoteDecoder
+    from inference.device.offline_text import OfflineWriting
     from jakiro.utils.pretrained import choose_device
 
+    alone = OfflineWriting() if offline == "write" else None
+    if alone is not None:
+        _refuse_silent(drafter)
     text = None if prompt is None else prompt_text(prompt)
     chosen: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -85,14 +99,26 @@ def connect(
         "seed": seed,
     }
     load: dict[str, Any] = {"dtype": dtype, "device": choose_device(device)}
-    key = server_key()
-    with RemoteDecoder(url, drafter, key=key, patience=patience, memory=memory, **load) as decoder:
+    connection: dict[str, Any] = {"key": server_key(), "patience": patience, "memory": memory}
+    connection |= {"offline": alone}
+    with RemoteDecoder(url, drafter, **connection, **load) as decoder:
         is_chat = decoder.info.has_template and not raw
         _refuse_impossible(is_chat, text, system)
         if text is None:
             _chat(decoder, system, chosen, stats)
             return
         _answer(decoder, messages(text, system) if is_chat else text, chosen, stats)
+
+
+def _refuse_silent(drafter: str) -> None:
+    """Refuse drafters that cannot go on with any text, or whose tokens have no text here."""
+    if not drafter.startswith("lm="):
+        raise ConfigError(
+            f"the drafter {drafter} cannot write alone while the server cannot be reached",
+            expected="--drafter lm=MODEL, a model that can go on with any text",
+            got=drafter,
+            remedy="use such a model, or leave out --offline write",
+        )
 
 
 def _refuse_impossible(is_chat: bool, text: str | None, system: str | None) -> None:
@@ -138,8 +164,18 @@ def _answer(
     decoder: "RemoteDecoder", prompt: Any, chosen: dict[str, Any], stats: bool
 ) -> "RemoteOutput":
     """Print the continuation of a prompt as it arrives, and return its output."""
-    output = decoder.generate(prompt, on_text=_write, **chosen)
+    from inference.device.offline_text import OfflineOutput
+
+    display = ProvisionalDisplay(_write, sys.stdout.isatty())
+
+    def on_step(step: "RemoteStep") -> None:
+        show = display.verified if step.is_verified else display.provisional
+        show(_safe(step.text))
+
+    output = decoder.generate(prompt, on_step=on_step, **chosen)
     typer.echo()
+    if isinstance(output, OfflineOutput):
+        _say_provisional(output)
     if stats:
         traffic = output.traffic
         say(
@@ -150,5 +186,21 @@ def _answer(
     return output
 
 
-def _write(piece: str) -> None:
-    typer.echo(piece.translate(UNSAFE) if sys.stdout.isatty() else piece, nl=False)
+def _say_provisional(output: "OfflineOutput") -> None:
+    """Say what was written alone, if anything was."""
+    counts = output.provisional
+    if counts.num_written:
+        say(
+            f"{counts.num_written} provisional tokens: {counts.num_kept} verified, "
+            f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
+        )
+    if counts.error is not None:
+        say(f"the end of the text is not verified: {counts.error}")
+
+
+def _safe(piece: str) -> str:
+    return piece.translate(UNSAFE) if sys.stdout.isatty() else piece
+
+
+def _write(text: str) -> None:
+    typer.echo(text, nl=False, color=True)

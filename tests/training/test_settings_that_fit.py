@@ -118,7 +118,13 @@ def _fed_back(**changes: Any) -> TrainSettings:
 
 
 @pytest.mark.parametrize(
-    "batch", [{"anchor_samples": 2}, {"anchors": "blocks"}, {"curriculum_fraction": 0.1}]
+    "batch",
+    [
+        {"anchor_samples": 2},
+        {"anchors": "blocks"},
+        {"far_anchors": 0.1},
+        {"curriculum_fraction": 0.1},
+    ],
 )
 def test_a_feedback_trunk_has_ttt_steps_instead_of_anchors(batch: dict[str, Any]) -> None:
     with pytest.raises(
@@ -134,6 +140,7 @@ def test_a_feedback_trunk_has_ttt_steps_instead_of_anchors(batch: dict[str, Any]
         ({"curriculum_fraction": 1.5}, "curriculum_fraction"),
         ({"anchors": "ttt"}, "anchors"),
         ({"anchor_samples": 9}, "anchor_samples"),
+        ({"far_anchors": 1.1}, "far_anchors"),
     ],
 )
 def test_unusable_settings_of_anchors_are_refused(batch: dict[str, Any], key: str) -> None:
@@ -151,3 +158,4 @@ def test_the_rule_of_anchors_follows_from_the_drafter() -> None:
     rule = anchor_rule(_fed_back())
     assert (rule.kind, rule.num_samples) == ("ttt", 3)
     assert anchor_rule(_run(batch={"anchor_samples": 4})).num_samples == 4
+    assert anchor_rule(_run(batch={"far_anchors": 0.1})).far_share == 0.1

@@ -117,7 +117,9 @@ class Sampler:
 
     def _with_anchors(self, epoch: int, number: int) -> SequenceWithAnchors:
         sequence = self._sequences.sequence(number)
-        return sequence, self._rule.anchors(sequence.document_starts, (self._seed, epoch, number))
+        key = (self._seed, epoch, number)
+        anchors = self._rule.anchors(sequence.document_starts, key, sequence.is_response)
+        return sequence, anchors
 
     def _random_order(self, epoch: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng(np.random.SeedSequence((self._seed, epoch)))

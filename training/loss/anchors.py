@@ -10,6 +10,10 @@ anchor. An example with A = 2:
 The queries of a moa trunk do not interact, so each position of a sequence can have its own random
 distance. If queries interact, either through the target's last layers or through features that are
 fed back, the anchors of neighboring positions must be consistent with each other.
+
+A drafter that goes on writing alone, because its server cannot be reached, is at ever longer
+distances from its last verified token. Far anchors train this: from one position of a document on,
+all positions have the same anchor.
 """
 
 from dataclasses import dataclass
@@ -20,9 +24,11 @@ import numpy.typing as npt
 
 Anchors = Literal["drafting", "blocks", "previous"]
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 NEAR_SHARE = 0.85  # share of the positions whose distance occurs in decoding
 LONGEST = 512  # longest distance of the other positions
+_FAR = 7  # part of the seed that selects documents with far anchors
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,18 @@ class AnchorRule:
         num_levels: number A of autoregressive levels in the drafter's schedule.
         num_samples: number of anchors of each position.
         near_share: share of the sampled anchors whose distance occurs in decoding.
+        far_share: share of the documents with far anchors, for each anchor sample.
     """
 
     kind: Literal["drafting", "blocks", "previous", "ttt"]
     num_levels: int
     num_samples: int = 1
     near_share: float = NEAR_SHARE
+    far_share: float = 0.0
 
-    def anchors(self, document_starts: Indices, seed: tuple[int, ...]) -> Indices:
+    def anchors(
+        self, document_starts: Indices, seed: tuple[int, ...], is_response: Mask | None = None
+    ) -> Indices:
         """Return anchors of shape [samples, length].
 
         Args:
@@ -51,9 +61,19 @@ class AnchorRule:
                 document, shape [length].
             seed: seed of the random numbers, such as (seed, epoch, sequence), which must be the
                 same on every process.
+            is_response: whether each token belongs to a response, shape [length], by which far
+                anchors are selected; None if this is unknown.
         """
         samples = range(self.num_samples)
-        return np.stack([self._sample(document_starts, seed, sample) for sample in samples])
+        each = [self._sample(document_starts, seed, sample) for sample in samples]
+        if self.far_share:
+            each = [
+                with_far_anchors(
+                    own, document_starts, is_response, self.far_share, (*seed, sample, _FAR)
+                )
+                for sample, own in enumerate(each)
+            ]
+        return np.stack(each)
 
     def _sample(self, starts: Indices, seed: tuple[int, ...], sample: int) -> Indices:
         match self.kind:
@@ -146,3 +166,42 @@ def ttt_anchors(document_starts: Indices, distance: int) -> Indices:
     index = np.arange(len(document_starts))
     anchors = index - distance
     return np.where(anchors >= document_starts, anchors, index)
+
+
+def with_far_anchors(
+    anchors: Indices,
+    document_starts: Indices,
+    is_response: Mask | None,
+    share: float,
+    seed: tuple[int, ...],
+) -> Indices:
+    """Return anchors in which some documents have a single anchor from one position on.
+
+    For half of these documents, the anchor is the last token before the first response; otherwise,
+    or if there is none, it is any token of the document but the last. All later positions get this
+    anchor, and earlier positions keep theirs. An example with the anchor 2:
+
+        index       0   1   2   3   4   5   6
+        before      0   0   1   1   3   4   4
+        after       0   0   1   2   2   2   2
+
+    Args:
+        anchors: anchors of a sequence, shape [length].
+        document_starts: index of the first token of each position's document, shape [length].
+        is_response: whether each token belongs to a response, shape [length]; None if unknown.
+        share: share of the documents that get such an anchor.
+        seed: seed of the random numbers, which must be the same on every process.
+    """
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    found = anchors.copy()
+    firsts, counts = np.unique(document_starts, return_counts=True)
+    for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+        is_far, is_at_response, fraction = random.random(3)
+        if is_far >= share or count < 2:
+            continue
+        anchor = first + int(fraction * (count - 1))
+        if is_response is not None and is_at_response < 0.5:
+            responses = np.flatnonzero(is_response[first + 1 : first + count])
+            anchor = first + int(responses[0]) if len(responses) else anchor
+        found[anchor + 1 : first + count] = anchor
+    return found

@@ -42,9 +42,9 @@ def batches(
         order = np.random.default_rng((seed, number)).permutation(len(passages))
         for begin in range(0, len(order), size):
             rows = [(index, _row(passages[index], length)) for index in order[begin : begin + size]]
+            keyed = [(row, (seed, number, int(index))) for index, row in rows]
             yield collate(
-                (row, rule.anchors(row.document_starts, (seed, number, int(index))))
-                for index, row in rows
+                (row, rule.anchors(row.document_starts, key, row.is_response)) for row, key in keyed
             )
 
 

@@ -35,12 +35,12 @@ class MailedTrees(Drafter):
     @property
     def max_nodes(self) -> int:
         """The largest number of candidates in a tree."""
-        return self._limits.max_nodes
+        return self._limits.largest
 
     @property
     def max_depth(self) -> int:
         """The length of the longest path in a tree."""
-        return self._limits.max_depth
+        return max(self._limits.max_depth, self._limits.max_chain)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "MailSession":
         """Return the session of one sequence.

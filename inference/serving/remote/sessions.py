@@ -310,7 +310,7 @@ def memory_note(model: LoadedModel, num_sessions: int) -> str:
         num_sessions: largest number of sessions.
     """
     engine = model.engine
-    longest = engine.capacity + 1 + TreeLimits().max_nodes
+    longest = engine.capacity + 1 + TreeLimits().largest
     own = memory_drafter(engine.decoder.drafter)
     hidden_states = () if own is None else own.hidden_states
     cache = engine.decoder.target.new_cache(1, 1, hidden_states)

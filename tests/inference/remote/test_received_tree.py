@@ -32,7 +32,7 @@ def _with(field: str, change: dict[object, int]) -> TreeTensors:
 
 FAULTS = {
     "tree_too_large": tensors([1] * 9, [ROOT] * 9),
-    "tree_too_deep": tensors([1] * 5, CHAIN),
+    "tree_too_deep": tensors([1] * 5 + [2], [*CHAIN, ROOT]),
     "support_too_large": tensors([0], [ROOT], {ROOT: {0: TOTAL} | dict.fromkeys(range(1, 9), 0)}),
     "unequal_lengths": mixed()._replace(kinds=np.zeros(3, np.uint8)),
     "token_outside_vocabulary": _with("token_ids", {2: VOCAB}),
@@ -141,3 +141,17 @@ def test_any_tree_is_refused_by_name_or_can_be_verified(tree: TreeTensors) -> No
     uniform = torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
     accepted = accept_path(own, lambda _: uniform, lambda probability: probability > 0)
     assert accepted.next_probs.sum() == pytest.approx(1)
+
+
+def _chain(length: int) -> TreeTensors:
+    return tensors([1] * length, [node - 1 for node in range(length)])
+
+
+def test_a_single_path_has_a_limit_of_its_own() -> None:
+    limits = LIMITS.model_copy(update={"max_chain": 20})
+    receive_tree(_chain(20), limits, VOCAB)
+    with pytest.raises(MessageError, match="tree_too_large"):
+        receive_tree(_chain(21), limits, VOCAB)
+    branched = tensors([1] * 20 + [2], [*(node - 1 for node in range(20)), 3])
+    with pytest.raises(MessageError, match="tree_too_large"):
+        receive_tree(branched, limits, VOCAB)

@@ -2,8 +2,11 @@
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers.bad_network import LOST, PASSED, bad_network
 from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
@@ -99,3 +102,34 @@ def test_a_refused_key_is_named(
     monkeypatch.delenv("JAKIRO_API_KEY")
     assert exit_code("connect", server.url, "x") == 2
     assert "JAKIRO_API_KEY" in capsys.readouterr().err
+
+
+def test_only_a_model_can_write_alone(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("connect", server.url, "some words", "--offline", "write") == 2
+    assert "lookup cannot write alone" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_text_goes_on_without_a_connection(
+    decoder: SpeculativeDecoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target: Any = decoder.target.model
+    target.save_pretrained(tmp_path)
+    assert decoder.tokenizer is not None
+    decoder.tokenizer.save_pretrained(tmp_path)
+    capsys.readouterr()  # libraries may write when they are first used
+
+    def schedule(number: int, _path: str) -> str:
+        return LOST if 3 <= number < 12 else PASSED
+
+    words = ["--drafter", f"lm={tmp_path}", "--offline", "write", "--dtype", "float32"]
+    with (
+        running(decoder, remote_sessions=2, api_keys=(KEY,)) as server,
+        bad_network(server.root, schedule) as network,
+    ):
+        options = ["--temperature", "0", "--max-new-tokens", "40"]
+        assert exit_code("connect", network.url, "some words", *words, *options) == 0
+    printed = capsys.readouterr()
+    expected = decoder.generate(_chat("some words"), temperature=0, max_new_tokens=40)
+    assert printed.out == f"{expected.text}\n"
+    assert "provisional tokens" in printed.err

@@ -16,6 +16,7 @@ from training.loss.anchors import (
     sample_anchors,
     sample_blocks,
     ttt_anchors,
+    with_far_anchors,
 )
 
 
@@ -180,3 +181,43 @@ def test_drafters_are_measured_at_each_distance_of_decoding_equally_often(
     assert counts[0] == 0
     assert len(counts) == levels + 1
     assert counts[1:].max() - counts[1:].min() <= 1
+
+
+FAR_STARTS = np.repeat(np.arange(400) * 50, 50)
+
+
+def test_documents_with_a_far_anchor_have_it_from_one_position_on() -> None:
+    is_response = np.tile(np.arange(50) >= 20, 400)
+    before = AnchorRule("drafting", num_levels=3).anchors(FAR_STARTS, (5,))
+    rule = AnchorRule("drafting", num_levels=3, far_share=0.5)
+    after = rule.anchors(FAR_STARTS, (5,), is_response)
+    assert (after == rule.anchors(FAR_STARTS, (5,), is_response)).all()
+    own = (after[0] - FAR_STARTS).reshape(400, 50)
+    old = (before[0] - FAR_STARTS).reshape(400, 50)
+    far = [row for row in range(400) if (own[row] != old[row]).any()]
+    assert 160 < len(far) < 240  # half of them
+    single = [int(own[row, -1]) for row in far]
+    for row, anchor in zip(far, single, strict=True):
+        assert (own[row, anchor + 1 :] == anchor).all()
+        assert (own[row, : anchor + 1] == old[row, : anchor + 1]).all()
+    at_response = np.mean([anchor == 19 for anchor in single])
+    assert 0.4 < at_response < 0.65
+    others = np.array([anchor for anchor in single if anchor != 19])
+    assert (others.min(), others.max()) <= (5, 48)
+    assert abs(others.mean() - 24) < 5
+
+
+def test_far_anchors_stay_in_their_document_and_before_their_positions() -> None:
+    starts = np.repeat([0, 1, 3, 10], [1, 2, 7, 30])
+    index = np.arange(40)
+    for seed in range(50):
+        far = with_far_anchors(previous_anchors(starts), starts, None, 1.0, (seed,))
+        assert (far >= starts).all()
+        assert (far[index > starts] < index[index > starts]).all()
+        assert (far[index == starts] == index[index == starts]).all()
+
+
+def test_without_far_anchors_nothing_changes() -> None:
+    expected = AnchorRule("drafting", 3, 2).anchors(FAR_STARTS, (1,))
+    found = AnchorRule("drafting", 3, 2, far_share=0.0).anchors(FAR_STARTS, (1,), FAR_STARTS > 9)
+    assert (expected == found).all()

@@ -22,7 +22,7 @@ BASE = "base"
 # the same as in the base, and the expert width is computed so that all arms are equally large.
 _OPEN = (
     *("drafter", "initialize", "objective"),
-    *("batch.anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
+    *("batch.anchors", "batch.far_anchors", "batch.curriculum_fraction", "batch.anchor_samples"),
 )
 _WIDTH = "drafter.experts.intermediate_size"
 

@@ -273,3 +273,23 @@ def test_a_tree_with_candidates_of_both_kinds_is_verified(decoder: SpeculativeDe
     assert verdict is not None
     assert (verdict.step, verdict.digest) == (1, tree.digest)
     assert len(verdict.emitted) == verdict.num_accepted + 1
+
+
+def test_a_long_chain_that_was_written_alone_is_verified_in_one_step(
+    decoder: SpeculativeDecoder,
+) -> None:
+    expected = decoder.generate(PROMPT, temperature=0, max_new_tokens=120).new_token_ids
+    link = Link(decoder)
+    device = ClientSession(OpenSession(prompt=PROMPT, seed=11, max_tokens=120, temperature=0.0))
+    opening = device.action
+    assert isinstance(opening, Open)
+    device.on_opened(link.open(opening.request))
+    wrong = [*expected[1:90], (expected[90] + 1) % 61]
+    chain = sequence_tree(tensors(wrong, [node - 1 for node in range(90)]))
+    device.submit(encode_step(len(PROMPT), expected[0], chain))
+    sent = device.action
+    assert isinstance(sent, Send)
+    verdict = link.send(sent)
+    assert verdict is not None
+    assert device.on_verdict(verdict) == expected[1:91]
+    assert verdict.num_accepted == 89

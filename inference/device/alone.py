@@ -1,0 +1,80 @@
+"""A drafter that writes token by token, without verdicts."""
+
+from collections.abc import Sequence
+
+import torch
+
+from inference.device.drafting import DeviceDrafting
+from inference.draft_tree import ROOT
+from inference.drafters.base import TokenSession
+from inference.protocol import Budget
+from inference.remote.provisional import ProvisionalToken, sampled_token
+from inference.sampling.random_numbers import StepRandom, StreamKey, random_stream
+
+_ALONE = 2  # stream of random numbers, besides those that accept and draft in a decoding step
+
+
+class AloneWriter:
+    """Provisional tokens after verified ones, from the session of the drafter.
+
+    Args:
+        drafting: drafter's side of the text.
+        token_ids: verified tokens, of which the last one is the root.
+        step: number of the step whose verdict is missing.
+        attempt: number of times that this text was continued alone before, and this time.
+    """
+
+    def __init__(
+        self, drafting: DeviceDrafting, token_ids: Sequence[int], step: int, attempt: int
+    ) -> None:
+        self._drafting = drafting
+        self._verified = list(token_ids)
+        self._step_key = drafting.sampling.stream_key(step)
+        self._attempt = attempt
+        self._count = 0
+        drafting.advance(self._verified)
+
+    @torch.inference_mode()
+    def next(self, provisional: Sequence[int]) -> ProvisionalToken | None:
+        """Return a token after provisional ones; None if the drafter has none.
+
+        Args:
+            provisional: all provisional tokens so far.
+        """
+        session = self._drafting.session
+        if session is None:
+            return None
+        self._count += 1
+        key = alone_key(self._step_key, self._attempt, self._count)
+        if isinstance(session, TokenSession):  # which must not learn from provisional text
+            found = session.draft_below(0, provisional, 1, 1).token_ids
+            return ProvisionalToken(int(found[0])) if len(found) else None
+        self._drafting.advance([*self._verified, *provisional])
+        random = StepRandom([key], self._drafting.device)
+        tree = session.propose(Budget(1, 1), random).sequence_tree()
+        if not tree.children.get(ROOT):
+            return None
+        if tree.sampled:
+            ids, probs = tree.draft_distribution(ROOT)
+            return sampled_token(
+                ids.cpu().numpy(), probs.double().cpu().numpy(), random_stream(*key)
+            )
+        return ProvisionalToken(tree.token_ids[tree.children[ROOT][0]])
+
+    def stop(self) -> None:
+        """Let the drafter forget the provisional tokens."""
+        self._drafting.rollback(len(self._verified) - 1)
+
+
+def alone_key(step_key: StreamKey, attempt: int, number: int) -> StreamKey:
+    """Return the key of the random numbers of a provisional token, which nothing else uses.
+
+    Whether earlier provisional tokens were kept tells something about their random numbers, so
+    that these must not select other candidates.
+
+    Args:
+        step_key: key of the step whose verdict is missing.
+        attempt: number of times that the device has begun to write alone in this text.
+        number: number of the token among those of this attempt.
+    """
+    return (*step_key, _ALONE, attempt, number)

@@ -1,0 +1,288 @@
+"""A text that goes on without a connection: provisional at first, and then verified.
+
+sent, no answer for some seconds --> written alone, token by token, until the answer or the limit
+verdict of the submitted tree    --> what continues it is the next step's tree
+verdict of that tree             --> tokens up to the first difference stay, and drafting goes on
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.device.alone import AloneWriter
+from inference.device.background import BackgroundCall
+from inference.device.drafting import DeviceDrafting
+from inference.device.link import ServerLink
+from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
+from inference.drafters.names import LM, UntrainedName
+from inference.engine.decode_step import BONUS, TARGET
+from inference.generation.streaming import TextStream
+from inference.protocol import Drafter, RequestTicket
+from inference.remote.client_session import ClientSession, Draft, Fetch, Open, Send
+from inference.remote.messages import OpenSession, SessionOpened
+from inference.remote.provisional import ProvisionalText
+from jakiro.errors import ConfigError, ResourceError
+from jakiro.utils.pretrained import load_tokenizer
+
+
+@dataclass(frozen=True)
+class OfflineWriting:
+    """Options of a text that goes on while the server cannot be reached.
+
+    Attributes:
+        tokenizer: the target's tokenizer, for the text of provisional tokens; None to get only
+            their ids.
+        after_seconds: seconds without an answer after which the drafter goes on alone.
+        max_tokens: largest number of provisional tokens; the drafter then waits.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    after_seconds: float = 1.0
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.after_seconds < 0 or self.max_tokens < 1:
+            raise ConfigError(
+                "text cannot be written alone with these options",
+                expected="after_seconds of at least 0, and max_tokens of at least 1",
+                got=f"after_seconds={self.after_seconds}, max_tokens={self.max_tokens}",
+            )
+
+    def with_tokenizer_of(self, name: str) -> "OfflineWriting":
+        """Return the options with the tokenizer of a small model, unless there is one already.
+
+        Args:
+            name: name of a drafter, such as `lm=MODEL`.
+
+        Raises:
+            CheckpointError: the tokenizer cannot be loaded.
+        """
+        parsed = UntrainedName.parse(name)
+        if self.tokenizer is not None or parsed is None or parsed.kind != LM:
+            return self
+        return replace(self, tokenizer=load_tokenizer(str(parsed.path)))
+
+
+def check_writes_alone(drafter: Drafter | None) -> None:
+    """Raise an error if there is no drafter that could write alone.
+
+    Drafters that look up text can write only what they find, which is often nothing.
+
+    Args:
+        drafter: drafter of the device.
+
+    Raises:
+        ConfigError: there is no drafter, or it reads the target's states of each token.
+    """
+    if drafter is None or drafter.needs or drafter.hidden_states:
+        raise ConfigError(
+            "nothing can be written with this drafter while the server cannot be reached",
+            expected="a drafter that predicts any text from tokens alone, such as lm=MODEL",
+            got="no drafter" if drafter is None else repr(drafter),
+            remedy="choose another drafter, or wait for the server (without `offline`)",
+        )
+
+
+@dataclass
+class ProvisionalCounts:
+    """What was written alone for one text.
+
+    Attributes:
+        num_written: number of provisional tokens.
+        num_kept: number of them that the target has confirmed.
+        unverified: provisional tokens at the end of a text that the server did not complete.
+        unverified_text: text of these tokens.
+        error: why the server could not be reached any more; None if it has completed the text.
+    """
+
+    num_written: int = 0
+    num_kept: int = 0
+    unverified: list[int] = field(default_factory=list)
+    unverified_text: str = ""
+    error: ResourceError | None = None
+
+    @property
+    def num_retracted(self) -> int:
+        """The number of provisional tokens that the target has replaced."""
+        return self.num_written - self.num_kept - len(self.unverified)
+
+
+@dataclass(frozen=True, repr=False)
+class OfflineOutput(RemoteOutput):
+    """The output for one prompt, whose tokens are all verified, and what was written alone."""
+
+    provisional: ProvisionalCounts = field(default_factory=ProvisionalCounts)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the server has completed the text, so that nothing provisional is left."""
+        return self.provisional.error is None
+
+
+class OfflineText(RemoteText):
+    """A text that the drafter continues alone while the server cannot be reached.
+
+    The first answer of the server is awaited in any case.
+
+    Args:
+        link: as for `RemoteText`.
+        request: as for `RemoteText`.
+        new_drafting: as for `RemoteText`.
+        ticket: as for `RemoteText`.
+        options: when and how much to write alone; None for the defaults.
+    """
+
+    def __init__(
+        self,
+        link: ServerLink,
+        request: OpenSession,
+        new_drafting: Callable[[ClientSession], DeviceDrafting],
+        ticket: RequestTicket | None = None,
+        options: OfflineWriting | None = None,
+    ) -> None:
+        super().__init__(link, request, new_drafting, ticket)
+        self.options = options or OfflineWriting()
+        self.counts = ProvisionalCounts()
+        self._provisional = ProvisionalText()
+        self._writer: AloneWriter | None = None  # None unless the drafter writes alone
+        self._stream: TextStream | None = None
+        self._num_attempts = 0
+
+    def output(self) -> OfflineOutput:
+        """Return the output of the text, as far as it was verified."""
+        return OfflineOutput(**vars(super().output()), provisional=self.counts)
+
+    def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
+        if isinstance(action, Draft | Fetch) or not self._session.emitted:
+            yield from super()._performed(action)
+            return
+        try:
+            answer = yield from self._awaited(lambda: self._asked(action))
+        except ResourceError as error:
+            if not self._provisional.token_ids:
+                raise
+            self._give_up(error)
+            return
+        if (step := self._answered(answer)) is not None:
+            yield step
+            if rest := self._provisional.token_ids:
+                yield self._shown(rest)
+
+    def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
+        """Yield provisional steps until there is an answer, and return the answer."""
+        call = BackgroundCall(ask)
+        with self._clock("verify"):
+            is_answered = call.wait(0.0 if self._writer else self.options.after_seconds)
+        if not is_answered:
+            yield from self._written_alone(call)
+            with self._clock("verify"):
+                call.wait()
+        return call.result()
+
+    def _written_alone(self, call: BackgroundCall[Answer]) -> Iterator[RemoteStep]:
+        """Yield provisional tokens until the call has ended, or no more may be written."""
+        yield from self._begin()
+        assert self._writer is not None
+        provisional = self._provisional
+        room = self._session.request.max_tokens - len(self._session.emitted)
+        most = min(self.options.max_tokens, self._session.limits.max_chain, room)
+        while not call.is_done and len(provisional.token_ids) < most and not self._has_ended:
+            with self._clock("draft"):
+                token = self._writer.next(provisional.token_ids)
+            if token is None:
+                return
+            provisional.written.append(token)
+            self.counts.num_written += 1
+            yield self._shown([token.token_id])
+
+    def _begin(self) -> Iterator[RemoteStep]:
+        """Guess the outcome of the submitted tree, unless the drafter writes alone already."""
+        if self._writer is not None:
+            return
+        session = self._session
+        known = len(self._provisional.token_ids)  # text that was submitted as the tree
+        tree = self._tree
+        guess = [] if tree is None else [tree.token_ids[node] for node in tree.best_path()]
+        self._provisional = ProvisionalText(guess)
+        self._num_attempts += 1
+        token_ids = [*session.prompt_token_ids, *session.emitted]
+        self._writer = AloneWriter(
+            self._own_drafting, token_ids, session.next_step, self._num_attempts
+        )
+        self._stream = self._new_stream(guess[:known])
+        if new := guess[known:]:
+            self.counts.num_written += len(new)
+            yield self._shown(new)
+
+    def _draft(self, action: Draft) -> None:
+        """Submit what continues the verdict, or draft a tree."""
+        if not self._provisional.written:
+            super()._draft(action)
+            return
+        self._submit(action, self._provisional.chain(self._session.limits.max_chain))
+
+    def _answered(self, answer: Answer) -> RemoteStep | None:
+        """Take over an answer; a verdict ends the writing without it."""
+        step = super()._answered(answer)
+        if step is not None and not isinstance(answer, SessionOpened):
+            self._reconcile(step.token_ids)
+        return step
+
+    def _reconcile(self, emitted: list[int]) -> None:
+        shown = self._provisional.token_ids
+        pairs = zip(shown, emitted, strict=False)
+        num_equal = next(
+            (index for index, (own, other) in enumerate(pairs) if own != other),
+            min(len(shown), len(emitted)),
+        )
+        self.counts.num_kept += num_equal
+        if self._writer is not None:
+            self._writer.stop()
+            self._writer = None
+            self._provisional = self._provisional.after(emitted)
+        else:  # the submitted tree contained all provisional tokens
+            self._provisional = ProvisionalText()
+        if self._session.is_finished:
+            self._provisional = ProvisionalText()
+        self._stream = self._new_stream([])
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the last provisional token ends a text."""
+        tokenizer, ids = self.options.tokenizer, self._provisional.token_ids
+        end = None if tokenizer is None else tokenizer.eos_token_id
+        return end is not None and bool(ids) and ids[-1] == end
+
+    def _new_stream(self, known: list[int]) -> TextStream | None:
+        """Return the text of provisional tokens that follow verified and known ones."""
+        if self.options.tokenizer is None:
+            return None
+        stream = TextStream(self.options.tokenizer)
+        stream.push([*self._session.emitted, *known])
+        return stream
+
+    def _shown(self, token_ids: list[int]) -> RemoteStep:
+        """Return a provisional step."""
+        text = "" if self._stream is None else self._stream.push(token_ids)
+        count = len(token_ids)
+        return RemoteStep(
+            token_ids,
+            [BONUS] * count,
+            False,
+            proposer_ids=[TARGET] * count,
+            text=text,
+            is_verified=False,
+        )
+
+    def _give_up(self, error: ResourceError) -> None:
+        """End the text; what is provisional stays so."""
+        counts, stream = self.counts, self._new_stream([])
+        counts.error, counts.unverified = error, self._provisional.token_ids
+        if stream is not None:
+            counts.unverified_text = stream.push(counts.unverified) + stream.flush()
+        self._session.give_up()

@@ -1,0 +1,197 @@
+"""Exact enumeration of a text that is continued without a connection, and then reconciled."""
+
+from collections.abc import Callable
+from threading import Event
+
+import numpy as np
+import torch
+from helpers.branching import Chooser, distribution_of
+from helpers.remote import LIMITS, RemoteSteps, opened_device, sequence_tree, tensors
+from helpers.tables import Prefix, Tables
+
+from inference import SpeculativeDecoder
+from inference.device.decoder import sampling_of
+from inference.device.drafting import DeviceDrafting
+from inference.device.link import AnsweredStep, LinkTraffic, ServerLink
+from inference.draft_tree import ROOT, SequenceTree
+from inference.generation.preparation import prepare_requests
+from inference.protocol import Drafter
+from inference.remote.client_session import ClientSession, Draft, Send
+from inference.remote.integer_distribution import TOTAL, quantized
+from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
+from inference.remote.provisional import ProvisionalText, ProvisionalToken
+from inference.remote.step_book import StepBook
+from inference.remote.step_frame import decode_step, encode_step
+from inference.serving.remote.verification_session import VerificationSession
+
+
+class Noise:
+    """A uniform random number, known only as far as the choices made with it reveal it."""
+
+    def __init__(self) -> None:
+        self.low, self.high = 0.0, 1.0
+
+    def column(self, chooser: Chooser, weights: np.ndarray) -> int:
+        """Return the column of a distribution that the number selects.
+
+        Args:
+            chooser: chooser of the run.
+            weights: integer weights that sum to `TOTAL`.
+        """
+        ends = np.cumsum(weights) / TOTAL
+        begins = ends - weights / TOTAL
+        shares = np.minimum(ends, self.high) - np.maximum(begins, self.low)
+        shares = np.maximum(shares, 0) / (self.high - self.low)
+        found = chooser.choose(shares.tolist())
+        self.low, self.high = max(self.low, begins[found]), min(self.high, ends[found])
+        return found
+
+
+class OfflineSteps(RemoteSteps):
+    """The exact distribution of two steps, of which the first one's verdict arrives late.
+
+    The device writes alone meanwhile. What continues the verdict is the tree of the second step; if
+    nothing does, a tree is drafted. The methods are overridden by planted faults.
+
+    Args:
+        tables: target and drafter.
+        length: number of tokens that are written alone.
+        support: number of tokens of a draft distribution.
+    """
+
+    def __init__(self, tables: Tables, length: int, support: int = 2) -> None:
+        super().__init__(tables, support=support)
+        self.length = length
+
+    def __call__(self, prefix: Prefix) -> dict[Prefix, float]:
+        """Return the distribution of the tokens of both steps; of one step after the first two."""
+        if len(prefix) > len((0, 1)):
+            return RemoteSteps(self.tables)(prefix)
+        return distribution_of(lambda chooser: self._two_steps(chooser, prefix))
+
+    def _two_steps(self, chooser: Chooser, prefix: Prefix) -> Prefix:
+        device, book = opened_device(prefix), StepBook()
+        tree = self.chain_of(self.token(chooser, prefix, Noise()))
+        sent = _submitted(device, tree)
+        provisional, noise = self.written_alone(
+            chooser, prefix, [tree.token_ids[node] for node in tree.best_path()]
+        )
+        first = tuple(device.on_verdict(self._verdict(chooser, book, sent, prefix)))
+        rest = self.rest_of(provisional, list(first))
+        if rest.written:
+            chain = rest.chain(LIMITS.max_chain)
+        else:
+            chain = self.next_tree(chooser, prefix + first, noise)
+        sent = _submitted(device, chain)
+        second = device.on_verdict(self._verdict(chooser, book, sent, prefix + first))
+        return first + tuple(second)
+
+    def distribution(self, prefix: Prefix) -> tuple[list[int], np.ndarray]:
+        """Return the ids and integer weights of the drafter's distribution after a prefix."""
+        best = self.tables.joint(prefix)[0].softmax(dim=-1).topk(self.support)
+        return best.indices.tolist(), quantized(best.values.numpy())
+
+    def written_alone(
+        self, chooser: Chooser, prefix: Prefix, guess: list[int]
+    ) -> tuple[ProvisionalText, Noise]:
+        """Return the provisional text, and the noise of its first token after the guess."""
+        text, first = ProvisionalText(guess), Noise()
+        for number in range(self.length):
+            noise = Noise() if number else first
+            text.written.append(self.token(chooser, (*prefix, *text.token_ids), noise))
+        return text, first
+
+    def token(self, chooser: Chooser, prefix: Prefix, noise: Noise) -> ProvisionalToken:
+        """Return a provisional token."""
+        ids, weights = self.distribution(prefix)
+        column = noise.column(chooser, weights)
+        return ProvisionalToken(ids[column], tuple(ids), tuple(weights.tolist()))
+
+    def rest_of(self, text: ProvisionalText, emitted: list[int]) -> ProvisionalText:
+        """Return what is submitted next."""
+        return text.after(emitted)
+
+    def next_tree(self, chooser: Chooser, prefix: Prefix, _: Noise) -> SequenceTree:
+        """Return a tree that is drafted for the second step."""
+        return self.chain_of(self.token(chooser, prefix, Noise()))
+
+    def chain_of(self, token: ProvisionalToken) -> SequenceTree:
+        """Return the tree of a single sampled token."""
+        weights = dict(zip(token.ids, token.weights, strict=True))
+        return sequence_tree(tensors([token.token_id], [ROOT], {ROOT: weights}))
+
+
+def _submitted(device: ClientSession, tree: SequenceTree) -> Send:
+    action = device.action
+    assert isinstance(action, Draft)
+    device.submit(encode_step(len(action.token_ids) - 1, action.token_ids[-1], tree))
+    sent = device.action
+    assert isinstance(sent, Send)
+    return sent
+
+
+class InProcessLink(ServerLink):
+    """A server in the same process, whose answers to steps come once `is_answering` is set.
+
+    Args:
+        decoder: target and tokenizer of the server.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.is_answering = Event()
+        self._decoder = decoder
+        self._server: VerificationSession | None = None
+
+    def drafting(
+        self, drafter: Drafter, request: OpenSession
+    ) -> Callable[[ClientSession], DeviceDrafting]:
+        """Return a function that returns the drafter's side of a text."""
+
+        def new_drafting(session: ClientSession) -> DeviceDrafting:
+            sampling = sampling_of(request, session.samples)
+            capacity = len(session.prompt_token_ids) + request.max_tokens
+            device = torch.device("cpu")
+            return DeviceDrafting(drafter, sampling, session.limits, capacity, device)
+
+        return new_drafting
+
+    def open(self, request: OpenSession, _: LinkTraffic) -> SessionOpened:
+        """Return the answer of the server."""
+        own, limits = self._decoder, TreeLimits()
+        assert isinstance(request.prompt, list)
+        (prepared,), _config = prepare_requests(
+            own.target.model,
+            [request.prompt],
+            {"max_new_tokens": request.max_tokens, "top_k": request.top_k},
+            temperature=request.temperature,
+            seed=request.seed,
+            max_position=own.target.spec.max_position,
+        )
+        assert own.tokenizer is not None
+        self._server = server = VerificationSession(own.target, prepared, own.tokenizer, limits)
+        while not server.is_open:
+            server.read_chunk()
+        return SessionOpened(
+            session="a",
+            fingerprint="target",
+            samples=True,
+            prompt_token_ids=request.prompt,
+            emitted=server.emitted,
+            text=server.text,
+            finished=server.is_finished,
+            next_step=1,
+            limits=limits,
+        )
+
+    def submit(self, sent: Send, _: LinkTraffic, row_bytes: int | None = None) -> AnsweredStep:
+        """Return the answer of the server."""
+        assert self._server is not None
+        body = self._server.submit(sent.step, decode_step(sent.body))
+        self.is_answering.wait(10)
+        return AnsweredStep(parse_message(body, Verdict), None)
+
+    def end(self, _: str) -> None:
+        """Free the session."""
+        assert self._server is not None
+        self._server.close()

@@ -1,0 +1,275 @@
+"""Text goes on without a connection, and what stays is the target's own text."""
+
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from helpers.bad_network import LOST, PASSED, UNANSWERED, Schedule, bad_network
+from helpers.chi_square import p_value, probs_of_continuations
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.offline import InProcessLink
+from helpers.serving import Running
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.offline_text import (
+    OfflineOutput,
+    OfflineText,
+    OfflineWriting,
+    check_writes_alone,
+)
+from inference.device.text import RemoteStep
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.protocol import Drafter
+from inference.remote.messages import OpenSession
+from jakiro.errors import ConfigError, ResourceError
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
+SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_k": 3, "seed": 11, "max_new_tokens": 24}
+NOW = OfflineWriting(after_seconds=0.0)
+TREES = SmallLMSettings(depth=2, children=2, breadth=2)
+
+
+@pytest.fixture(scope="module")
+def good(decoder: SpeculativeDecoder) -> SmallLMDrafter:
+    """A drafter that writes what the target would write."""
+    model: Any = decoder.target.model
+    return SmallLMDrafter(model, model, TREES)
+
+
+@pytest.fixture(scope="module")
+def bad(decoder: SpeculativeDecoder) -> SmallLMDrafter:
+    """A drafter that writes other text."""
+    model: Any = decoder.target.model
+    vocab = model.config.vocab_size
+    other = tiny_llama(vocab=vocab, seed=5, max_position_embeddings=512)
+    return SmallLMDrafter(other, model, TREES)
+
+
+@pytest.fixture(scope="module")
+def similar(decoder: SpeculativeDecoder) -> SmallLMDrafter:
+    """A drafter that often writes what the target might write."""
+    model: Any = decoder.target.model
+    other, generator = deepcopy(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=generator)
+    return SmallLMDrafter(other, model, TREES)
+
+
+def _down(first: int, count: int, fault: str = LOST) -> Schedule:
+    return lambda number, _: fault if first <= number < first + count else PASSED
+
+
+def _written(
+    server: Running, drafter: Drafter, schedule: Schedule, options: dict[str, Any]
+) -> OfflineOutput:
+    with (
+        bad_network(server.root, schedule) as network,
+        RemoteDecoder(network.url, drafter, offline=NOW) as remote,
+    ):
+        output = remote.generate(PROMPT, **options)
+    assert isinstance(output, OfflineOutput)
+    counts = output.provisional
+    assert output.is_verified
+    assert counts.num_written == counts.num_kept + counts.num_retracted
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [LOST, UNANSWERED])
+@pytest.mark.parametrize("name", ["good", "bad"])
+def test_greedy_text_is_the_targets_wherever_the_connection_is_lost(
+    decoder: SpeculativeDecoder, server: Running, fault: str, name: str, request: Any
+) -> None:
+    expected = decoder.generate(PROMPT, **GREEDY)
+    drafter = request.getfixturevalue(name)
+    total: Counter[str] = Counter()
+    for first in range(2, 9):
+        output = _written(server, drafter, _down(first, 6, fault), GREEDY)
+        assert (output.new_token_ids, output.text) == (expected.new_token_ids, expected.text)
+        counts = output.provisional
+        total.update(written=counts.num_written, kept=counts.num_kept)
+    assert total["written"] > 20
+    assert (total["kept"] > 0.9 * total["written"]) == (name == "good")
+
+
+@pytest.mark.parametrize("name", [pytest.param("good", marks=pytest.mark.slow), "bad"])
+def test_a_connection_that_is_lost_again_and_again_does_not_change_the_text(
+    decoder: SpeculativeDecoder, server: Running, name: str, request: Any
+) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return PASSED if number < 2 or number % 4 == 0 else (LOST, UNANSWERED)[number % 2]
+
+    output = _written(server, request.getfixturevalue(name), schedule, GREEDY)
+    assert output.new_token_ids == decoder.generate(PROMPT, **GREEDY).new_token_ids
+    assert output.provisional.num_written > 0
+
+
+def test_a_session_that_is_lost_meanwhile_is_opened_again(
+    decoder: SpeculativeDecoder, server: Running, good: SmallLMDrafter
+) -> None:
+    def schedule(number: int, path: str) -> str:
+        if number == 3:
+            httpx2.delete(server.root + path.partition("/steps/")[0])
+        return LOST if 3 <= number < 8 else PASSED
+
+    output = _written(server, good, schedule, GREEDY)
+    assert output.new_token_ids == decoder.generate(PROMPT, **GREEDY).new_token_ids
+    assert output.traffic.num_resumes == 1
+    assert output.provisional.num_kept > 0
+
+
+def test_text_that_is_found_is_written_alone_too(
+    decoder: SpeculativeDecoder, server: Running
+) -> None:
+    prompt = PROMPT * 3
+    with (
+        bad_network(server.root, _down(2, 6)) as network,
+        RemoteDecoder(network.url, LookupDrafter(), offline=NOW) as remote,
+    ):
+        output = remote.generate(prompt, **GREEDY)
+    assert isinstance(output, OfflineOutput)
+    assert output.new_token_ids == decoder.generate(prompt, **GREEDY).new_token_ids
+
+
+def test_provisional_steps_are_marked_and_replaced(
+    decoder: SpeculativeDecoder, server: Running, bad: SmallLMDrafter
+) -> None:
+    offline = OfflineWriting(decoder.tokenizer, after_seconds=0.0, max_tokens=5)
+    with (
+        bad_network(server.root, _down(3, 8)) as network,
+        RemoteDecoder(network.url, bad, offline=offline) as remote,
+    ):
+        steps = list(remote.steps(PROMPT, **GREEDY))
+        pieces = list(remote.stream(PROMPT, **GREEDY))
+    alone = decoder.generate(PROMPT, **GREEDY)
+    verified = [step for step in steps if step.is_verified]
+    assert [token for step in verified for token in step.token_ids] == alone.new_token_ids
+    assert "".join(step.text for step in verified) == "".join(pieces) == alone.text
+    provisional = [step for step in steps if not step.is_verified]
+    assert 0 < _longest_run(steps) <= 5
+    assert all(not step.finished and step.token_ids for step in provisional)
+    assert any(step.text for step in provisional)
+
+
+def _longest_run(steps: list[RemoteStep]) -> int:
+    """Return the largest number of provisional tokens without a verified step between them."""
+    longest = count = 0
+    for step in steps:
+        count = 0 if step.is_verified else count + len(step.token_ids)
+        longest = max(longest, count)
+    return longest
+
+
+def test_a_text_whose_server_never_returns_ends_with_what_is_unverified(
+    decoder: SpeculativeDecoder, server: Running, good: SmallLMDrafter
+) -> None:
+    offline = OfflineWriting(decoder.tokenizer, after_seconds=0.0, max_tokens=6)
+    with (
+        bad_network(server.root, _down(3, 10**6)) as network,
+        RemoteDecoder(network.url, good, offline=offline, patience=0.3) as remote,
+    ):
+        output = remote.generate(PROMPT, **GREEDY)
+    assert isinstance(output, OfflineOutput)
+    assert not output.is_verified
+    assert isinstance(output.provisional.error, ResourceError)
+    expected = decoder.generate(PROMPT, **GREEDY).new_token_ids
+    known = len(output.new_token_ids)
+    unverified = output.provisional.unverified
+    assert 0 < len(unverified) <= 6
+    assert output.new_token_ids == expected[:known]
+    assert unverified == expected[known : known + len(unverified)]  # the drafter is the target
+    assert output.provisional.unverified_text
+    assert output.provisional.num_retracted == 0
+
+
+def test_without_options_the_text_waits(server: Running, good: SmallLMDrafter) -> None:
+    with (
+        bad_network(server.root, _down(3, 6)) as network,
+        RemoteDecoder(network.url, good) as remote,
+    ):
+        assert all(step.is_verified for step in remote.steps(PROMPT, **GREEDY))
+
+
+@pytest.mark.parametrize("drafter", [None, "none"])
+def test_without_a_drafter_nothing_can_be_written_alone(
+    server: Running, drafter: str | None
+) -> None:
+    with pytest.raises(ConfigError, match="nothing can be written"):
+        RemoteDecoder(server.url, drafter, offline=NOW)
+
+
+def test_a_drafter_with_a_memory_cannot_write_alone(decoder: SpeculativeDecoder) -> None:
+    drafter = TrainedDrafter.for_target(tiny_drafter(decoder.target), decoder.target)
+    with pytest.raises(ConfigError, match="nothing can be written with this drafter"):
+        check_writes_alone(drafter)
+
+
+def test_a_named_model_has_the_tokenizer_of_provisional_text(
+    decoder: SpeculativeDecoder, tmp_path: Path
+) -> None:
+    assert decoder.tokenizer is not None
+    decoder.tokenizer.save_pretrained(tmp_path)
+    found = NOW.with_tokenizer_of(f"lm={tmp_path}").tokenizer
+    assert found is not None
+    assert found.get_vocab() == decoder.tokenizer.get_vocab()
+    assert NOW.with_tokenizer_of("lookup") is NOW
+    own = OfflineWriting(decoder.tokenizer)
+    assert own.with_tokenizer_of(f"lm={tmp_path}") is own
+
+
+@pytest.mark.parametrize("options", [{"after_seconds": -1.0}, {"max_tokens": 0}])
+def test_unusable_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot be written alone"):
+        OfflineWriting(**options)
+
+
+@pytest.mark.slow
+def test_sampled_text_is_complete_and_some_of_it_was_written_alone(
+    server: Running, good: SmallLMDrafter
+) -> None:
+    outputs = [_written(server, good, _down(first, 6), SAMPLED) for first in range(2, 6)]
+    assert all(len(output.new_token_ids) == 24 for output in outputs)
+    assert sum(output.provisional.num_kept for output in outputs) > 0
+    assert sum(output.provisional.num_retracted for output in outputs) > 0
+
+
+SMALL: dict[str, Any] = {"temperature": 1.3, "top_k": 3}
+
+
+def _text_in_process(
+    decoder: SpeculativeDecoder, drafter: SmallLMDrafter, seed: int, num_alone: int
+) -> OfflineOutput:
+    """Return a text of four tokens, some of which are written alone in the first step."""
+    request = OpenSession(prompt=PROMPT, seed=seed, max_tokens=4, **SMALL)
+    own = InProcessLink(decoder)
+    text = OfflineText(own, request, own.drafting(drafter, request), options=NOW)
+    for _ in text.steps():  # verified steps are answered at once, and others after some tokens
+        if text.counts.num_written >= num_alone:
+            own.is_answering.set()
+    return text.output()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["good", "similar"])
+def test_sampled_text_follows_the_targets_distribution(
+    decoder: SpeculativeDecoder, name: str, request: Any
+) -> None:
+    drafter = request.getfixturevalue(name)
+    found: Counter[tuple[int, ...]] = Counter()
+    kept = 0
+    for seed in range(1200):
+        output = _text_in_process(decoder, drafter, seed, num_alone=2)
+        found[tuple(output.new_token_ids)] += 1
+        kept += output.provisional.num_kept
+    probs = probs_of_continuations(decoder.target.model, PROMPT, 4, **SMALL)
+    assert p_value(found, probs) > 0.001
+    assert kept > 0
