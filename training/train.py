@@ -88,36 +88,6 @@ def train(
             return drafter
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train in this process, which a launcher may have started, and return the exit code.
-
-    Users run `jakiro train` instead.
-    """
-    parser = ArgumentParser(prog="training.train", description="Run one process of a training run.")
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of settings")
-    parser.add_argument("--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    parser.add_argument("--local_rank", help="passed by some launchers; ignored")
-    options = parser.parse_args(arguments)
-    try:
-        train(load_settings(TrainSettings, options.config, options.overrides or ()))
-    except JakiroError as error:
-        if options.debug:
-            raise
-        # Memory may run out in only one process, or the first process may have been killed. Another
-        # process must then print the error.
-        if is_first_process() or isinstance(error, ResourceError):
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE_BAD_INPUT
-    except KeyboardInterrupt:  # the next launch resumes from the last checkpoint
-        return EXIT_CODE_INTERRUPTED
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def inputs_fingerprint(settings: TrainSettings) -> str | None:
     """Return a hash of the settings and of the sizes and times of the files that a run reads.
 
@@ -169,3 +139,33 @@ def store_inputs(settings: TrainSettings, inputs: str | None) -> None:
     if inputs is not None:
         with suppress(OSError):  # the record only saves time
             write_atomically(RunFolder(settings.run_folder).path / _RECORD, inputs)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train in this process, which a launcher may have started, and return the exit code.
+
+    Users run `jakiro train` instead.
+    """
+    parser = ArgumentParser(prog="training.train", description="Run one process of a training run.")
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of settings")
+    parser.add_argument("--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    parser.add_argument("--local_rank", help="passed by some launchers; ignored")
+    options = parser.parse_args(arguments)
+    try:
+        train(load_settings(TrainSettings, options.config, options.overrides or ()))
+    except JakiroError as error:
+        if options.debug:
+            raise
+        # Memory may run out in only one process, or the first process may have been killed. Another
+        # process must then print the error.
+        if is_first_process() or isinstance(error, ResourceError):
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        return EXIT_CODE_BAD_INPUT
+    except KeyboardInterrupt:  # the next launch resumes from the last checkpoint
+        return EXIT_CODE_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

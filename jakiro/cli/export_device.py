@@ -1,6 +1,5 @@
 """The command `jakiro export-device`."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -21,7 +20,7 @@ def export_device(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")],
+    out: options.NewFolder,
     target: Annotated[
         str | None,
         typer.Option(

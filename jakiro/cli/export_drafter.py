@@ -1,6 +1,5 @@
 """The command `jakiro export`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,7 +32,7 @@ def export_drafter(
             "in an environment where jakiro is installed."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")],
+    out: options.NewFolder,
     target: Annotated[
         str | None,
         typer.Option(

@@ -171,6 +171,7 @@ NumPrompts = Annotated[
     int | None,
     typer.Option(help="Largest number of prompts; by default all prompts in the file."),
 ]
+NewFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")]
 JsonOut = Annotated[
     Path | None,
     typer.Option(

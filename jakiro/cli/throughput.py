@@ -25,7 +25,7 @@ def throughput(
     ] = None,
 ) -> None:
     """Measure the speed of each part of a training step, and the overhead of a whole step."""
-    settings, store = training_settings(config, overrides), writer(out, "--out")
+    store, settings = writer(out, "--out"), training_settings(config, overrides)
     refuse_missing_inputs(settings)
     from training.planning.throughput import measure, summary
 

@@ -9,14 +9,15 @@ from jakiro.utils.settings import dump_settings, validate_settings
 from training.config import TrainSettings
 from training.planning.throughput import Throughput
 
-SETTINGS = {"target": {"name_or_path": "target"}, "data": {"paths": ["texts.jsonl"]}}
-
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     """The path of a file with the settings of a run."""
-    path = tmp_path / "run.yaml"
-    path.write_text(dump_settings(validate_settings(TrainSettings, SETTINGS, source="the test")))
+    target, texts, path = tmp_path / "target", tmp_path / "texts.jsonl", tmp_path / "run.yaml"
+    target.mkdir()
+    texts.touch()
+    settings = {"target": {"name_or_path": str(target)}, "data": {"paths": [str(texts)]}}
+    path.write_text(dump_settings(validate_settings(TrainSettings, settings, source="the test")))
     return str(path)
 
 
