@@ -53,6 +53,7 @@ def assert_follows_distribution(
     temperature: float,
     samples: int = SAMPLES,
     batch: int = SAMPLES // 2,
+    length: int = LENGTH,
 ) -> DecodeStats:
     """Check sampled sequences against the target's distribution; return the decoding statistics."""
     prompt, sampling = [1, 2, 1, 2, 1], {"temperature": temperature, "top_p": 0.9}
@@ -60,11 +61,11 @@ def assert_follows_distribution(
         output
         for seed in range(samples // batch)
         for output in decoder.generate_batch(
-            [prompt] * batch, seed=seed, max_new_tokens=LENGTH, **sampling
+            [prompt] * batch, seed=seed, max_new_tokens=length, **sampling
         )
     ]
     counts = Counter(tuple(output.new_token_ids) for output in outputs)
-    probs = probs_of_continuations(model, prompt, LENGTH, **sampling)
+    probs = probs_of_continuations(model, prompt, length, **sampling)
     assert set(counts) <= set(probs)
     assert p_value(counts, probs) > LEAST_P_VALUE
     return DecodeStats.pooled(output.stats for output in outputs)
