@@ -4,18 +4,26 @@ import errno
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
 from jakiro.errors import ConfigError
 
+_NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error reports that the disk, a quota or a file has no room left."""
-    return isinstance(error, OSError) and error.errno in _NO_SPACE
+    """Return whether an error reports that the disk, a quota or a file has no room left.
+
+    Errors of safetensors, which is written in Rust, have the number in their text.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE
+    number = _NUMBER_IN_TEXT.search(str(error))
+    return number is not None and int(number[1]) in _NO_SPACE
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -146,7 +146,8 @@ def _warn_of_half_precision(model: PreTrainedModel, what: str) -> None:
     if model.dtype is torch.float16 and model.device.type == "cpu":
         _logger.warning(
             "%s has float16 weights: a CPU reads prompts and drafts with them several times more "
-            "slowly than with float32 or bfloat16; remedy: load it with another dtype (--dtype)",
+            "slowly than with float32 or bfloat16; remedy: decode with another --dtype, and train "
+            "with another target.dtype",
             what,
         )
 

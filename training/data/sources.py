@@ -245,7 +245,7 @@ def _sources_at(name: str) -> list[Source]:
             f"there is no file or folder {hub_name}",
             expected="training data",
             got="nothing",
-            remedy="check the path, which is given by --data, or by data.paths in settings",
+            remedy="check the path: an option of the command, or data.paths in settings",
         )
     return [HubSource(hub_name, split or "train")]
 

@@ -274,7 +274,8 @@ def _explained(error: ValidationError, size: int) -> ApiError:
         )
     if first["type"] == "extra_forbidden":
         message = f"{param} is not supported; expected: no such field; got: "
-        remedy = f"leave it out; {_PAGE}"
+        is_ours = len(path) == 1 and path[0] in Extensions.model_fields
+        remedy = f"{'send it in the object jakiro' if is_ours else 'leave it out'}; {_PAGE}"
     elif first["type"] == "missing":
         return ApiError(
             400,

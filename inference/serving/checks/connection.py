@@ -212,7 +212,7 @@ def _too_many(count: int) -> ApiError:
     return ApiError(
         503,
         f"there are too many connections; expected: at most {count}; got: one more; "
-        "remedy: use fewer connections, or start the server with a larger limit",
+        "remedy: use fewer connections, or start the server with more --max-connections",
         kind="server_error",
         code="too_many_connections",
         retry_after=_RETRY_SECONDS,

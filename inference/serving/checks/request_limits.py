@@ -97,7 +97,7 @@ class BodyLimit:
             ApiError(
                 413,
                 f"the body is too large; expected: at most {self._max_bytes} bytes; got: more; "
-                "remedy: send less, or start the server with a larger limit",
+                "remedy: send less, or start the server with a larger --max-body-bytes",
                 code="body_too_large",
             )
         )

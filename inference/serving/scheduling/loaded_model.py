@@ -52,13 +52,8 @@ class LoadedModel:
 
     def __str__(self) -> str:
         """Return what a user should know when the model is ready."""
-        scheduler = self.engine.scheduler
-        places = sum(lane.places for lane in scheduler.lanes)
         seeds = self.engine.seed_obstacle or "the same seed gives the same text"
-        return (
-            f"{self.name}: {places} places of {self.engine.capacity} tokens take "
-            f"{scheduler.num_bytes / 1e6:.1f} MB; {seeds} ({self.fingerprint})"
-        )
+        return f"{self.name}: {seeds} ({self.fingerprint})"
 
     def lane_of(self, options: DecodingOptions) -> int:
         """Return the number of the lane of a request that has not been prepared yet.

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from jakiro.errors import ConfigError
 from jakiro.utils.files import (
     ensure_new_file,
     ensure_writable_folder,
     fingerprint,
+    is_disk_full,
     publish,
     write_atomically,
 )
@@ -143,3 +145,12 @@ def test_a_new_file_replaces_nothing_not_even_a_link_to_nothing(tmp_path: Path) 
     with pytest.raises(ConfigError, match="no such folder"):
         ensure_new_file(tmp_path / "missing" / "drafter", "a drafter")
     ensure_new_file(tmp_path / "new", "a drafter")
+
+
+def test_a_full_disk_is_recognized_in_the_errors_of_libraries() -> None:
+    with pytest.raises(OSError, match="No space") as python:
+        Path("/dev/full").write_text("content")
+    assert is_disk_full(python.value)
+    assert is_disk_full(SafetensorError("I/O error: No space left on device (os error 28)"))
+    assert not is_disk_full(SafetensorError("I/O error: No such file or directory (os error 2)"))
+    assert not is_disk_full(ValueError("28"))

@@ -106,3 +106,11 @@ def test_chats_have_no_echo(client: OpenAI) -> None:
         client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "a"}], extra_body={"echo": True}
         )
+
+
+def test_an_option_of_other_servers_is_sent_in_an_object_of_its_own(client: OpenAI) -> None:
+    ask = client.chat.completions.create
+    chat: Any = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with pytest.raises(BadRequestError, match=r"top_k is not supported.*in the object jakiro"):
+        ask(**chat, extra_body={"top_k": 5})
+    assert ask(**chat, extra_body={"jakiro": {"top_k": 5}}).usage

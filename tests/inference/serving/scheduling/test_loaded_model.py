@@ -69,7 +69,7 @@ def test_a_line_says_whether_seeds_repeat() -> None:
         own = SpeculativeDecoder(decoder.target.model, drafter, decoder.tokenizer, tree="fixed")
         with EngineThread(own, places=2, capacity=32) as engine:
             line = str(LoadedModel(engine, "mine"))
-        assert line.startswith("mine: 2 places of 32 tokens take ")
+        assert line.startswith("mine: ")
         assert words in line
 
 
