@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 PACKET = 1448  # bytes of a segment
@@ -119,6 +119,7 @@ class SimulatedNetwork:
         self._down = _Direction(profile, profile.down * 125_000, chance)
         self._started = time.monotonic()
         self._open: set[asyncio.StreamWriter] = set()
+        self._connections: set[asyncio.Task[Any]] = set()
         self._ready, self._stop = Event(), asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=lambda: asyncio.run(self._run()))
@@ -157,14 +158,14 @@ class SimulatedNetwork:
         self._ready.set()
         await self._stop.wait()
         cutter.cancel()
-        server.close()
-        await asyncio.sleep(_SETTLING)  # in which connections that were accepted begin
-        self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(_SETTLING)  # in which transports close their sockets
+        # A connection that was accepted but has not begun yet is not cancelled: it closes itself.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            self._cut()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.wait(others, timeout=_SETTLING)
+        server.close()  # after the last connection has begun, which requires the server
+        await asyncio.sleep(0)  # in which transports close their sockets
 
     async def _cut_when_down(self) -> None:
         period = self._profile.period
@@ -182,10 +183,13 @@ class SimulatedNetwork:
         self._open.clear()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_down:
+        task = asyncio.current_task()
+        assert task is not None
+        if self.is_down or self._stop.is_set():
             writer.transport.abort()
             return
         self.traffic.num_connections += 1
+        self._connections.add(task)
         self._open.add(writer)
         pumps: list[asyncio.Task[None]] = []
         try:
@@ -193,19 +197,20 @@ class SimulatedNetwork:
             own = self._server
             upstream, server = await asyncio.open_connection(own.hostname, own.port)
             self._open.add(server)
-            for pump in (
+            for way in (
                 self._pump(reader, server, self._up, "up"),
                 self._pump(upstream, writer, self._down, "down"),
             ):
-                pumps.append(asyncio.create_task(pump))
+                pumps.append(asyncio.create_task(way))
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             self._open.discard(server)
             server.transport.abort()
         except (OSError, asyncio.CancelledError):  # the server is gone, or the network ends
             pass
         finally:
-            for task in pumps:
-                task.cancel()
+            for pump in pumps:
+                pump.cancel()
+            self._connections.discard(task)
             self._open.discard(writer)
             writer.transport.abort()
 
