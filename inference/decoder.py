@@ -137,7 +137,8 @@ class SpeculativeDecoder:
             compiled=compiled,
             batch_invariant=batch_invariant,
             captured=captured,
-            drafts=drafter is not None,
+            drafter=drafter,
+            other_weights=other_weights,
         )
         record = None
         if isinstance(drafter, JakiroDrafter):

@@ -15,6 +15,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
+from jakiro.target.record import check_target
 
 _TREES = '"fixed", a TreeShape or a TreePlan'
 
@@ -54,7 +55,8 @@ def set_up_target(
     compiled: bool = False,
     batch_invariant: bool = False,
     captured: bool = False,
-    drafts: bool = True,
+    drafter: JakiroDrafter | Drafter | None = None,
+    other_weights: bool = False,
 ) -> tuple[TargetAdapter, Compute]:
     """Return the adapter of a target in evaluation mode, and the way in which it computes.
 
@@ -65,9 +67,12 @@ def set_up_target(
         compiled: whether decoding steps are compiled.
         batch_invariant: whether logits must not depend on what is computed together.
         captured: whether decoding steps are recorded as CUDA graphs on a GPU.
-        drafts: whether there is a drafter.
+        drafter: drafter of the target; None if there is none.
+        other_weights: whether a trained drafter may have been trained for other weights of the
+            target.
 
     Raises:
+        TargetMismatch: the drafter belongs to another target.
         TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered, or it
             cannot be batch-invariant.
         ConfigError: compilation cannot be combined with another argument.
@@ -76,12 +81,15 @@ def set_up_target(
         _check_compilation(packed, batch_invariant=batch_invariant, captured=captured)
         packed = False
     target = TargetAdapter(model.eval())
+    if isinstance(drafter, JakiroDrafter):  # before anything is measured
+        check_target(drafter.config.target_record, target.spec, other_weights=other_weights)
     if batch_invariant:
         target.make_batch_invariant()
     if captured:
         target.modules.group_heads()
     # If the target is batch-invariant, the choice must not depend on the drafter either.
-    compute = choose_compute(target, threads, packed, drafts=drafts or batch_invariant)
+    drafts = drafter is not None or batch_invariant
+    compute = choose_compute(target, threads, packed, drafts=drafts)
     compute.prepare(target)
     if batch_invariant:
         with num_threads(compute.threads):

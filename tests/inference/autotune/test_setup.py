@@ -11,7 +11,8 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, DraftForms, head_forms
 from inference.trees.shape import TreePlan, TreeShape
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, TargetMismatch
+from jakiro.target.adapter import TargetAdapter
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,15 @@ def test_compilation_cannot_be_combined_with_what_it_cannot_do(other: str) -> No
     wanted: dict[str, Any] = {other: True}
     with pytest.raises(ConfigError, match=f"{other}=True and compiled=True cannot be combined"):
         set_up_target(tiny_llama(), compiled=True, **wanted)
+
+
+def test_a_drafter_of_another_target_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama(vocab=9)))
+    monkeypatch.setattr("inference.autotune.setup.choose_compute", None)  # cannot be called
+    with pytest.raises(TargetMismatch, match="vocab"):
+        set_up_target(tiny_llama(vocab=7), threads="auto", drafter=drafter)
 
 
 def test_a_trained_drafter_gets_its_target_trees_and_formats() -> None:

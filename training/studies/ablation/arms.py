@@ -56,8 +56,8 @@ def read_arms(
             for the number in the settings.
 
     Raises:
-        ConfigError: a file is unusable, two arms have the same name, or a delta changes settings
-            that all arms must share.
+        ConfigError: a file is unusable, two arms have the same name, or a delta changes nothing or
+            settings that all arms must share.
     """
     common = apply_overrides(read_layered_yaml(base), overrides)
     arms = [Arm(BASE, _settings(common, str(base), max_steps))]
@@ -65,6 +65,13 @@ def read_arms(
         delta = read_layered_yaml(path)
         _check_delta(delta, path)
         settings = _settings(merge(common, delta), str(path), max_steps)
+        if settings == arms[0].settings:
+            raise ConfigError(
+                f"the ablation {path} changes nothing",
+                expected="settings that differ from the base's",
+                got=f"the settings that {base} has already",
+                remedy="leave it out, or use another base",
+            )
         arms.append(Arm(path.stem, settings, path))
     _check_names(arms)
     return arms

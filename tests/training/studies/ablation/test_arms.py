@@ -209,3 +209,9 @@ def test_an_arm_that_cannot_be_made_as_large_as_the_base_is_refused(
         equally_sized(
             read_arms(base, [delta]), prepare(tiny_run(workshop)).drafter_config.target_record
         )
+
+
+def test_an_ablation_that_changes_nothing_is_refused() -> None:
+    same = CONFIGS / "ablations/experts-1.yaml"
+    with pytest.raises(ConfigError, match=r"experts-1\.yaml changes nothing.*use another base"):
+        read_arms(CONFIGS / "base.yaml", [same], [*REQUIRED, "drafter.experts.num_experts=1"])
