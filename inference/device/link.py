@@ -287,12 +287,13 @@ class ServerLink:
     def _not_taken(self, response: httpx2.Response) -> ResourceError:
         """Return the error for a server that answers, but not to this request for now."""
         is_limit = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
+        problem = _problem(response).message.partition("; expected:")[0]
         return ResourceError(
             f"the server at {self.url} takes no more requests for now"
             if is_limit
             else f"the server at {self.url} is not ready",
             expected=f"an answer within {self._patience:g} seconds",
-            got=f"status {response.status_code}: {_problem(response).message}",
+            got=f"status {response.status_code}: {problem}",
             remedy="end other texts with this key, or try again later"
             if is_limit
             else "try again later, or look at the server's messages",

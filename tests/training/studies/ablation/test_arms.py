@@ -46,7 +46,10 @@ def base(workshop: Path) -> Path:
     path = workshop / "base.yaml"
     trunk = {"kind": "hybrid", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     drafter = {"trunk": trunk, "experts": {"intermediate_size": 256}}
-    settings = tiny_run(workshop, steps=2, drafter=drafter, evaluation={"num_prompts": 0})
+    start = {"attention_layer": "auto"}
+    settings = tiny_run(
+        workshop, steps=2, drafter=drafter, initialize=start, evaluation={"num_prompts": 0}
+    )
     path.write_text(dump_settings(settings))
     return path
 
