@@ -29,8 +29,10 @@ def show(folder: Folder) -> None:
     from inference.adaptation.versions import VersionFolder
     from jakiro.errors import CheckpointError
 
-    for path in _drafters(folder):
-        versions = VersionFolder(path, path.name)
+    folders = [VersionFolder(path, path.name) for path in _drafters(folder)]
+    if not any(versions.numbers for versions in folders):
+        say(f"there are no versions in {folder} yet")
+    for versions in folders:
         for number in versions.numbers:
             try:
                 record = versions.record(number)
@@ -38,8 +40,9 @@ def show(folder: Folder) -> None:
                 say(str(error))
                 continue
             typer.echo(
-                f"{path.name[:12]} version {number}, after {record.parent}: tau {record.before:.2f}"
-                f" to {record.after:.2f}; learned from {', '.join(record.tenants)}"
+                f"{versions.identity[:12]} version {number}, after {record.parent}: "
+                f"tau {record.before:.2f} to {record.after:.2f}; "
+                f"learned from {', '.join(record.tenants)}"
             )
 
 

@@ -116,6 +116,7 @@ class Adaptation:
         self._change: _Change | None = None  # change that is due as soon as the server is idle
         self._num_purges = 0
         self._num_new = 0  # number of texts since the last lesson
+        self._said: int | None = None  # number of held-out texts that was logged last
         self._idle_since: float | None = None
         self.version = 0  # number of the version in use; 0 for the drafter's own weights
         self._use_newest()
@@ -225,12 +226,22 @@ class Adaptation:
         if self._is_busy():
             process.pause()
 
+    def _say_what_is_missing(self, num_held_out: int) -> None:
+        if num_held_out != self._said:
+            _logger.info(
+                "no lesson yet: %d of at least %d different texts are held out",
+                num_held_out,
+                _FEWEST_HELD_OUT,
+            )
+        self._said = num_held_out
+
     def _next_lesson(self) -> Lesson | None:
         self._ring.expire()
         if self._num_new < self._settings.adapt_every or self._watch.is_watching:
             return None
         traffic = self._ring.traffic(_MOST_LEARNED, _MOST_HELD_OUT)
         if not traffic.learned or len(traffic.held_out) < _FEWEST_HELD_OUT:
+            self._say_what_is_missing(len(traffic.held_out))
             return None
         target = self._model.engine.decoder.target
         return Lesson(

@@ -37,6 +37,14 @@ def test_versions_are_shown_with_those_who_taught_them(
     assert "000003" in shown.err
 
 
+def test_a_folder_without_versions_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "0123456789abcdef").mkdir()
+    assert exit_code("adapt", "show", str(tmp_path)) == 0
+    assert "there are no versions in" in capsys.readouterr().err
+
+
 def test_a_purge_removes_what_a_user_has_taught(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,16 @@ def test_without_the_option_nothing_is_kept(server: Running, client: OpenAI) -> 
     assert "jakiro_adapt_tokens" not in httpx2.get(f"{server.root}/metrics").text
 
 
+def test_the_log_says_why_there_is_no_lesson_yet(
+    serve: Callable[..., _Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve("better")
+    with caplog.at_level("INFO"), served.running.client() as client:
+        served.teach(client, 0, count=5)
+        wait_until(lambda: "of at least 4 different texts are held out" in caplog.text)
+        assert caplog.text.count("no lesson yet") <= 5  # once for each number of texts
+
+
 def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) -> None:
     served = serve("better", places=2)
     with served.running.client() as client, ThreadPoolExecutor(2) as pool:
