@@ -4,6 +4,7 @@ Commands import their dependencies inside their bodies, so that `jakiro --help` 
 torch.
 """
 
+import errno
 import os
 import re
 import sys
@@ -113,11 +114,11 @@ def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
     name = getattr(error, "filename", None)
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS:
         return ResourceError(
             f"no permission for {name or 'a file'}",
             expected="permission to read or write it",
-            got=error.strerror or error,
+            got=getattr(error, "strerror", None) or error,
             remedy="change its permissions, or choose another path",
         )
     if not is_disk_full(error):

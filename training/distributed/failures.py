@@ -122,7 +122,7 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
     """
     try:
         yield
-    except (RuntimeError, MemoryError, OSError) as error:
+    except (RuntimeError, MemoryError, OSError, SafetensorError) as error:
         if is_disk_full(error):
             raise _cannot_write("records of the run", settings.run_folder, error) from error
         if not is_out_of_memory(error):

@@ -89,6 +89,7 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     [
         (OSError(28, "No space left on device", "table"), "cannot write table; expected: enough"),
         (PermissionError(13, "Permission denied", "table"), "no permission for table; expected: "),
+        (OSError(30, "Read-only file system", "table"), "no permission for table; expected: "),
     ],
 )
 def test_a_table_that_cannot_be_written_is_one_line(
