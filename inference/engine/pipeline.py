@@ -22,6 +22,7 @@ from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.packed_linear import version_of
 
 # Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
 # have to be recorded.
@@ -298,10 +299,10 @@ def _tensors_of(context: Context) -> tuple[object, ...]:
     """Return what changes if the caches or the weights of a context are replaced.
 
     These are the address of the first layer's keys, the size of the cache, and the address and the
-    version of every weight of the target.
+    version (see `version_of`) of every weight of the target.
     """
     cache = context.cache
-    weights = [(own.data_ptr(), own._version) for own in context.target.model.parameters()]
+    weights = [version_of(weight) for weight in context.target.model.parameters()]
     keys = cache.slot_layers[0].keys
     return keys.data_ptr(), cache.num_rows, cache.capacity, tuple(weights)
 

@@ -324,6 +324,18 @@ def test_a_decoder_with_captured_steps_gives_the_same_text() -> None:
             assert texts[0].new_token_ids == texts[1].new_token_ids
 
 
+def test_a_target_that_was_made_in_inference_mode_can_be_captured() -> None:
+    with torch.inference_mode():
+        model = tiny_llama()
+    texts = [
+        SpeculativeDecoder(model, captured=captured).generate(
+            [1, 2, 3], max_new_tokens=8, temperature=0
+        )
+        for captured in (False, True)
+    ]
+    assert texts[0].new_token_ids == texts[1].new_token_ids
+
+
 def test_compiled_steps_cannot_be_captured() -> None:
     with pytest.raises(ConfigError, match="captured=True and compiled=True"):
         SpeculativeDecoder(tiny_llama(), compiled=True, captured=True)
