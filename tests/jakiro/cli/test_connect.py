@@ -76,6 +76,21 @@ def test_lines_are_messages_of_a_chat(
     assert capsys.readouterr().out == f"{first}\n{second}\n"
 
 
+def test_answers_of_a_chat_do_not_share_random_numbers(
+    server: Running,
+    decoder: SpeculativeDecoder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nand now\n"))
+    words = ["--temperature", "0.9", "--seed", "3", "--max-new-tokens", "6"]
+    assert exit_code("connect", server.url, *words) == 0
+    options: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 6}
+    first = decoder.generate(_chat("hello"), seed=3, **options).text
+    second = decoder.generate(_chat("hello", first or "", "and now"), seed=4, **options).text
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -83,6 +98,7 @@ def test_lines_are_messages_of_a_chat(
         (["nonsense", "x"], "not the address of a server"),
         (["URL", " "], "the prompt is empty"),
         (["URL", "x", "--drafter", "some/folder"], "cannot draft on this machine"),
+        (["URL", "x", "--memory", "int8"], "only for a trained drafter"),
         (["URL", "--raw"], "only a chat has messages"),
         (["URL", "x", "--raw", "--system", "y"], "only a chat has messages"),
         (["URL", "x", "--max-new-tokens", "9999"], "longer than a sequence may be"),
