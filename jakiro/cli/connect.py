@@ -169,7 +169,11 @@ def _lines() -> Iterator[str]:
 def _answer(
     decoder: "RemoteDecoder", prompt: Any, chosen: dict[str, Any], stats: bool
 ) -> "RemoteOutput":
-    """Print the continuation of a prompt as it arrives, and return its output."""
+    """Print the continuation of a prompt as it arrives, and return its output.
+
+    Raises:
+        ResourceError: the end of the text is not verified, because the server did not return.
+    """
     from inference.device.offline_text import OfflineOutput
 
     display = ProvisionalDisplay(_write, sys.stdout.isatty())
@@ -189,6 +193,8 @@ def _answer(
             f"repeated), {traffic.bytes_up} bytes sent, {traffic.bytes_down} received, "
             f"{traffic.num_resumes} times resumed"
         )
+    if isinstance(output, OfflineOutput) and output.provisional.error is not None:
+        raise output.provisional.error
     return output
 
 
@@ -201,7 +207,7 @@ def _say_provisional(output: "OfflineOutput") -> None:
             f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
         )
     if counts.error is not None:
-        say(f"the end of the text is not verified: {counts.error}")
+        say("the end of the text is not verified")
 
 
 def _safe(piece: str) -> str:

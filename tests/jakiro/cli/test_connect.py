@@ -11,6 +11,9 @@ from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.offline_text import OfflineOutput, ProvisionalCounts
+from jakiro.errors import ResourceError
 
 KEY = "the key of the server"
 
@@ -123,6 +126,22 @@ def test_a_refused_key_is_named(
 def test_only_a_model_can_write_alone(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("connect", server.url, "some words", "--offline", "write") == 2
     assert "lookup cannot write alone" in capsys.readouterr().err
+
+
+def test_a_text_that_is_not_verified_to_its_end_is_an_error(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = RemoteDecoder.generate
+
+    def cut(self: RemoteDecoder, *arguments: Any, **options: Any) -> OfflineOutput:
+        lost = ProvisionalCounts(1, unverified=[1], error=ResourceError("the server is away"))
+        return OfflineOutput(**vars(generate(self, *arguments, **options)), provisional=lost)
+
+    monkeypatch.setattr(RemoteDecoder, "generate", cut)
+    assert exit_code("connect", server.url, "x", "--max-new-tokens", "2") == 2
+    printed = capsys.readouterr().err
+    assert "the end of the text is not verified" in printed
+    assert "error: the server is away" in printed
 
 
 @pytest.mark.slow
