@@ -34,7 +34,7 @@ from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.memory import row_dtype, row_format
+from inference.drafters.trained.memory import encoder_fingerprint, row_dtype, row_format
 from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import encode_prompt
 from inference.outputs import GenerateOutput
@@ -108,6 +108,7 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
         if arguments.json.exists():
             self.rows = json.loads(arguments.json.read_text())["rows"]
+        self._described = {name: _described(own) for name, own in self.drafters.items()}
         environment = environment_of(self.target, arguments.target)
         self._environment = environment.model_dump(mode="json")
         self._expected: dict[Any, GenerateOutput] = {}
@@ -277,6 +278,7 @@ class Bench:
         """Write the rows and figures so far."""
         document = {
             "environment": self._environment,
+            "drafters": self._described,
             "profiles": {name: own._asdict() for name, own in PROFILES.items()},
             "new_tokens": self.arguments.tokens,
             "prompt_tokens": [len(own) for own in self.prompts],
@@ -352,6 +354,23 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
         parts += [f"{first['prompt_memory'] / 1e3:.0f}", *times, equal]
         lines.append("| " + " | ".join(parts) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _described(drafter: Drafter) -> dict[str, Any]:
+    """Return what tells a drafter apart from others, so that figures name their drafter."""
+    if not isinstance(drafter, TrainedDrafter | SmallLMDrafter):
+        return {"kind": type(drafter).__name__}
+    model = drafter.model if isinstance(drafter, TrainedDrafter) else drafter.model.model
+    found: dict[str, Any] = {
+        "kind": type(drafter).__name__,
+        "parameters": sum(own.numel() for own in model.parameters()),
+    }
+    if isinstance(drafter, TrainedDrafter):
+        found["encoder"] = encoder_fingerprint(drafter.model)
+        found["settings"] = drafter.model.config.settings.model_dump(mode="json")
+    else:
+        found["fingerprint"] = drafter.model.spec.fingerprint
+    return found
 
 
 def _row_bytes(drafter: Drafter, memory: RowEncoding) -> int:

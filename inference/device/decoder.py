@@ -48,8 +48,8 @@ class RemoteDecoder:
         url: address of the server.
         drafter: drafter that reads tokens alone, such as `LookupDrafter`, `AdedDrafter`, or a
             `SmallLMDrafter`; a `TrainedDrafter`, whose memory a server with the same drafter
-            encodes; or a name: `lookup`, `aded`, or `lm=MODEL`, a smaller model with the target's
-            tokenizer. None to draft nothing.
+            encodes; or a name: `lookup`, `aded`, `lm=MODEL`, a smaller model with the target's
+            tokenizer, or a folder of `jakiro export-device`. None or `none` to draft nothing.
         key: API key of the server; None if it has no keys.
         patience: seconds without any answer after which a text is given up.
         memory: encoding of the memory that a trained drafter reads: exact, bf16, or int8. The text
@@ -221,9 +221,10 @@ class RemoteDecoder:
                 self.drafter, sampling, session.limits, capacity, self._device, rows
             )
 
+        parts, size = (self._link, request, new_drafting, ticket), self.info.vocab_size
         if self.offline is not None:
-            return OfflineText(self._link, request, new_drafting, ticket, self.offline)
-        return RemoteText(self._link, request, new_drafting, ticket, offer)
+            return OfflineText(*parts, self.offline, vocab_size=size)
+        return RemoteText(*parts, offer, vocab_size=size)
 
     @property
     def _device(self) -> torch.device:

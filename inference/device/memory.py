@@ -25,11 +25,18 @@ def memory_request(
         encoding: encoding of the rows.
 
     Raises:
-        ConfigError: the server has no trained drafter, or the device's drafter needs layers of the
-            target.
+        ConfigError: the server has no trained drafter, the device's drafter needs layers of the
+            target, or an encoding was chosen for a drafter that reads no memory.
         TargetMismatch: the server's drafter has other encoders, or another target.
     """
     if not isinstance(drafter, TrainedDrafter):
+        if encoding != "exact":
+            raise ConfigError(
+                f"memory is encoded as {encoding} only for a trained drafter",
+                expected="a folder of jakiro export-device, or a TrainedDrafter",
+                got="no drafter" if drafter is None else repr(drafter),
+                remedy="choose such a drafter, or leave out the encoding of memory",
+            )
         return None
     if memory_drafter(drafter) is None:
         raise ConfigError(

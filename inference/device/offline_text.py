@@ -135,6 +135,7 @@ class OfflineText(RemoteText):
         new_drafting: as for `RemoteText`.
         ticket: as for `RemoteText`.
         options: when and how much to write alone; None for the defaults.
+        vocab_size: as for `RemoteText`.
     """
 
     def __init__(
@@ -144,8 +145,10 @@ class OfflineText(RemoteText):
         new_drafting: Callable[[ClientSession], DeviceDrafting],
         ticket: RequestTicket | None = None,
         options: OfflineWriting | None = None,
+        *,
+        vocab_size: int | None = None,
     ) -> None:
-        super().__init__(link, request, new_drafting, ticket)
+        super().__init__(link, request, new_drafting, ticket, vocab_size=vocab_size)
         self.options = options or OfflineWriting()
         self.counts = ProvisionalCounts()
         self._provisional = ProvisionalText()

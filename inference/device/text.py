@@ -53,6 +53,7 @@ class RemoteText:
             server samples tokens.
         ticket: ticket of the text, if the drafter learns from it.
         memory: memory that the server can encode; None if the drafter reads none.
+        vocab_size: size of the target's vocabulary; None if it is unknown.
     """
 
     def __init__(
@@ -62,11 +63,14 @@ class RemoteText:
         new_drafting: Callable[[ClientSession], DeviceDrafting],
         ticket: RequestTicket | None = None,
         memory: MemoryOffer | None = None,
+        *,
+        vocab_size: int | None = None,
     ) -> None:
         self.traffic = LinkTraffic()
         self.stats = DecodeStats()
         self._link = link
-        self._session = ClientSession(request, 1 if memory is None else memory.max_rows)
+        max_rows = 1 if memory is None else memory.max_rows
+        self._session = ClientSession(request, max_rows, vocab_size)
         self._new_drafting = new_drafting
         self._ticket = ticket
         self._drafting: DeviceDrafting | None = None

@@ -62,15 +62,19 @@ class ClientSession:
     Args:
         request: prompt and options; its `resume` is ignored.
         max_rows: largest number of rows of memory to fetch at once.
+        vocab_size: number of tokens that the drafter knows; None for any number.
 
     Attributes:
         num_rows: number of tokens whose memory is known.
     """
 
-    def __init__(self, request: OpenSession, max_rows: int = 256) -> None:
+    def __init__(
+        self, request: OpenSession, max_rows: int = 256, vocab_size: int | None = None
+    ) -> None:
         self.request = request
         self.num_rows = 0
         self._max_rows = max_rows
+        self._vocab_size = vocab_size
         self.prompt_token_ids: list[int] = []
         self.emitted: list[int] = []
         self.text = ""
@@ -112,10 +116,11 @@ class ClientSession:
             opened: answer of the server.
 
         Raises:
-            MessageError: the server continues another text, has another target, or has written
-                more tokens than were requested.
+            MessageError: the server continues another text, has another target, has written more
+                tokens than were requested, or has sent tokens that do not exist.
         """
         self._check_length(len(opened.emitted))
+        self._check_ids([*opened.prompt_token_ids, *opened.emitted])
         if self._fingerprint is not None:
             self._check_resumed(opened, self._fingerprint)
             self.num_resumes += 1
@@ -165,8 +170,8 @@ class ClientSession:
             verdict: verdict of any step.
 
         Raises:
-            MessageError: the verdict is about another tree than the one that was submitted, or the
-                text becomes longer than was requested.
+            MessageError: the verdict is about another tree than the one that was submitted, the
+                text becomes longer than was requested, or tokens do not exist.
         """
         if verdict.step < self.next_step:
             return []
@@ -179,6 +184,7 @@ class ClientSession:
                 got=f"that of step {verdict.step}",
             )
         self._check_length(len(self.emitted) + len(verdict.emitted))
+        self._check_ids(verdict.emitted)
         self._pending = None
         self.next_step += 1
         self.emitted = [*self.emitted, *verdict.emitted]
@@ -215,6 +221,15 @@ class ClientSession:
                 "the server has written more tokens than were requested",
                 expected=f"at most {self.request.max_tokens}",
                 got=count,
+            )
+
+    def _check_ids(self, token_ids: list[int]) -> None:
+        if self._vocab_size is not None and (largest := max(token_ids)) >= self._vocab_size:
+            raise MessageError(
+                "token_outside_vocabulary",
+                "the server has sent a token that does not exist",
+                expected=f"ids from 0 to {self._vocab_size - 1}",
+                got=largest,
             )
 
     def _check_resumed(self, opened: SessionOpened, fingerprint: str) -> None:

@@ -128,8 +128,8 @@ class SessionOpened(WireMessage):
     session: str = Field(min_length=1, max_length=64)
     fingerprint: str  # of the target and of all that the text of a seed depends on
     samples: bool  # whether tokens are sampled; otherwise, decoding is greedy
-    prompt_token_ids: list[TokenId]
-    emitted: list[TokenId]  # all tokens after the prompt; the last one is the root
+    prompt_token_ids: TokenIds
+    emitted: TokenIds  # all tokens after the prompt; the last one is the root
     text: str  # text of the emitted tokens
     finished: bool
     next_step: int = Field(ge=1, lt=2**31)
@@ -153,7 +153,7 @@ class Verdict(WireMessage):
 
     step: Count
     digest: Digest  # of the tree
-    emitted: list[TokenId] = Field(min_length=1)
+    emitted: TokenIds
     num_accepted: Count  # number of emitted tokens that were drafted
     text: str  # text that follows the text of earlier steps
     finished: bool

@@ -61,7 +61,8 @@ def connect(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same sampled text.")
+        int | None,
+        typer.Option(help="The same seed and messages give the same sampled text."),
     ] = None,
     patience: Annotated[
         float,
@@ -134,12 +135,17 @@ def _refuse_impossible(is_chat: bool, text: str | None, system: str | None) -> N
 def _chat(
     decoder: "RemoteDecoder", system: str | None, chosen: dict[str, Any], stats: bool
 ) -> None:
-    """Answer each line of standard input."""
+    """Answer each line of standard input.
+
+    Each answer has random numbers of its own, because its prompt depends on those of the others.
+    """
     dialogue = messages("", system)[:-1]
-    for line in _lines():
+    seed = chosen["seed"]
+    for number, line in enumerate(_lines()):
         turn = {"role": "user", "content": line}
+        own = {**chosen, "seed": None if seed is None else seed + number}
         try:
-            output = _answer(decoder, [*dialogue, turn], chosen, stats)
+            output = _answer(decoder, [*dialogue, turn], own, stats)
         except JakiroError as error:
             if not sys.stdin.isatty():
                 raise
@@ -163,7 +169,11 @@ def _lines() -> Iterator[str]:
 def _answer(
     decoder: "RemoteDecoder", prompt: Any, chosen: dict[str, Any], stats: bool
 ) -> "RemoteOutput":
-    """Print the continuation of a prompt as it arrives, and return its output."""
+    """Print the continuation of a prompt as it arrives, and return its output.
+
+    Raises:
+        ResourceError: the end of the text is not verified, because the server did not return.
+    """
     from inference.device.offline_text import OfflineOutput
 
     display = ProvisionalDisplay(_write, sys.stdout.isatty())
@@ -183,6 +193,8 @@ def _answer(
             f"repeated), {traffic.bytes_up} bytes sent, {traffic.bytes_down} received, "
             f"{traffic.num_resumes} times resumed"
         )
+    if isinstance(output, OfflineOutput) and output.provisional.error is not None:
+        raise output.provisional.error
     return output
 
 
@@ -195,7 +207,7 @@ def _say_provisional(output: "OfflineOutput") -> None:
             f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
         )
     if counts.error is not None:
-        say(f"the end of the text is not verified: {counts.error}")
+        say("the end of the text is not verified")
 
 
 def _safe(piece: str) -> str:

@@ -14,8 +14,11 @@ UNSAFE = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 def say(message: str) -> None:
-    """Print a message as one line to standard error."""
-    typer.echo(" ".join(message.split()), err=True)
+    """Print a message as one line to standard error, without control characters.
+
+    A message may contain text from another machine.
+    """
+    typer.echo(" ".join(message.split()).translate(UNSAFE), err=True)
 
 
 def refuse_standard_output(path: Path | None, option: str, content: str) -> None:

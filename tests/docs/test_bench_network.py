@@ -36,6 +36,10 @@ def test_texts_are_measured_in_stretches_and_compared(
         codes.append(module.main())
     assert codes[-1] == 0
     result = json.loads((tmp_path / "result.json").read_text())
+    kinds = {name: own["kind"] for name, own in result["drafters"].items()}
+    assert kinds["own"] == "TrainedDrafter"
+    assert result["drafters"]["own"]["encoder"]
+    assert result["drafters"]["small LM"]["fingerprint"]
     keys = [tuple(row[name] for name in module.KEY) for row in result["rows"]]
     assert len(keys) == len(set(keys)) == 2 * 2 * (2 * 5 + 1)
     assert all(row["is_exact"] for row in result["rows"])

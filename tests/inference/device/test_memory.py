@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import torch
 from helpers.bad_network import CUT, FAULTS, LOST, PASSED, UNANSWERED, bad_network
@@ -23,6 +24,7 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import DraftSession
 from inference.remote.messages import RowEncoding
 from inference.sampling.options import Sampling
+from inference.serving.remote.memory_source import MemorySource
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
@@ -310,6 +312,28 @@ def test_only_the_memory_of_verified_tokens_is_sent(
     with bad_network(moa_server.root, ask) as network, _remote(moa, network.url) as remote:
         remote.generate(PROMPT, **FEW["greedy"])
     assert [own.status_code for own in asked] == [code]
+
+
+@pytest.mark.parametrize("encoding", ["exact", "int8"])
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_memory_that_is_no_number_does_not_end_a_text(
+    moa: SpeculativeDecoder,
+    moa_server: Running,
+    mode: str,
+    encoding: RowEncoding,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = MemorySource.rows
+
+    def rows(*arguments: Any) -> Any:
+        return np.full_like(own(*arguments), 255)  # not a number in every dtype
+
+    monkeypatch.setattr(MemorySource, "rows", rows)
+    with _remote(moa, moa_server.url, memory=encoding) as remote:
+        output = remote.generate(PROMPT, **FEW[mode])
+    assert len(output.new_token_ids) == 7
+    if mode == "greedy":
+        assert output.new_token_ids == moa.generate(PROMPT, **FEW[mode]).new_token_ids
 
 
 def test_a_session_from_tokens_alone_has_no_memory(moa_server: Running) -> None:

@@ -1,12 +1,21 @@
 """The device repeats the same bytes until their verdict arrives, and goes on after a crash."""
 
+import json
+
 import pytest
 from helpers.remote import mixed, opened_device, opening, sequence_tree, tensors
 
 from inference.draft_tree import ROOT
 from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
 from inference.remote.errors import MessageError
-from inference.remote.messages import MemoryRequest, OpenSession, Progress, Verdict
+from inference.remote.messages import (
+    MemoryRequest,
+    OpenSession,
+    Progress,
+    SessionOpened,
+    Verdict,
+    parse_message,
+)
 from inference.remote.step_frame import SubmittedTree, encode_step
 
 REQUEST = OpenSession(prompt="a prompt", seed=3, max_tokens=9)
@@ -109,6 +118,26 @@ def test_a_text_that_becomes_longer_than_was_requested_is_refused() -> None:
         device.on_verdict(_verdict(TREE))
     with pytest.raises(MessageError, match="more tokens than were requested"):
         opened_device().on_opened(opening((0, 1)).model_copy(update={"emitted": [1] * 10}))
+
+
+def test_tokens_that_do_not_exist_are_refused() -> None:
+    request = OpenSession(prompt=[0], seed=0, max_tokens=9)
+    with pytest.raises(MessageError, match="a token that does not exist"):
+        ClientSession(request, vocab_size=5).on_opened(opening((5, 1)))
+    device = ClientSession(request, vocab_size=5)
+    device.on_opened(opening())
+    device.submit(TREE)
+    with pytest.raises(MessageError, match="expected: ids from 0 to 4; got: 5"):
+        device.on_verdict(_verdict(TREE).model_copy(update={"emitted": [3, 5]}))
+    assert isinstance(device.action, Send)  # nothing has changed
+    assert device.on_verdict(_verdict(TREE)) == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["prompt_token_ids", "emitted"])
+def test_an_opened_session_has_tokens(name: str) -> None:
+    body = opening().model_dump() | {name: []}
+    with pytest.raises(MessageError, match=name):
+        parse_message(json.dumps(body), SessionOpened)
 
 
 def _with_memory(prefix: tuple[int, ...] = (0, 5, 6, 7, 1), max_rows: int = 3) -> ClientSession:

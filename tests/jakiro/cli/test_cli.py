@@ -9,6 +9,7 @@ import pytest
 
 import jakiro
 from jakiro.cli import main
+from jakiro.cli.output import say
 from jakiro.errors import ConfigError, JakiroError
 
 PROGRAMS = (
@@ -154,3 +155,8 @@ def test_help_does_not_wait_for_torch() -> None:
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_messages_cannot_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("the server has\nfailed: \x1b[2Jgone\x9b31m")
+    assert capsys.readouterr().err == "the server has failed: [2Jgone31m\n"

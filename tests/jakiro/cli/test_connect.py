@@ -11,6 +11,9 @@ from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.offline_text import OfflineOutput, ProvisionalCounts
+from jakiro.errors import ResourceError
 
 KEY = "the key of the server"
 
@@ -76,6 +79,21 @@ def test_lines_are_messages_of_a_chat(
     assert capsys.readouterr().out == f"{first}\n{second}\n"
 
 
+def test_answers_of_a_chat_do_not_share_random_numbers(
+    server: Running,
+    decoder: SpeculativeDecoder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nand now\n"))
+    words = ["--temperature", "0.9", "--seed", "3", "--max-new-tokens", "6"]
+    assert exit_code("connect", server.url, *words) == 0
+    options: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 6}
+    first = decoder.generate(_chat("hello"), seed=3, **options).text
+    second = decoder.generate(_chat("hello", first or "", "and now"), seed=4, **options).text
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -83,6 +101,7 @@ def test_lines_are_messages_of_a_chat(
         (["nonsense", "x"], "not the address of a server"),
         (["URL", " "], "the prompt is empty"),
         (["URL", "x", "--drafter", "some/folder"], "cannot draft on this machine"),
+        (["URL", "x", "--memory", "int8"], "only for a trained drafter"),
         (["URL", "--raw"], "only a chat has messages"),
         (["URL", "x", "--raw", "--system", "y"], "only a chat has messages"),
         (["URL", "x", "--max-new-tokens", "9999"], "longer than a sequence may be"),
@@ -107,6 +126,22 @@ def test_a_refused_key_is_named(
 def test_only_a_model_can_write_alone(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("connect", server.url, "some words", "--offline", "write") == 2
     assert "lookup cannot write alone" in capsys.readouterr().err
+
+
+def test_a_text_that_is_not_verified_to_its_end_is_an_error(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = RemoteDecoder.generate
+
+    def cut(self: RemoteDecoder, *arguments: Any, **options: Any) -> OfflineOutput:
+        lost = ProvisionalCounts(1, unverified=[1], error=ResourceError("the server is away"))
+        return OfflineOutput(**vars(generate(self, *arguments, **options)), provisional=lost)
+
+    monkeypatch.setattr(RemoteDecoder, "generate", cut)
+    assert exit_code("connect", server.url, "x", "--max-new-tokens", "2") == 2
+    printed = capsys.readouterr().err
+    assert "the end of the text is not verified" in printed
+    assert "error: the server is away" in printed
 
 
 @pytest.mark.slow
