@@ -32,13 +32,7 @@ from inference.engine.pipeline import PipelinePool
 from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
-from inference.generation.prompts import (
-    Prompt,
-    encode_prompt,
-    needed,
-    single_prompt,
-    unpadded,
-)
+from inference.generation.prompts import Prompt, encode_prompt, needed, single_prompt, unpadded
 from inference.generation.streaming import TextStream, feed, pieces
 from inference.generation.unsupported import refuse_single
 from inference.loading import load_parts
@@ -295,7 +289,7 @@ class SpeculativeDecoder:
         """
         group = self._group([single_prompt(prompt, generation)], temperature, seed, generation)
         with self._opened(group, options_for(group.config, log_probs), conversation) as run:
-            return self._finished(run, streamer)[0]
+            return self._ended(run, streamer)[0]
 
     def generate_batch(
         self,
@@ -338,7 +332,7 @@ class SpeculativeDecoder:
         if not several:
             return []
         group = self._group(several, temperature, seed, generation)
-        return self._finished(self._run(group, options_for(group.config, log_probs)))
+        return self._ended(self._run(group, options_for(group.config, log_probs)))
 
     def stream(
         self,
@@ -427,7 +421,7 @@ class SpeculativeDecoder:
         )
         run = self._run(group, options_for(generation_config, log_probs=False))
         return in_transformers_form(
-            self._finished(run, streamer),
+            self._ended(run, streamer),
             input_ids,
             handover.pad_token_id,
             as_dict=bool(generation_config.return_dict_in_generate),
@@ -570,9 +564,7 @@ class SpeculativeDecoder:
             return nullcontext(self._run(group, options))
         return conversation.turn(group.requests[0], **self._parts(group, options))
 
-    def _finished(
-        self, run: DecodeRun, streamer: BaseStreamer | None = None
-    ) -> list[GenerateOutput]:
+    def _ended(self, run: DecodeRun, streamer: BaseStreamer | None = None) -> list[GenerateOutput]:
         steps = [step for together in feed(run, streamer) for step in together]
         self._watch.add(run)
         return outputs_of(run, steps, self.tokenizer)

@@ -7,12 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import ensure_writable_folder, publish
 from jakiro.utils.logs import get_logger
 
@@ -20,6 +21,7 @@ _logger = get_logger(__name__)
 
 _RECORD, _WEIGHTS = "version.json", "weights.safetensors"
 _PARTIAL = ".partial-"
+_LOCK = ".lock"
 _MOST_RECORD_BYTES = 1_000_000
 
 
@@ -185,3 +187,25 @@ def _unusable(path: Path, expected: object, got: object) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be used", expected=expected, got=got, remedy="it is left out"
     )
+
+
+def lock_of(folder: Path) -> FileLock:
+    """Return the lock of a folder of versions, which is held until it is released.
+
+    Args:
+        folder: folder of a server.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"another process uses the versions in {folder}",
+            expected="a folder of this server alone",
+            got="a folder that is locked",
+            remedy="stop the other server, or choose another --adapt-folder",
+        ) from error
+    return lock

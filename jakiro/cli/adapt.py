@@ -7,7 +7,6 @@ import typer
 
 from jakiro.cli.output import say
 from jakiro.errors import ConfigError
-from jakiro.utils.extras import require_extra
 
 adapt = typer.Typer(
     name="adapt",
@@ -57,9 +56,7 @@ def purge(
 
     A running server does this for a user who sends `DELETE /v1/adaptation`.
     """
-    require_extra("serve")
-    from inference.adaptation.versions import VersionFolder
-    from inference.serving.learning.adaptation import lock_of
+    from inference.adaptation.versions import VersionFolder, lock_of
 
     drafters = _drafters(folder)
     with lock_of(folder):

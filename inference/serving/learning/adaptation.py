@@ -15,12 +15,11 @@ from typing import Literal, NamedTuple
 
 import psutil
 import torch
-from filelock import FileLock, Timeout
 from torch import nn
 
 from inference.adaptation.lesson import Lesson, LessonResult, Passage
 from inference.adaptation.traffic import Text, TrafficRing
-from inference.adaptation.versions import Version, VersionFolder
+from inference.adaptation.versions import Version, VersionFolder, lock_of
 from inference.adaptation.watch import AcceptanceWatch
 from inference.adaptation.weights import ReplaceableWeights, identity_of_drafter
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -41,7 +40,6 @@ _FEWEST_HELD_OUT = 4  # texts without which there is no lesson
 _MOST_LEARNED, _MOST_HELD_OUT = 256, 32  # texts of a lesson
 _LONGEST_LESSON = 3600.0  # seconds of computation after which a process is killed
 _POLL_SECONDS = 0.1
-_LOCK = ".lock"
 
 Why = Literal["better", "worse", "purged"]
 
@@ -366,28 +364,6 @@ class Adaptation:
         folder = ensure_writable_folder(self._settings.adapt_folder)
         self._resources.enter_context(lock_of(folder))
         return folder
-
-
-def lock_of(folder: Path) -> FileLock:
-    """Return the lock of a folder of versions, which is held until it is released.
-
-    Args:
-        folder: folder of a server.
-
-    Raises:
-        ConfigError: another process holds it.
-    """
-    lock = FileLock(folder / _LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"another process uses the versions in {folder}",
-            expected="a folder of this server alone",
-            got="a folder that is locked",
-            remedy="stop the other server, or choose another --adapt-folder",
-        ) from error
-    return lock
 
 
 def _trained(model: LoadedModel) -> TrainedDrafter:

@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers.commands import exit_code
 
-from inference.adaptation.versions import VersionFolder, VersionRecord
-from inference.serving.learning.adaptation import lock_of
+from inference.adaptation.versions import VersionFolder, VersionRecord, lock_of
 
 
 @pytest.fixture

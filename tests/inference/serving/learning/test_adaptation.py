@@ -21,7 +21,7 @@ from openai import OpenAI
 from safetensors.torch import save_file
 
 from inference import SpeculativeDecoder
-from inference.adaptation.versions import VersionFolder
+from inference.adaptation.versions import VersionFolder, lock_of
 from inference.adaptation.weights import ReplaceableWeights, adapted_names
 from inference.protocol import RequestCounter
 from inference.serving.learning import adaptation
@@ -310,7 +310,7 @@ def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _S
         fingerprint = served.ask(client, 3).system_fingerprint
     folder = VersionFolder(served.adaptation._folder.path, served.adaptation._folder.identity)
     with pytest.raises(ConfigError, match="another process uses"):
-        adaptation.lock_of(served.folder / "versions")
+        lock_of(served.folder / "versions")
     served.close()
     (folder.path / "000002").mkdir()  # left by a process that was killed
     again = serve("nothing", adapt_every=1000)
