@@ -205,17 +205,18 @@ def serve(
     settings = settings_from(context, ServeSettings, api_keys=keys)
     if settings.adapt != "off":
         _refuse_untrained(drafter)
-    listener = listen(settings)  # a port that is in use is refused before the slow imports
-    from inference.serving.server import serve as serve_decoder
-
-    learner = None if settings.adapt == "off" else _learner(context)
 
     def on_ready(url: str) -> None:
         say(f"ready: {url}")
         if settings.playground:
             say(f"playground: {url.removesuffix('v1')}")
 
-    code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner, listener)
+    # A port that is in use is refused before the slow imports.
+    with listen(settings) as listener:
+        from inference.serving.server import serve as serve_decoder
+
+        learner = None if settings.adapt == "off" else _learner(context)
+        code = serve_decoder(lambda: load_decoder(context), settings, on_ready, learner, listener)
     raise typer.Exit(code)
 
 
