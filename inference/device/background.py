@@ -1,50 +1,26 @@
 """A call that may take long, in a thread of its own."""
 
 from collections.abc import Callable
-from threading import Event, Thread
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-class BackgroundCall(Generic[T]):
-    """A function that runs in another thread, which does not keep the process alive.
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread that does not keep the process alive, unlike those of executors.
 
     Args:
-        function: function to call.
+        function: function to call; its exception is raised where the result is read.
     """
+    future: Future[T] = Future()
 
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._is_done = Event()
-        self._result: list[T] = []
-        self._error: BaseException | None = None
-        Thread(target=self._run, daemon=True).start()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end of the call, and return whether it has ended.
-
-        Args:
-            seconds: longest time to wait; None for any time.
-        """
-        return self._is_done.wait(seconds)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the call has ended."""
-        return self._is_done.is_set()
-
-    def result(self) -> T:
-        """Return the result of a call that has ended, or raise its exception."""
-        assert self.is_done, "wait first"
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result.append(self._function())
-        except BaseException as error:  # noqa: BLE001 - `result` raises it
-            self._error = error
-        finally:
-            self._is_done.set()
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - `Future.result` raises it
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future

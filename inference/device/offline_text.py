@@ -6,12 +6,13 @@ verdict of that tree             --> tokens up to the first difference stay, and
 """
 
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
 from inference.device.alone import AloneWriter
-from inference.device.background import BackgroundCall
+from inference.device.background import in_background
 from inference.device.drafting import DeviceDrafting
 from inference.device.link import ServerLink
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
@@ -178,23 +179,23 @@ class OfflineText(RemoteText):
 
     def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
         """Yield provisional steps until there is an answer, and return the answer."""
-        call = BackgroundCall(ask)
+        call = in_background(ask)
         with self._clock("verify"):
-            is_answered = call.wait(0.0 if self._writer else self.options.after_seconds)
-        if not is_answered:
+            wait([call], 0.0 if self._writer else self.options.after_seconds)
+        if not call.done():
             yield from self._written_alone(call)
             with self._clock("verify"):
-                call.wait()
+                wait([call])
         return call.result()
 
-    def _written_alone(self, call: BackgroundCall[Answer]) -> Iterator[RemoteStep]:
+    def _written_alone(self, call: Future[Answer]) -> Iterator[RemoteStep]:
         """Yield provisional tokens until the call has ended, or no more may be written."""
         yield from self._begin()
         assert self._writer is not None
         provisional = self._provisional
         room = self._session.request.max_tokens - len(self._session.emitted)
         most = min(self.options.max_tokens, self._session.limits.max_chain, room)
-        while not call.is_done and len(provisional.token_ids) < most and not self._has_ended:
+        while not call.done() and len(provisional.token_ids) < most and not self._has_ended:
             with self._clock("draft"):
                 token = self._writer.next(provisional.token_ids)
             if token is None:

@@ -4,7 +4,7 @@ from threading import Event
 
 import pytest
 
-from inference.device.background import BackgroundCall
+from inference.device.background import in_background
 
 
 def test_the_result_arrives_when_the_call_has_ended() -> None:
@@ -14,19 +14,15 @@ def test_the_result_arrives_when_the_call_has_ended() -> None:
         may_end.wait(10)
         return 3
 
-    call = BackgroundCall(function)
-    assert not call.wait(0.0)
-    assert not call.is_done
+    call = in_background(function)
+    assert not call.done()
     may_end.set()
-    assert call.wait()
-    assert (call.is_done, call.result()) == (True, 3)
+    assert call.result(10.0) == 3
 
 
 def test_an_exception_is_raised_where_the_result_is_read() -> None:
     def function() -> int:
         raise ValueError("a reason")
 
-    call = BackgroundCall(function)
-    assert call.wait(10.0)
     with pytest.raises(ValueError, match="a reason"):
-        call.result()
+        in_background(function).result(10.0)
