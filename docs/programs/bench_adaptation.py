@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -244,7 +245,7 @@ def _figures(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the tau of each drafter, and its ratio to the frozen one with a 95% interval."""
     if not requests:
         return {}
-    counts = {arm: torch.tensor([own["counts"][arm] for own in requests]).numpy() for arm in ARMS}
+    counts = {arm: np.array([own["counts"][arm] for own in requests], dtype=float) for arm in ARMS}
     resamples = resample_counts(len(requests))
     figures: dict[str, Any] = {}
     for arm, own in counts.items():

@@ -115,8 +115,8 @@ class SimulatedNetwork:
         self._server = urlsplit(server)
         self._profile = profile
         chance = random.Random(seed)
-        self._up = _Direction(profile, profile.up * 125_000, chance)
-        self._down = _Direction(profile, profile.down * 125_000, chance)
+        self._up = _Direction(profile, profile.up * 125e3, chance)
+        self._down = _Direction(profile, profile.down * 125e3, chance)
         self._started = time.monotonic()
         self._open: set[asyncio.StreamWriter] = set()
         self._connections: set[asyncio.Task[Any]] = set()

@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { chat } from "./api.js";
-import { byId, make } from "./dom.js";
+import { byId, make, oncePerFrame } from "./dom.js";
 import { Meter } from "./meter.js";
 
 const AUTOREGRESSIVE_TOKENS = 32;
@@ -109,7 +109,7 @@ export class Chat {
     const exchange = { question, answer, meter, isUsable: false, end: null, element, body: this.#body(question) };
     this.exchanges.push(exchange);
     this.insight.show(answer, meter);
-    scrollToEnd(true);
+    scrollToEnd();
     return exchange;
   }
 
@@ -126,15 +126,26 @@ export class Chat {
 
   async #receive(exchange, signal) {
     const { answer, meter } = exchange;
-    for await (const chunk of chat(exchange.body, this.settings.key, signal)) {
-      exchange.end = chunk.choices[0]?.finish_reason ?? exchange.end;
-      if (!chunk.jakiro?.steps) continue;
+    const arrived = []; // tokens that are not shown yet
+    const show = () => {
+      if (!arrived.length) return;
       const isAtEnd = atEnd();
-      meter.add(chunk.jakiro);
-      answer.add(chunk.jakiro.tokens);
+      answer.add(arrived.splice(0));
       this.#footer(exchange);
-      if (this.insight.answer === answer) this.insight.refresh();
       if (isAtEnd) scrollToEnd();
+    };
+    const showSoon = oncePerFrame(show); // each time, the browser lays the whole answer out
+    try {
+      for await (const chunk of chat(exchange.body, this.settings.key, signal)) {
+        exchange.end = chunk.choices[0]?.finish_reason ?? exchange.end;
+        if (!chunk.jakiro?.steps) continue;
+        meter.add(chunk.jakiro);
+        arrived.push(...chunk.jakiro.tokens);
+        showSoon();
+        if (this.insight.answer === answer) this.insight.refresh();
+      }
+    } finally {
+      show();
     }
   }
 
