@@ -1,6 +1,7 @@
 """Requests from prompts and keyword arguments, prepared by the target's own `generate()`."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -257,14 +258,21 @@ def _decision(temperature: float | None) -> dict[str, Any]:
 
 
 def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]:
-    """Set a pad token if there is none, only to prevent a warning of `generate()`."""
-    defaults = model.generation_config
-    given = generation.get("generation_config") or defaults
+    """Set a pad token if there is none, only to prevent a warning of `generate()`.
+
+    If the caller passed a generation config, the token becomes a part of it, because `generate()`
+    warns of an argument beside a config.
+    """
+    config = generation.get("generation_config")
+    given = config or model.generation_config
     if given is None or "pad_token_id" in generation or given.pad_token_id is not None:
         return generation
     eos = given.eos_token_id
     pad = eos[0] if isinstance(eos, list) and eos else eos
-    return {**generation, "pad_token_id": 0 if pad is None else pad}
+    padding = {"pad_token_id": 0 if pad is None else pad}
+    if config is None:
+        return generation | padding
+    return generation | {"generation_config": _changed(config, **padding)}
 
 
 def _with_stop_strings(
@@ -282,11 +290,13 @@ def _with_stop_strings(
     criteria = StoppingCriteriaList([*(generation.get("stopping_criteria") or ()), criterion])
     rest = {key: value for key, value in generation.items() if key != "stop_strings"}
     if config is not None and config.stop_strings:
-        rest["generation_config"] = _without_stop_strings(config)
+        rest["generation_config"] = _changed(config, stop_strings=None)
     return {**rest, "stopping_criteria": criteria}
 
 
-def _without_stop_strings(config: GenerationConfig) -> GenerationConfig:
-    fields = config.to_dict()
-    fields["stop_strings"] = None
-    return GenerationConfig.from_dict(fields)
+def _changed(config: GenerationConfig, **values: object) -> GenerationConfig:
+    """Return a copy of the caller's config with other values."""
+    changed = copy(config)
+    for name, value in values.items():
+        setattr(changed, name, value)
+    return changed
