@@ -1,11 +1,13 @@
 """Options that several commands share, and conversion of a command's options to settings."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from jakiro.cli.output import say
 from jakiro.errors import ConfigError
 from jakiro.utils.dtype_names import long_dtype
 from jakiro.utils.settings import (
@@ -214,7 +216,18 @@ def as_threads(value: str) -> "Threads":
 
 
 def _checked_threads(value: str) -> str:
-    as_threads(value)
+    """Return the value; print a warning if there are fewer processors, which is hardly intended.
+
+    It is no error, because rounding depends on the number of threads: a text of another machine
+    may be repeated here.
+    """
+    threads, processors = as_threads(value), os.cpu_count()
+    if isinstance(threads, int) and processors is not None and threads > processors:
+        say(
+            f"warning: --threads is more than the number of this machine's processors, which makes "
+            f"decoding slow; expected: at most {processors}; got: {threads}; remedy: leave out "
+            "--threads to measure which number is fastest"
+        )
     return value
 
 

@@ -141,6 +141,22 @@ def test_the_target_that_a_drafter_names_is_missing(
     assert "--target on the command line" in message
 
 
+@pytest.mark.parametrize(("count", "is_warned_of"), [("2", False), ("3", True), ("auto", False)])
+def test_more_threads_than_processors_are_warned_of_at_once(
+    count: str,
+    is_warned_of: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(SystemExit):
+        main(["generate", "--threads", count, "/nope", "Why?"])
+    *warnings, error = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert len(warnings) == is_warned_of
+    assert all("expected: at most 2; got: 3; remedy: " in line for line in warnings)
+
+
 def test_what_exists_is_accepted(folder: Path) -> None:
     assert existing_file(folder / "prompts.txt") == folder / "prompts.txt"
     assert existing_model(str(folder)) == str(folder)
