@@ -1,6 +1,7 @@
 """Record of a target, stored in the target's drafters, and checks of a target against a record."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class TargetRecord(Settings):
     """Properties that identify the target and the tokenizer that a drafter was made for.
 
     Attributes:
-        name_or_path: folder or hub id that the target was loaded from.
+        name_or_path: absolute path or hub id that the target was loaded from.
         hidden_size: width of embeddings and features.
         vocab_size: number of logits.
         kv_widths: for each layer, the total size of the key and the value vectors of one token.
@@ -56,13 +57,17 @@ def record_target(
 ) -> TargetRecord:
     """Return the record of a target, to be stored in its drafters.
 
+    A relative path is recorded as an absolute one, so that the drafter finds its target from every
+    working directory.
+
     Args:
         spec: properties of the target.
         name_or_path: folder or hub id that the target was loaded from.
         tokenizer: the target's tokenizer; None to leave it out of the record.
     """
+    path = Path(name_or_path)
     return TargetRecord(
-        name_or_path=name_or_path,
+        name_or_path=str(path.absolute()) if path.exists() else name_or_path,
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         kv_widths=spec.kv_widths,
