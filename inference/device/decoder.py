@@ -103,6 +103,13 @@ class RemoteDecoder:
         self.drafter = drafter
         self.offline = offline
 
+    def __repr__(self) -> str:
+        """Return a line with the server's address, its target, and the drafter."""
+        return (
+            f"RemoteDecoder(url={self._link.url!r}, target={self.info.model!r}, "
+            f"drafter={self.drafter!r})"
+        )
+
     def __enter__(self) -> "RemoteDecoder":
         """Return the decoder; the end of the block closes its connections."""
         return self
