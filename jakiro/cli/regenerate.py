@@ -1,6 +1,6 @@
 """The command `jakiro regenerate`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,8 @@ from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from inference import SpeculativeDecoder
     from training.data.regeneration.regenerator import RegenerationCounts
     from training.data.regeneration.settings import RegenerationSettings
@@ -55,13 +57,17 @@ def regenerate(
     settings = settings_from(context, RegenerationSettings)
     check_apart(out, data)
     sources, output = find_sources(data), OutputFile(out)
-    from training.data.regeneration.regenerator import Regenerator
+    from training.data.regeneration.regenerator import Regenerator, check_template
 
     inputs = _inputs_fingerprint(target, drafter, dtype, settings, sources)
     if inputs is not None and output.is_finished_from(inputs):
         typer.echo(f"{counted(output.num_records, 'record')} in {out}, 0 of them new")
         return
-    regenerator = Regenerator(load_decoder(target, drafter, dtype, device), settings)
+
+    def check(tokenizer: "PreTrainedTokenizerBase") -> None:
+        check_template(tokenizer, sources, settings)
+
+    regenerator = Regenerator(load_decoder(target, drafter, dtype, device, check), settings)
     total = sum(source.num_records() for source in sources)
     with output.kept_when_interrupted(), writing_progress("Answering", total) as advance:
         written = regenerator.write(sources, output, advance)
@@ -92,7 +98,11 @@ def _inputs_fingerprint(
 
 
 def load_decoder(
-    target: str, drafter: str | None, dtype: str, device: options.Device
+    target: str,
+    drafter: str | None,
+    dtype: str,
+    device: options.Device,
+    check: Callable[["PreTrainedTokenizerBase"], object],
 ) -> "SpeculativeDecoder":
     """Return a decoder of the target with its tokenizer.
 
@@ -101,6 +111,7 @@ def load_decoder(
         drafter: folder, hub id or name of the drafter; None for autoregressive decoding.
         dtype: dtype of the target.
         device: device of the target.
+        check: function that may refuse the target's tokenizer, before anything is measured.
     """
     from inference import SpeculativeDecoder
     from inference.benchmark.subject import load_target
@@ -110,6 +121,7 @@ def load_decoder(
 
     with quiet_libraries():
         model, tokenizer = load_target(target, dtype, choose_device(device))
+        check(tokenizer)
         if drafter is None:
             return SpeculativeDecoder(model, tokenizer=tokenizer, packed="auto")
         parts = parts_over(drafter, model, tokenizer)

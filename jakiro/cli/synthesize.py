@@ -12,6 +12,8 @@ from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from training.data.synthesis import SynthesisCounts
 
 
@@ -70,9 +72,12 @@ def synthesize(
     from training.data.synthesis_settings import SynthesisSettings
 
     settings, output = settings_from(context, SynthesisSettings), OutputFile(out)
-    from training.data.synthesis import Synthesizer
+    from training.data.synthesis import Synthesizer, check_template
 
-    synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device), settings)
+    def check(tokenizer: "PreTrainedTokenizerBase") -> None:
+        check_template(tokenizer, settings, target)
+
+    synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device, check), settings)
     with output.kept_when_interrupted(), writing_progress("Writing", conversations) as advance:
         counts = synthesizer.write(output, advance)
     _report(counts, output.num_records, out)

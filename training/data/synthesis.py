@@ -317,19 +317,35 @@ class Synthesizer:
             )
         if settings.kind == "texts":
             self._first_token()
-        elif self._tokenizer.chat_template is None:
-            raise DataError(
-                f"the tokenizer of {self._decoder.target.model.name_or_path} has no chat template",
-                expected="a chat model",
-                got="a tokenizer without a template, as base models have",
-                remedy="pass --kind texts to write texts instead of conversations",
-            )
+        check_template(self._tokenizer, settings, str(self._decoder.target.model.name_or_path))
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return everything that determines the records, by name."""
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
         return target_fingerprint(self._decoder) | chosen | drafter | {"filters": FILTERS}
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, settings: SynthesisSettings, target: str
+) -> None:
+    """Raise an error if conversations are wanted from a target without a chat template.
+
+    Args:
+        tokenizer: the target's tokenizer.
+        settings: settings of the synthesis.
+        target: folder or hub id of the target.
+
+    Raises:
+        DataError: there is no chat template.
+    """
+    if settings.kind == "chats" and tokenizer.chat_template is None:
+        raise DataError(
+            f"the tokenizer of {target} has no chat template",
+            expected="a chat model",
+            got="a tokenizer without a template, as base models have",
+            remedy="pass --kind texts to write texts instead of conversations",
+        )
 
 
 def _beginning_of(record: dict[str, Any]) -> str:

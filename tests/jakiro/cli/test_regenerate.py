@@ -73,6 +73,18 @@ def test_a_finished_file_is_recognized_before_the_target_is_loaded(
         assert "the target is loaded" in capsys.readouterr().err
 
 
+def test_a_conversation_for_a_target_without_a_chat_template_is_refused_before_any_measurement(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a decoder measures the machine")
+
+    monkeypatch.setattr("inference.SpeculativeDecoder", fail)
+    (folder / "target" / "chat_template.jinja").unlink()
+    assert run_on_records(folder, "regenerate", "--out", str(folder / "own.jsonl")) == 2
+    assert "data.jsonl:1 is a conversation, but the tokenizer has no" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("drafter", ["lookup", "aded", "lm={}/target", "aded+lm={}/target"])
 def test_drafters_that_need_no_training_answer_like_the_target_alone(
     folder: Path, drafter: str

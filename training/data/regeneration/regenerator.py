@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -77,6 +78,27 @@ def version_of(drafter: Drafter | None) -> str | None:
 def _sampling_of(config: Any) -> dict[str, Any]:
     known = {} if config is None else config.to_diff_dict()
     return {name: value for name, value in known.items() if name != "transformers_version"}
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, sources: Sequence[Source], settings: RegenerationSettings
+) -> None:
+    """Raise an error if data begins with a conversation, but the target has no chat template.
+
+    Only the first record of each source is read. All other errors are left to `Regenerator.write`.
+
+    Args:
+        tokenizer: the target's tokenizer.
+        sources: sources of the data.
+        settings: settings of the regeneration.
+
+    Raises:
+        DataError: there is no chat template.
+    """
+    for source in sources:
+        with suppress(RecordError):
+            for record in islice(source.records(), 1):
+                next(dialogue_over(record, tokenizer, settings.prompt_tokens), None)
 
 
 # Receives the number of the last finished record and the number of tokens generated so far.
