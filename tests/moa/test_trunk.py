@@ -5,8 +5,7 @@ from functools import partial
 import torch
 
 from moa.attention import KV, SelfAttention
-from moa.further_layer import FurtherLayer
-from moa.trunk import Trunk, TrunkInputs
+from moa.trunk import FurtherLayer, Trunk, TrunkInputs
 
 POSITIONS = torch.arange(4)[None]
 CAUSAL = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
