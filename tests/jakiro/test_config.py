@@ -3,7 +3,7 @@
 import pytest
 from helpers.models import tiny_llama
 
-from jakiro.config_checks import (
+from jakiro.config import (
     check_complete,
     check_rotation,
     check_source,
