@@ -10,6 +10,7 @@ from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.cli.training_settings import (
     SettingsFile,
+    parse_fractions,
     refuse_missing_inputs,
     training_settings,
 )
@@ -152,8 +153,6 @@ def _refuse_unusable(context: options.Context, settings: "TrainSettings") -> Non
     if not chosen["dry_run"]:
         require_extra("train")
     if chosen["learning_curve"] is not None:
-        from training.studies.fractions import parse_fractions
-
         parse_fractions(chosen["learning_curve"])
     if chosen["micro_batch_size"] != "auto":
         # With more processes, unsuitable sizes do not fit either.
@@ -303,7 +302,6 @@ def _learn(
     overrides: list[str],
     processes: "LaunchOptions",
 ) -> None:
-    from training.studies.fractions import parse_fractions
     from training.studies.learning_curve import LearningCurve
 
     curve = LearningCurve(settings, parse_fractions(fractions))

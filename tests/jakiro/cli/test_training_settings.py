@@ -2,8 +2,8 @@
 
 import pytest
 
+from jakiro.cli.training_settings import parse_fractions
 from jakiro.errors import ConfigError
-from training.studies.fractions import parse_fractions
 
 
 def test_fractions_are_sorted() -> None:
