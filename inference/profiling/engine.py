@@ -12,8 +12,7 @@ from inference.benchmark.machine import environment
 from inference.benchmark.stats import Figure
 from inference.profiling.efficiency import measure_efficiency
 from inference.profiling.forwards import measure_growth
-from inference.profiling.overhead import measure_overhead
-from inference.profiling.runs import measure_autoregressive, measure_batches
+from inference.profiling.runs import measure_autoregressive, measure_batches, measure_overhead
 from inference.profiling.subject import Effort, ProfilingSubject, SubjectSettings, build_subject
 
 Measurement = Literal["autoregressive", "overhead", "growth", "batches", "oracle"]

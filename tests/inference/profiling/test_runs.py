@@ -5,7 +5,7 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference.profiling.forwards import Recorder, Stopwatch, watched
-from inference.profiling.overhead import Spent, measure_overhead
+from inference.profiling.runs import Spent, measure_overhead
 from inference.profiling.subject import Effort, ProfilingSubject
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
