@@ -10,8 +10,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.engine.accept import accept_greedy_path, accept_path, sample_token
-from inference.engine.accept_batched import AcceptedPaths, accept_paths
-from inference.engine.accept_greedy import accept_greedy_paths
+from inference.engine.accept_batched import AcceptedPaths, accept_greedy_paths, accept_paths
 from inference.engine.request import SequenceState
 from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.operations import OperationCounter
 from helpers.random_trees import RandomTrees, joined
 from helpers.tables import Tables, TableSource, logits_in_tree, no_processors
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.engine.accept import accept_path, sample_token
-from inference.engine.accept_batched import accept_paths
+from inference.engine.accept import accept_greedy_path, accept_path, sample_token
+from inference.engine.accept_batched import accept_greedy_paths, accept_paths
 from inference.sampling.batch import BatchSampling
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
@@ -24,7 +25,7 @@ SHAPES = {
     "sampled": TreeShape(children=3, breadth=2, sampled=True),
     "chain": TreeShape(autoregressive_levels=4, parallel_levels=0, children=1, breadth=1),
 }
-VOCAB, BATCH = 7, 60
+VOCAB, BATCH, GREEDY_BATCH = 7, 60, 80
 PROCESSED = Sampling(
     LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]), do_sample=True
 )
@@ -137,3 +138,38 @@ def test_neither_accepts_by_invalid_draft_probs(where: str, wrong: float) -> Non
             accept_path(
                 tree.sequence_tree(), lambda node: target_probs[0], lambda p, u=uniform: u < p
             )
+
+
+@pytest.mark.parametrize("vocab", [2, 3, 9])
+def test_both_take_the_same_greedy_path_to_the_same_token(vocab: int) -> None:
+    source = RandomTrees(vocab=vocab)
+    trees = [source.tree(seed) for seed in range(GREEDY_BATCH)]
+    generator = torch.Generator().manual_seed(3)
+    best = torch.randint(vocab, (GREEDY_BATCH, source.nodes + 1), generator=generator)
+    path, next_token = accept_greedy_paths(joined(trees), best)
+    lengths = set()
+    for index, tree in enumerate(trees):
+        tokens = best[index].tolist()
+        own, token = accept_greedy_path(
+            tree.sequence_tree(), lambda node, tokens=tokens: tokens[node + 1]
+        )
+        assert path[index].tolist() == own + [ROOT] * (path.shape[1] - len(own))
+        assert next_token[index].item() == token
+        lengths.add(len(own))
+    assert lengths >= {0, 1, 2}
+
+
+def test_a_tree_without_candidates_gives_the_best_token_after_the_root() -> None:
+    path, next_token = accept_greedy_paths(
+        DraftTree.empty(torch.tensor([4, 7])), torch.tensor([[5], [6]])
+    )
+    assert path.shape == (2, 0)
+    assert next_token.tolist() == [5, 6]
+
+
+def test_greedy_acceptance_of_four_levels_takes_few_operations() -> None:
+    tree = RandomTrees().tree(0)
+    best = torch.zeros(1, tree.num_nodes + 1, dtype=torch.long)
+    with OperationCounter() as counter:
+        accept_greedy_paths(tree, best)
+    assert counter.total <= 22, counter.counts
