@@ -27,7 +27,7 @@ from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.model_names import DRAFTER_REMEDY, find_gguf, no_such_drafter
-from jakiro.utils.packaged_drafters import packaged_drafter
+from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import (
     LOADING_ERRORS,
     reason_of,

@@ -37,7 +37,7 @@ from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import write_atomically
-from jakiro.utils.packaged_drafters import packaged_drafter
+from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
 SINCE = (8, 16, 32, 64, 128, 256)  # numbers of tokens since the cut

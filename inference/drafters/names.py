@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.model_names import refuse_missing_drafter, refuse_missing_model
-from jakiro.utils.packaged_drafters import packaged_drafter, packaged_names
+from jakiro.utils.packaged import packaged_drafter, packaged_names
 
 TARGET_REMEDY = (
     "pass --target on the command line, or target= in Python, with the target's folder or id"

@@ -6,7 +6,7 @@ import typer
 
 from jakiro.cli.output import say
 from jakiro.utils.extras import require_extra
-from jakiro.utils.packaged_drafters import packaged_drafter
+from jakiro.utils.packaged import packaged_drafter
 
 
 def fetch(

@@ -23,7 +23,7 @@ from jakiro.errors import CheckpointError
 from jakiro.utils.fetch import fetch_model
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.packaged_drafters import assets_of
+from jakiro.utils.packaged import assets_of
 from jakiro.utils.pretrained import Device, choose_device
 from jakiro.utils.progress import ProgressDisplay, tracked
 from jakiro.utils.settings import load_settings

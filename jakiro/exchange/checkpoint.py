@@ -17,7 +17,7 @@ from torch import Tensor
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import checksum
 from jakiro.utils.hub import hub_options, is_written_as_path
-from jakiro.utils.packaged_drafters import packaged_drafter
+from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import reason_of, refuse_files_elsewhere, summary_of
 from jakiro.utils.strict_json import parse_json
 

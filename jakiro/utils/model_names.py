@@ -9,7 +9,7 @@ from pathlib import Path
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
 from jakiro.utils.hub import is_in_cache, refuse_missing_folder, why_out_of_reach
-from jakiro.utils.packaged_drafters import packaged_drafter
+from jakiro.utils.packaged import packaged_drafter
 
 CHECK_THE_PATH = "check the path"
 DRAFTER_REMEDY = "check the path, or train a drafter with `jakiro train`"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from jakiro.errors import ConfigError
-from jakiro.utils.packaged_configs import config_names, config_path
+from jakiro.utils.packaged import config_names, config_path
 
 _BASE_KEY = "extends"
 _SHOWN = 200  # largest number of characters of a value that an error shows

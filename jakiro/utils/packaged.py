@@ -1,8 +1,12 @@
-"""The configuration files of this package, which settings files can name instead of a path."""
+"""Files of this package: configurations, and trained drafters, which are named after their targets.
+
+Settings files and commands can name them instead of a path.
+"""
 
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
+_ASSETS = _PACKAGE / "assets"
 _SUFFIX = ".yaml"
 
 
@@ -30,3 +34,28 @@ def config_path(path: Path) -> Path:
     if path.suffix or path.is_absolute() or path.as_posix() not in config_names():
         return path
     return configs_folder() / f"{path}{_SUFFIX}"
+
+
+def assets_of(model: str) -> Path:
+    """Return the folder with a model's drafter, and the data and settings that it was trained with.
+
+    Args:
+        model: name of a model that `jakiro fetch` knows.
+    """
+    return _ASSETS / model
+
+
+def packaged_drafter(name: str | Path) -> Path | None:
+    """Return the folder of a packaged drafter; None for a local path or an unknown name.
+
+    Args:
+        name: name of a model that `jakiro fetch` knows, or any other name or path.
+    """
+    folder = assets_of(str(name)) / "drafter"
+    is_name = len(Path(name).parts) == 1 and not Path(name).exists()
+    return folder if is_name and folder.is_dir() else None
+
+
+def packaged_names() -> list[str]:
+    """Return the names of all drafters in the package."""
+    return sorted(folder.parent.name for folder in _ASSETS.glob("*/drafter"))
