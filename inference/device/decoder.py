@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 
 from inference.device.drafting import DeviceDrafting, check_reads_tokens
 from inference.device.link import ServerLink
-from inference.device.loading import device_drafter
+from inference.device.loading import check_vocab_size, device_drafter
 from inference.device.memory import memory_request, rows_of
 from inference.device.offline_text import OfflineText, OfflineWriting, check_writes_alone
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
@@ -66,8 +66,8 @@ class RemoteDecoder:
         ConfigError: the server refuses the key or verifies no drafts, or the drafter is unknown or
             reads what the server cannot send.
         ResourceError: the server cannot be reached, or is not ready.
-        TargetMismatch: the smaller model has another tokenizer than the target, or the server
-            encodes the memory of another drafter.
+        TargetMismatch: the smaller model has another tokenizer than the target, the server encodes
+            the memory of another drafter, or its vocabulary does not fit the drafter.
 
     Example:
         decoder = RemoteDecoder("http://127.0.0.1:8000/v1", LookupDrafter())
@@ -94,6 +94,7 @@ class RemoteDecoder:
             if isinstance(drafter, str):
                 name, drafter = drafter, device_drafter(drafter, self.info, **load)
                 offline = None if offline is None else offline.with_tokenizer_of(name)
+            check_vocab_size(drafter, self.info)
             self._memory = memory_request(drafter, self.info, memory)
             if offline is not None:
                 check_writes_alone(drafter)

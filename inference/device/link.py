@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -14,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.client.address import server_address
 from inference.client.patience import seconds_to_wait
+from inference.device.received import HttpAnswer, answer_to
 from inference.remote.client_session import Fetch, Send
 from inference.remote.errors import MessageError, StepConflict
 from inference.remote.memory_rows import decode_with_rows
 from inference.remote.messages import (
+    MAX_TEXT,
     MemoryRows,
     OpenSession,
     SessionOpened,
@@ -39,6 +42,8 @@ Rows: TypeAlias = UInt8[np.ndarray, "tokens bytes"]
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_ANSWER = 60.0  # after which the same request is sent again
 _SECONDS_TO_CLOSE = 2.0
+_FRAME_BYTES = 65_536  # largest size of an answer besides what depends on a text
+_ID_BYTES = 16  # largest size of the tokens of a byte of a prompt
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _REPEATED = {408, 425, 429, 502, 503, 504}  # status codes after which a request is sent again
 _REFUSED = {401, 403}
@@ -103,7 +108,9 @@ class ServerLink:
         self._sleep = sleep
         self._http = httpx2.Client(
             base_url=f"{self.url}/",
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
+            # compressed answers could have any size
+            headers={"accept-encoding": "identity"}
+            | ({} if key is None else {"authorization": f"Bearer {key}"}),
             timeout=httpx2.Timeout(_SECONDS_TO_ANSWER, connect=_SECONDS_TO_CONNECT),
         )
 
@@ -119,12 +126,12 @@ class ServerLink:
             ResourceError: the server cannot be reached, or is not ready.
         """
         try:
-            response = self._http.get("verify")
+            response = answer_to(self._http, "GET", "verify", b"", _FRAME_BYTES)
         except httpx2.HTTPError as error:
             raise self._unreachable(_described(error)) from error
-        if response.status_code in _REPEATED:
+        if response.status in _REPEATED:
             raise self._not_taken(response)
-        if response.status_code != httpx2.codes.OK:
+        if response.status != httpx2.codes.OK:
             raise self._refused(response)
         try:
             return parse_message(response.content, VerifierInfo)
@@ -147,12 +154,14 @@ class ServerLink:
         """
         body = request.model_dump_json().encode()
         parsed = partial(parse_message, kind=SessionOpened)
-        response, opened = self._answer("POST", "verify/sessions", body, parsed, traffic)
+        known = 0 if request.resume is None else len(request.resume.emitted)
+        limit = _FRAME_BYTES + _ID_BYTES * len(body) + MAX_TEXT * (known + 1)
+        response, opened = self._answer("POST", "verify/sessions", body, parsed, limit, traffic)
         if opened is not None:
             return opened
         if _problem(response).code == "other_encoder":
             raise TargetMismatch(_problem(response).message)
-        if response.status_code == httpx2.codes.BAD_REQUEST:
+        if response.status == httpx2.codes.BAD_REQUEST:
             raise PromptError(_problem(response).message)
         raise self._refused(response)
 
@@ -173,17 +182,17 @@ class ServerLink:
             ResourceError: the server cannot be reached.
         """
         path = f"verify/sessions/{sent.session}/steps/{sent.step}"
-        response, answered = self._answer(
-            "PUT", path, sent.body, partial(_answered_step, row_bytes=row_bytes), traffic
-        )
+        parsed = partial(_answered_step, row_bytes=row_bytes)
+        limit = _FRAME_BYTES + sent.max_tokens * (MAX_TEXT + (row_bytes or 0))
+        response, answered = self._answer("PUT", path, sent.body, parsed, limit, traffic)
         if answered is not None:
             return answered
-        if response.status_code in _GONE:
+        if response.status in _GONE:
             return None
         problem = _problem(response)
-        if response.status_code == httpx2.codes.CONFLICT:
+        if response.status == httpx2.codes.CONFLICT:
             raise StepConflict(problem.code or "step_conflict", sent.step, problem.next_step)
-        if response.status_code == httpx2.codes.BAD_REQUEST:
+        if response.status == httpx2.codes.BAD_REQUEST:
             raise MessageError(problem.code or "refused", problem.message)
         raise self._refused(response)
 
@@ -208,12 +217,13 @@ class ServerLink:
                 return rows
             raise MessageError("other_rows", "the server has sent other rows of memory")
 
-        response, rows = self._answer("GET", path, b"", parsed, traffic)
+        limit = _FRAME_BYTES + (asked.end - asked.begin) * row_bytes
+        response, rows = self._answer("GET", path, b"", parsed, limit, traffic)
         if rows is not None:
             return rows
-        if response.status_code in _GONE:
+        if response.status in _GONE:
             return None
-        if response.status_code == httpx2.codes.BAD_REQUEST:
+        if response.status == httpx2.codes.BAD_REQUEST:
             problem = _problem(response)
             raise MessageError(problem.code or "refused", problem.message)
         raise self._refused(response)
@@ -224,10 +234,9 @@ class ServerLink:
         Args:
             session: id of the session.
         """
-        try:
-            self._http.delete(f"verify/sessions/{session}", timeout=_SECONDS_TO_CLOSE)
-        except httpx2.HTTPError:  # the session ends by itself after some time
-            return
+        path = f"verify/sessions/{session}"
+        with suppress(httpx2.HTTPError, ConfigError):  # it ends by itself after some time
+            answer_to(self._http, "DELETE", path, b"", _FRAME_BYTES, _SECONDS_TO_CLOSE)
 
     def _answer(
         self,
@@ -235,8 +244,9 @@ class ServerLink:
         path: str,
         body: bytes,
         parsed: Callable[[bytes], AnswerT],
+        limit: int,
         traffic: LinkTraffic,
-    ) -> tuple[httpx2.Response, AnswerT | None]:
+    ) -> tuple[HttpAnswer, AnswerT | None]:
         """Return the first final response, and its content unless the request was refused."""
         started, pause = time.monotonic(), _FIRST_PAUSE
         while True:
@@ -244,11 +254,11 @@ class ServerLink:
             try:
                 traffic.num_calls += 1
                 traffic.bytes_up += len(body)
-                response = self._http.request(method, path, content=body)
+                response = answer_to(self._http, method, path, body, limit)
                 traffic.bytes_down += len(response.content)
                 if response.is_success:
                     return response, parsed(response.content)
-                if response.status_code not in _REPEATED:
+                if response.status not in _REPEATED:
                     return response, None
                 failure = self._not_taken(response)
                 if "retry-after" in response.headers:
@@ -262,9 +272,9 @@ class ServerLink:
             pause = min(2 * pause, _LONGEST_PAUSE)
             traffic.num_repeats += 1
 
-    def _refused(self, response: httpx2.Response) -> JakiroError:
+    def _refused(self, response: HttpAnswer) -> JakiroError:
         """Return the error for a response that is final."""
-        status, problem = response.status_code, _problem(response)
+        status, problem = response.status, _problem(response)
         if status in _REFUSED:
             return ConfigError(
                 f"the server at {self.url} refuses the API key",
@@ -284,16 +294,16 @@ class ServerLink:
             remedy="check the URL, or start the server with --remote-sessions 8",
         )
 
-    def _not_taken(self, response: httpx2.Response) -> ResourceError:
+    def _not_taken(self, response: HttpAnswer) -> ResourceError:
         """Return the error for a server that answers, but not to this request for now."""
-        is_limit = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
+        is_limit = response.status == httpx2.codes.TOO_MANY_REQUESTS
         problem = _problem(response).message.partition("; expected:")[0]
         return ResourceError(
             f"the server at {self.url} takes no more requests for now"
             if is_limit
             else f"the server at {self.url} is not ready",
             expected=f"an answer within {self._patience:g} seconds",
-            got=f"status {response.status_code}: {problem}",
+            got=f"status {response.status}: {problem}",
             remedy="end other texts with this key, or try again later"
             if is_limit
             else "try again later, or look at the server's messages",
@@ -314,12 +324,12 @@ def _answered_step(body: bytes, row_bytes: int | None) -> AnsweredStep:
     return AnsweredStep(*decode_with_rows(body, Verdict, row_bytes))
 
 
-def _problem(response: httpx2.Response) -> _Problem:
+def _problem(response: HttpAnswer) -> _Problem:
     """Return the error in a response, which may come from anywhere."""
     try:
         return _Refusal.model_validate_json(response.content).error
     except ValidationError:
-        return _Problem(message=f"status {response.status_code} without a description")
+        return _Problem(message=f"status {response.status} without a description")
 
 
 def _described(error: Exception) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.aded.file import vocabulary_size
 from inference.drafters.aded.index import check_vocabulary
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
@@ -23,6 +24,8 @@ from jakiro.utils.pretrained import load_causal_lm, load_tokenizer, torch_dtype
 NONE = "none"
 DEVICE_DRAFTERS = f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export-device"
 
+_MOST_PADDING = 4_096  # largest number of ids that a target has beyond those of a smaller model
+
 
 def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None:
     """Return a drafter that needs no target on this machine; None for the name `none`.
@@ -37,15 +40,14 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
     Raises:
         ConfigError: there is no such drafter, or it needs what is on the server.
         CheckpointError: the small model or the exported drafter cannot be loaded.
-        TargetMismatch: the small model has another tokenizer than the target, or the exported
-            drafter was made for another target.
+        TargetMismatch: the small model has another tokenizer than the target or does not fit its
+            vocabulary, or the exported drafter was made for another target.
         TargetNotSupported: the small model cannot process a tree.
     """
     parsed = UntrainedName.parse(name)
     if name == LOOKUP:
         return LookupDrafter()
     if name == ADED:
-        check_vocabulary(info.vocab_size)
         return AdedDrafter()
     if parsed is not None and parsed.kind == LM:
         return _small_lm(str(parsed.path), info, load)
@@ -67,6 +69,39 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
         got=name,
         remedy="use one of these, or let the server draft with jakiro serve --drafter",
     )
+
+
+def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
+    """Raise an error if a drafter cannot belong to a target with the server's vocabulary.
+
+    The embeddings of models with the same tokenizer may be padded to different sizes.
+
+    Args:
+        drafter: drafter of the device.
+        info: target of the server.
+
+    Raises:
+        TargetMismatch: the vocabulary is larger or smaller than the drafter's target can have.
+        ConfigError: the vocabulary is too large for the drafter.
+    """
+    if isinstance(drafter, AdedDrafter):
+        check_vocabulary(info.vocab_size)
+    elif isinstance(drafter, TrainedDrafter):
+        size = drafter.model.config.target_record.vocab_size
+        _check_between(info, size, size)
+    elif isinstance(drafter, SmallLMDrafter):
+        most = drafter.model.spec.vocab_size + _MOST_PADDING
+        _check_between(info, drafter.vocab_size, most)
+
+
+def _check_between(info: VerifierInfo, least: int, most: int) -> None:
+    if not least <= info.vocab_size <= most:
+        raise TargetMismatch(
+            f"the vocabulary of the server's target {info.model} does not fit the drafter",
+            expected=f"{least} token ids" if least == most else f"{least} to {most} token ids",
+            got=info.vocab_size,
+            remedy="use a drafter of this target, or check which target the server has",
+        )
 
 
 def _exported(
@@ -109,5 +144,8 @@ def _small_lm(path: str, info: VerifierInfo, load: dict[str, Any]) -> SmallLMDra
         )
     model = load_causal_lm(path, "the small language model", **load)
     drafter = SmallLMDrafter(model, model)
-    drafter.vocab_size = min(drafter.vocab_size, info.vocab_size)
+    own = drafter.vocab_size
+    drafter.vocab_size = min(own, vocabulary_size(tokenizer))
+    check_vocab_size(drafter, info)
+    drafter.vocab_size = min(own, info.vocab_size)
     return drafter

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from inference.remote.errors import MessageError
 
 PROTOCOL: Literal[1] = 1
+MAX_TEXT = 1_024  # largest number of bytes of a token's text; the longest known ones have 256
 _MAX_ERRORS = 1000  # number of errors of a message from which they are not looked at one by one
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from helpers.false_server import Made, false_server
 from helpers.models import tiny_llama
-from helpers.serving import Running
+from helpers.serving import Running, running, tiny_decoder
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
@@ -13,6 +15,8 @@ from inference.device import RemoteDecoder
 from inference.device.loading import device_drafter
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.remote.messages import TreeLimits, VerifierInfo
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.record import tokenizer_fingerprint
@@ -36,8 +40,6 @@ def test_drafters_without_a_model_have_names() -> None:
     assert isinstance(device_drafter("lookup", _info()), LookupDrafter)
     assert isinstance(device_drafter("aded", _info()), AdedDrafter)
     assert device_drafter("none", _info()) is None
-    with pytest.raises(ConfigError, match="vocabulary is too large"):
-        device_drafter("aded", _info(vocab_size=2**30))
 
 
 @pytest.mark.parametrize("name", ["aded=table", "some/drafter", "lookup+lm=x", "loookup", ""])
@@ -78,3 +80,56 @@ def test_a_small_model_with_another_tokenizer_is_refused(folder: Path) -> None:
     own = tokenizer_fingerprint(tiny_tokenizer(None))
     with pytest.raises(TargetMismatch, match="does not have the tokenizer of the server's target"):
         device_drafter(f"lm={folder}", _info(tokenizer=own[::-1]))
+
+
+def _stating(server: Running, vocab_size: int) -> Made:
+    """Return the server's description of its target with another size of the vocabulary."""
+    found = httpx2.get(f"{server.url}/verify").json()
+    return Made(body={**found, "vocab_size": vocab_size})
+
+
+@pytest.mark.parametrize("change", [-1, -50, 5_000, 2**31])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_vocabulary_that_does_not_fit_the_small_model_is_refused(
+    folder: Path, server: Running, decoder: SpeculativeDecoder, change: int, is_named: bool
+) -> None:
+    model: Any = decoder.target.model
+    size = decoder.target.spec.vocab_size
+    drafter = f"lm={folder}" if is_named else SmallLMDrafter(model, model)
+    with (
+        false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url,
+        pytest.raises(TargetMismatch, match=rf"expected: {size} to .*; got: {size + change}; rem"),
+    ):
+        RemoteDecoder(url, drafter)
+
+
+def test_a_padded_vocabulary_fits_the_small_model(folder: Path, server: Running) -> None:
+    size = len(tiny_tokenizer(None))
+    for change in (0, 1, 2_000):
+        with false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url:
+            RemoteDecoder(url, f"lm={folder}", dtype="float32").close()
+
+
+@pytest.mark.parametrize("change", [-1, 1, 2**31])
+def test_a_trained_drafter_needs_the_vocabulary_of_its_target(change: int) -> None:
+    trained = tiny_decoder(trained=True)
+    assert isinstance(trained.drafter, TrainedDrafter)
+    size = trained.target.spec.vocab_size
+    with running(trained, remote_sessions=1) as own:
+        made = _stating(own, size + change)
+    with (
+        false_server(lambda _path, _body: Made(500), made) as url,
+        pytest.raises(TargetMismatch, match=rf"expected: {size} token ids; got: {size + change}"),
+    ):
+        RemoteDecoder(url, trained.drafter)
+
+
+@pytest.mark.parametrize("drafter", ["aded", AdedDrafter()])
+def test_a_vocabulary_that_is_too_large_for_trigrams_is_refused(
+    server: Running, drafter: Any
+) -> None:
+    with (
+        false_server(lambda _path, _body: Made(500), _stating(server, 2**30)) as url,
+        pytest.raises(ConfigError, match="vocabulary is too large"),
+    ):
+        RemoteDecoder(url, drafter)

@@ -50,7 +50,7 @@ def test_an_opened_session_drafts_below_the_last_token() -> None:
 
 def test_the_same_bytes_are_sent_until_their_verdict_arrives() -> None:
     device = _submitted()
-    assert device.action == device.action == Send("a", 1, TREE.body)
+    assert device.action == device.action == Send("a", 1, TREE.body, 8)
     assert device.on_verdict(_verdict(TREE)) == [3, 4]
     assert device.action == Draft(2, [0, 1, 3, 4])
     assert device.text == "xy"
@@ -68,7 +68,7 @@ def test_the_verdict_of_another_tree_is_refused(verdict: Verdict) -> None:
     device = _submitted()
     with pytest.raises(MessageError, match="another tree"):
         device.on_verdict(verdict)
-    assert device.action == Send("a", 1, TREE.body)
+    assert device.action == Send("a", 1, TREE.body, 8)
 
 
 def test_a_verdict_without_a_submitted_tree_is_refused() -> None:
@@ -90,7 +90,7 @@ def test_a_lost_session_is_opened_again_and_the_tree_stays_binding() -> None:
         update={"session": "b", "emitted": [1, 3, 4], "text": "xy"}
     )
     device.on_opened(again)
-    assert device.action == Send("b", 2, OTHER.body)
+    assert device.action == Send("b", 2, OTHER.body, 6)
     assert device.num_resumes == 1
 
 
@@ -188,3 +188,36 @@ def test_memory_stays_known_if_the_session_is_lost() -> None:
     assert isinstance(device.action, Open)
     device.on_opened(opening((0, 5, 6, 7, 1)))
     assert device.action == Fetch("a", 3, 4)
+
+
+def test_another_prompt_than_that_of_the_request_is_refused() -> None:
+    device = ClientSession(OpenSession(prompt=[0, 5], seed=0, max_tokens=9))
+    with pytest.raises(MessageError, match="continues another prompt"):
+        device.on_opened(opening((0, 6, 1)))
+    assert isinstance(device.action, Open)
+
+
+def test_a_prompt_has_no_more_tokens_than_its_text_can_have() -> None:
+    many = opening().model_copy(update={"prompt_token_ids": [1] * 5_000})
+    with pytest.raises(MessageError, match="too many tokens of the prompt; expected: at most"):
+        ClientSession(REQUEST).on_opened(many)
+    long = REQUEST.model_copy(update={"prompt": "a" * 1_000})
+    ClientSession(long).on_opened(many)
+
+
+def test_tokens_have_no_more_text_than_they_can_have() -> None:
+    device = _submitted()
+    long = _verdict(TREE).model_copy(update={"text": "x" * 4_000})
+    with pytest.raises(MessageError, match="more text than its tokens can have"):
+        device.on_verdict(long)
+    with pytest.raises(MessageError, match="more text than its tokens can have"):
+        opened_device().on_opened(opening().model_copy(update={"text": "x" * 2_000}))
+
+
+def test_a_verdict_has_no_more_tokens_than_remain_or_the_largest_tree_has() -> None:
+    device = _submitted()
+    action = device.action
+    assert isinstance(action, Send)
+    assert action.max_tokens == 8  # of 9, one has been emitted
+    device.request = device.request.model_copy(update={"max_tokens": 10**6})
+    assert device.action == action._replace(max_tokens=device.limits.largest + 1)
