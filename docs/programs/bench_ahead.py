@@ -25,6 +25,7 @@ from torch import Tensor
 from inference.ahead import AheadDecoder, AheadRun, expected_gain
 from inference.benchmark.machine import environment_of
 from inference.benchmark.stats import interval_of
+from inference.benchmark.stored_parts import PARTS, parts_of
 from inference.decoder import SpeculativeDecoder
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
@@ -169,6 +170,7 @@ def main(words: Sequence[str] | None = None) -> None:
         decoder.generate(prompts[0], max_new_tokens=8, temperature=0)
     document = {
         "environment": environment_of(usual.target, arguments.target).model_dump(mode="json"),
+        PARTS: parts_of(usual.target, {"small LM": drafter}, prompts, tokens=arguments.tokens),
         "threads": arguments.threads,
         "results": [
             measure(usual, ahead, prompts, temperature, arguments.tokens)

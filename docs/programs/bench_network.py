@@ -5,7 +5,8 @@ machine that the server verifies, each with the drafters that are given. Every t
 that of the same decoder without a network. Seconds depend on what else the machine does; bytes and
 requests do not.
 
-A run can be interrupted at any time, and goes on where it has stopped:
+A run can be interrupted at any time, and goes on where it has stopped, unless the target, a drafter
+or a prompt has changed:
 
     make bench-network ARGS="--target T --trained moa=FOLDER --trained feedback=FOLDER --lm MODEL
                              --prompts PROMPTS.jsonl --minutes 3 --json RESULT.json"
@@ -28,6 +29,7 @@ import torch
 
 from inference.benchmark.machine import environment_of
 from inference.benchmark.network import PROFILES, simulated_network
+from inference.benchmark.stored_parts import PARTS, continued_parts, parts_of
 from inference.decoder import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.drafters.delegating import DelegatingDrafter
@@ -106,8 +108,12 @@ class Bench:
         size = self.target.spec.vocab_size
         self.prompts = [encode_prompt(own.first, self.tokenizer, size) for own in prompts]
         self.rows: list[dict[str, Any]] = []
+        settings = {"new tokens": arguments.tokens, "capacity": arguments.capacity, "seed": SEED}
+        self.parts = parts_of(self.target, self.drafters, self.prompts, **settings)
         if arguments.json.exists():
-            self.rows = json.loads(arguments.json.read_text())["rows"]
+            document = json.loads(arguments.json.read_text())
+            self.rows = document["rows"]
+            self.parts = continued_parts(arguments.json, document, self.parts)
         self._described = {name: _described(own) for name, own in self.drafters.items()}
         environment = environment_of(self.target, arguments.target)
         self._environment = environment.model_dump(mode="json")
@@ -278,6 +284,7 @@ class Bench:
         """Write the rows and figures so far."""
         document = {
             "environment": self._environment,
+            PARTS: self.parts,
             "drafters": self._described,
             "profiles": {name: own._asdict() for name, own in PROFILES.items()},
             "new_tokens": self.arguments.tokens,

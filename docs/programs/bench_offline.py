@@ -6,7 +6,8 @@ without new states of the target. For each number of tokens since the cut, the p
 tokens that equal the target's at the same position, and those before the first difference, which
 would stay. It also computes the target's negative log-likelihood of what was written.
 
-A run can be interrupted at any time, and goes on where it has stopped:
+A run can be interrupted at any time, and goes on where it has stopped, unless the target, a drafter
+or a prompt has changed:
 
     make bench-offline ARGS="--target TARGET --prompts FILE.jsonl --method feedback=DRAFTER
                              --method lm=MODEL --method lookup --minutes 3 --json RESULT.json"
@@ -24,6 +25,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from inference.benchmark.machine import environment_of
+from inference.benchmark.stored_parts import PARTS, continued_parts, parts_of
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -177,16 +179,17 @@ def run(arguments: argparse.Namespace) -> bool:
     """
     end = time.monotonic() + 60 * arguments.minutes
     path: Path = arguments.json
-    document = json.loads(path.read_text()) if path.exists() else {"records": {}, "texts": {}}
     tokenizer = load_tokenizer(arguments.target)
     model = load_causal_lm(arguments.target, dtype=torch.float32).requires_grad_(False).eval()
     target = TargetAdapter(model)
     prompts = read_prompts(arguments.prompts, arguments.num_prompts)
     length = max(SINCE) if arguments.length is None else arguments.length
-    document["environment"] = environment_of(target, arguments.target).model_dump(mode="json")
     drafters = {name: chain_drafter(name, target, length) for name in arguments.method}
-    for number, prompt in enumerate(prompts):
-        ids = encode_prompt(prompt.first, tokenizer, target.spec.vocab_size)
+    encoded = [encode_prompt(own.first, tokenizer, target.spec.vocab_size) for own in prompts]
+    most = max(arguments.cut) + length
+    document = _continued(path, parts_of(target, drafters, encoded, length=length, tokens=most))
+    document["environment"] = environment_of(target, arguments.target).model_dump(mode="json")
+    for number, ids in enumerate(encoded):
         for cut in arguments.cut:
             for name, drafter in drafters.items():
                 key = f"{name} {number} {cut}"
@@ -194,9 +197,7 @@ def run(arguments: argparse.Namespace) -> bool:
                     continue
                 if time.monotonic() > end:
                     return False
-                text = document["texts"].get(str(number)) or _greedy(
-                    model, ids, max(arguments.cut) + length
-                )
+                text = document["texts"].get(str(number)) or _greedy(model, ids, most)
                 document["texts"][str(number)] = text
                 known, expected = [*ids, *text[:cut]], text[cut : cut + length]
                 if not expected:
@@ -210,6 +211,14 @@ def run(arguments: argparse.Namespace) -> bool:
                 _write(path, document, arguments)
     _write(path, document, arguments)
     return True
+
+
+def _continued(path: Path, parts: dict[str, str]) -> dict[str, Any]:
+    """Return the stored result, which must have the same parts; an empty one if there is none."""
+    if not path.exists():
+        return {PARTS: parts, "records": {}, "texts": {}}
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document | {PARTS: continued_parts(path, document, parts)}
 
 
 def _greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from helpers.adaptation import save_pair
+from safetensors.torch import load_file, save_file
+
+from jakiro.errors import DataError
 
 PROGRAM = Path(__file__).parents[2] / "docs" / "programs" / "bench_network.py"
 
@@ -48,3 +51,9 @@ def test_texts_are_measured_in_stretches_and_compared(
     assert exact["down_per_token"] > int8["down_per_token"]
     assert by_method["stream"]["calls_per_token"] < exact["calls_per_token"]
     assert capsys.readouterr().out.count("| T = 0 | tau |") == 3
+    weights = load_file(pair / "drafter" / "model.safetensors")
+    name = next(iter(weights))
+    save_file(weights | {name: weights[name] + 1}, pair / "drafter" / "model.safetensors")
+    with pytest.raises(DataError, match="expected: drafter own: "):
+        module.main()
+    assert json.loads((tmp_path / "result.json").read_text()) == result

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from helpers.adaptation import save_pair
+from safetensors.torch import load_file, save_file
+
+from jakiro.errors import DataError
 
 PROGRAMS = Path(__file__).parents[2] / "docs" / "programs"
 
@@ -45,6 +48,13 @@ def test_text_that_is_written_alone_is_measured_in_stretches(tmp_path: Path) -> 
         assert document["summary"][method]["continuations"] == 4
     program.main(words)
     assert json.loads((tmp_path / "out.json").read_text())["records"] == document["records"]
+    with pytest.raises(DataError, match="expected: tokens: 19; got: tokens: 21"):
+        program.main([*words, "--cut", "5"])
+    weights = load_file(pair / "drafter" / "model.safetensors")
+    name = next(iter(weights))
+    save_file(weights | {name: weights[name] + 1}, pair / "drafter" / "model.safetensors")
+    with pytest.raises(DataError, match=f"expected: drafter {methods[0]}: "):
+        program.main(words)
 
 
 @pytest.mark.slow
@@ -59,7 +69,9 @@ def test_drafting_ahead_is_measured_beside_its_expectation(tmp_path: Path) -> No
             *("--json", str(tmp_path / "out.json")),
         ]
     )
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert {"target", "drafter small LM", "prompt 1"} <= document["parts"].keys()
+    results = document["results"]
     assert [own["temperature"] for own in results] == [0.0, 1.0]
     for own in results:
         assert own["equal_texts"] == own["prompts"] == 2

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import LogitsProcessorList
 
+from inference.drafters.identity import identity_of
 from inference.engine.request import Request
 from inference.generation.prompts import Prompt, encode_prompt, needed
-from inference.protocol import Drafter
 from inference.serving.answers.details import DetailWriter
 from inference.serving.api_error import ApiError
 from inference.serving.scheduling.decoding_options import DecodingOptions, TokenPenalties
@@ -19,10 +18,7 @@ from inference.serving.scheduling.engine_thread import EngineThread
 from inference.serving.scheduling.job import Job
 from jakiro import __version__
 from jakiro.errors import PromptError
-from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import fingerprint
-
-_NUM_WEIGHTS = 256  # number of weights of each tensor that identify a drafter
 
 
 class LoadedModel:
@@ -257,35 +253,3 @@ def _identity(engine: EngineThread) -> list[Any]:
         None if decoder.drafter is None else identity_of(decoder.drafter),
         [str(getattr(run, "budget", None)) for run in runs],
     ]
-
-
-def identity_of(drafter: Drafter) -> list[Any]:
-    """Return what distinguishes a drafter from others, in a form that can be hashed.
-
-    Args:
-        drafter: drafter, which may contain others.
-    """
-    own = vars(drafter)
-    settings = [str(own.get(name)) for name in ("forms", "plan", "settings")]
-    parts: list[Any] = [type(drafter).__name__, drafter.version, settings]
-    model = own.get("model")
-    if isinstance(model, nn.Module):
-        parts.append(_weights(model))
-    elif isinstance(model, TargetAdapter):
-        parts.append([model.spec.fingerprint, str(model.dtype)])
-    inner = (own.get(name) for name in ("drafter", "first", "second"))
-    return parts + [identity_of(other) for other in inner if isinstance(other, Drafter)]
-
-
-def _weights(model: nn.Module) -> list[Any]:
-    """Return the name, dtype and some values of each parameter."""
-    return [
-        [name, str(weight.dtype), _sample(weight.detach().flatten())]
-        for name, weight in model.named_parameters()
-    ]
-
-
-def _sample(weights: torch.Tensor) -> list[float]:
-    step = max(len(weights) // _NUM_WEIGHTS, 1)
-    chosen = weights[::step][:_NUM_WEIGHTS].double()
-    return [float(value) for value in chosen.nan_to_num().tolist()]
