@@ -79,7 +79,7 @@ class Service:
             adaptation: adaptation of its drafter; None if the drafter does not learn.
         """
         self._model, self.adaptation = model, adaptation
-        self.telemetry.watch_engine(model.engine.scheduler, model.fingerprint)
+        self.telemetry.watch_engine(model.engine.scheduler, lambda: model.fingerprint)
 
     def check_ready(self) -> None:
         """Check whether requests are accepted.

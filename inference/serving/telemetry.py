@@ -1,10 +1,12 @@
 """Counters and times of the server, in Prometheus' text format."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from inference.engine.stats import DecodeStats
 from inference.serving.answers.reply import Reply
@@ -60,20 +62,20 @@ class Telemetry:
         """
         Gauge(name, text, **self._own).set_function(value)
 
-    def watch_engine(self, scheduler: Scheduler, fingerprint: str) -> None:
+    def watch_engine(self, scheduler: Scheduler, fingerprint: Callable[[], str]) -> None:
         """Add gauges of an engine.
 
         Args:
             scheduler: scheduler of the engine.
-            fingerprint: identity of the target, the drafter and the trees.
+            fingerprint: function that returns the identity of the target, the drafter and the
+                trees, which changes when the drafter is adapted.
         """
         places = sum(lane.places for lane in scheduler.lanes)
         self.watch("running", "Sequences that have places.", lambda: scheduler.num_running)
         self.watch("waiting", "Prompts that wait for places.", lambda: scheduler.num_waiting)
         self.watch("places_free", "Free places.", lambda: places - scheduler.num_running)
         self.watch("cache_bytes", "Size of the caches.", lambda: scheduler.num_bytes)
-        info = Gauge("model", "Target, drafter and trees.", ["fingerprint"], **self._own)
-        info.labels(fingerprint).set(1)
+        self.registry.register(_ModelInfo(fingerprint))
 
     def watch_adaptation(
         self,
@@ -139,3 +141,17 @@ class Telemetry:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, buckets=buckets, **self._own)
+
+
+class _ModelInfo(Collector):
+    """A gauge whose label is the present fingerprint of the model."""
+
+    def __init__(self, fingerprint: Callable[[], str]) -> None:
+        self._fingerprint = fingerprint
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauge."""
+        text = "Target, drafter and trees."
+        found = GaugeMetricFamily("jakiro_model", text, labels=["fingerprint"])
+        found.add_metric([self._fingerprint()], 1.0)
+        yield found

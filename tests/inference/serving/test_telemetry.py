@@ -1,6 +1,7 @@
 """The metrics of a server."""
 
 import httpx2
+import pytest
 from helpers.serving import MODEL, Running
 from openai import OpenAI
 
@@ -42,3 +43,13 @@ def test_no_metric_contains_what_clients_send(server: Running, client: OpenAI) -
     httpx2.get(f"{server.url}/{canary}?x={canary}", headers={"x-request-id": canary})
     httpx2.post(f"{server.url}/completions", content=canary)
     assert canary not in httpx2.get(f"{server.root}/metrics").text
+
+
+def test_the_model_has_its_present_fingerprint_only(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = server.server.service.model
+    before = model.fingerprint
+    monkeypatch.setattr(model, "fingerprint", f"{before}_adapted")  # as after a change of weights
+    found = [name for name in _values(server) if name.startswith("jakiro_model{")]
+    assert found == [f'jakiro_model{{fingerprint="{before}_adapted"}}']

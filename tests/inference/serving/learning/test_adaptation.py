@@ -140,6 +140,9 @@ def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) ->
             fingerprints |= {answer.system_fingerprint for answer in answers}
             first = (first + 6) % 2000
             time.sleep(0.3)
+        present = served.running.server.service.model.fingerprint
+        assert served.metric("model", fingerprint=present) == 1
+        assert sum(served.metric("model", fingerprint=own) for own in fingerprints | {present}) == 1
     assert len(fingerprints) == 2  # all versions of the false learner have the same weights
 
 
