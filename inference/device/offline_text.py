@@ -5,7 +5,7 @@ verdict of the submitted tree    --> what continues it is the next step's tree
 verdict of that tree             --> tokens up to the first difference stay, and drafting goes on
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ from inference.device.link import ServerLink
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.names import LM, UntrainedName
 from inference.engine.decode_step import BONUS, TARGET
-from inference.generation.streaming import TextStream
+from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Drafter, RequestTicket
 from inference.remote.client_session import ClientSession, Draft, Fetch, Open, Send
 from inference.remote.messages import OpenSession, SessionOpened
@@ -32,8 +32,8 @@ class OfflineWriting:
     """Options of a text that goes on while the server cannot be reached.
 
     Attributes:
-        tokenizer: the target's tokenizer, for the text of provisional tokens; None to get only
-            their ids.
+        tokenizer: the target's tokenizer, for the text of provisional tokens, which ends before
+            stop strings; None to get only their ids, which then do not end at stop strings.
         after_seconds: seconds without an answer after which the drafter goes on alone.
         max_tokens: largest number of provisional tokens; the drafter then waits.
 
@@ -154,7 +154,7 @@ class OfflineText(RemoteText):
         self.counts = ProvisionalCounts()
         self._provisional = ProvisionalText()
         self._writer: AloneWriter | None = None  # None unless the drafter writes alone
-        self._stream: TextStream | None = None
+        self._text = self._verified_text()
         self._num_attempts = 0
 
     def output(self) -> OfflineOutput:
@@ -175,7 +175,7 @@ class OfflineText(RemoteText):
         if (step := self._answered(answer)) is not None:
             yield step
             if rest := self._provisional.token_ids:
-                yield self._shown(rest)
+                yield _provisional_step(*self._text.push(rest))
 
     def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
         """Yield provisional steps until there is an answer, and return the answer."""
@@ -193,16 +193,15 @@ class OfflineText(RemoteText):
         yield from self._begin()
         assert self._writer is not None
         provisional = self._provisional
-        room = self._session.request.max_tokens - len(self._session.emitted)
-        most = min(self.options.max_tokens, self._session.limits.max_chain, room)
-        while not call.done() and len(provisional.token_ids) < most and not self._has_ended:
+        most = min(self.options.max_tokens, self._session.limits.max_chain)
+        while not (call.done() or self._text.has_ended) and len(provisional.token_ids) < most:
             with self._clock("draft"):
                 token = self._writer.next(provisional.token_ids)
             if token is None:
                 return
             provisional.written.append(token)
             self.counts.num_written += 1
-            yield self._shown([token.token_id])
+            yield _provisional_step(*self._text.push([token.token_id]))
 
     def _begin(self) -> Iterator[RemoteStep]:
         """Guess the outcome of the submitted tree, unless the drafter writes alone already."""
@@ -211,17 +210,19 @@ class OfflineText(RemoteText):
         session = self._session
         known = len(self._provisional.token_ids)  # text that was submitted as the tree
         tree = self._tree
-        guess = [] if tree is None else [tree.token_ids[node] for node in tree.best_path()]
-        self._provisional = ProvisionalText(guess)
+        path = [] if tree is None else [tree.token_ids[node] for node in tree.best_path()]
+        self._text = self._verified_text()
+        guess, _ = self._text.push(path[:known])
+        new, text = self._text.push(path[known:])
+        self._provisional = ProvisionalText([*guess, *new])
         self._num_attempts += 1
         token_ids = [*session.prompt_token_ids, *session.emitted]
         self._writer = AloneWriter(
             self._own_drafting, token_ids, session.next_step, self._num_attempts
         )
-        self._stream = self._new_stream(guess[:known])
-        if new := guess[known:]:
+        if new:
             self.counts.num_written += len(new)
-            yield self._shown(new)
+            yield _provisional_step(new, text)
 
     def _draft(self, action: Draft) -> None:
         """Submit what continues the verdict, or draft a tree."""
@@ -253,40 +254,64 @@ class OfflineText(RemoteText):
             self._provisional = ProvisionalText()
         if self._session.is_finished:
             self._provisional = ProvisionalText()
-        self._stream = self._new_stream([])
+        self._text = self._verified_text()
 
-    @property
-    def _has_ended(self) -> bool:
-        """Whether the last provisional token ends a text."""
-        tokenizer, ids = self.options.tokenizer, self._provisional.token_ids
-        end = None if tokenizer is None else tokenizer.eos_token_id
-        return end is not None and bool(ids) and ids[-1] == end
-
-    def _new_stream(self, known: list[int]) -> TextStream | None:
-        """Return the text of provisional tokens that follow verified and known ones."""
-        if self.options.tokenizer is None:
-            return None
-        stream = TextStream(self.options.tokenizer)
-        stream.push([*self._session.emitted, *known])
-        return stream
-
-    def _shown(self, token_ids: list[int]) -> RemoteStep:
-        """Return a provisional step."""
-        text = "" if self._stream is None else self._stream.push(token_ids)
-        count = len(token_ids)
-        return RemoteStep(
-            token_ids,
-            [BONUS] * count,
-            False,
-            proposer_ids=[TARGET] * count,
-            text=text,
-            is_verified=False,
-        )
+    def _verified_text(self) -> "_GrowingText":
+        """Return the text of the verified tokens."""
+        session = self._session
+        text = _GrowingText(self.options.tokenizer, session.request, session.end_ids)
+        text.push(session.emitted)
+        return text
 
     def _give_up(self, error: ResourceError) -> None:
         """End the text; what is provisional stays so."""
-        counts, stream = self.counts, self._new_stream([])
-        counts.error, counts.unverified = error, self._provisional.token_ids
-        if stream is not None:
-            counts.unverified_text = stream.push(counts.unverified) + stream.flush()
+        counts, text = self.counts, self._verified_text()
+        counts.error = error
+        counts.unverified, counts.unverified_text = text.push(self._provisional.token_ids)
+        counts.unverified_text += text.flush()
         self._session.give_up()
+
+
+class _GrowingText:
+    """Tokens and their text, up to the token at which the server would end the text.
+
+    Args:
+        tokenizer: the target's tokenizer; None if it is unknown, and with it all text.
+        request: request whose text it is.
+        end_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        request: OpenSession,
+        end_ids: Sequence[int],
+    ) -> None:
+        self.has_ended = False
+        self._text = None if tokenizer is None else IncrementalText(tokenizer, request.stop)
+        self._num_left = request.max_tokens
+        self._end_ids = frozenset(end_ids)
+
+    def push(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
+        """Return the tokens that belong to the text, and the text that they add."""
+        taken, text = [], ""
+        for token in token_ids:
+            if self.has_ended:
+                break
+            taken.append(token)
+            text += "" if self._text is None else self._text.push(token)
+            self._num_left -= 1
+            is_stopped = self._text is not None and self._text.is_stopped
+            self.has_ended = token in self._end_ids or is_stopped or self._num_left <= 0
+        return taken, text + (self.flush() if taken and self.has_ended else "")
+
+    def flush(self) -> str:
+        """Return the text that was held back."""
+        return "" if self._text is None else self._text.flush()
+
+
+def _provisional_step(token_ids: list[int], text: str) -> RemoteStep:
+    depths, proposers = [BONUS] * len(token_ids), [TARGET] * len(token_ids)
+    return RemoteStep(
+        token_ids, depths, False, proposer_ids=proposers, text=text, is_verified=False
+    )

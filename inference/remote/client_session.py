@@ -76,6 +76,7 @@ class ClientSession:
 
     Attributes:
         num_rows: number of tokens whose memory is known.
+        end_ids: tokens that end the text.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class ClientSession:
         self.is_given_up = False
         self.samples = False
         self.limits = TreeLimits()
+        self.end_ids: list[int] = []
         self.num_resumes = 0
         self._session: str | None = None
         self._fingerprint: str | None = None  # of the first server
@@ -142,6 +144,7 @@ class ClientSession:
         self.prompt_token_ids, self.emitted = opened.prompt_token_ids, opened.emitted
         self.text, self.limits, self.samples = opened.text, opened.limits, opened.samples
         self.next_step, self.is_finished = opened.next_step, opened.finished
+        self.end_ids = opened.end_ids
 
     def submit(self, tree: SubmittedTree) -> None:
         """Bind the next step to a tree.

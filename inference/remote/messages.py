@@ -135,6 +135,7 @@ class SessionOpened(WireMessage):
     finished: bool
     next_step: int = Field(ge=1, lt=2**31)
     limits: TreeLimits
+    end_ids: Annotated[list[TokenId], Field(max_length=1024)] = []  # tokens that end the text
 
 
 class StepHeader(WireMessage):

@@ -36,7 +36,8 @@ class ServeSettings(Settings):
     requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Largest rate of requests of each key, or of all requests without keys; None for no limit."""
     tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Largest rate of tokens of prompts and texts of each key; None for no limit."""
+    """Largest rate of tokens of prompts and texts of each key, and of those that other machines
+    fetch or repeat; None for no limit."""
     failures_per_minute: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Largest rate of requests with a wrong key from one address."""
     allowed_hosts: tuple[str, ...] = ()

@@ -182,6 +182,7 @@ class InProcessLink(ServerLink):
             finished=server.is_finished,
             next_step=1,
             limits=limits,
+            end_ids=sorted(prepared.stop.eos_ids),
         )
 
     def submit(self, sent: Send, _: LinkTraffic, row_bytes: int | None = None) -> AnsweredStep:

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from inference.generation.incremental_text import IncrementalText
 from inference.generation.prompts import Prompt
-from inference.serving.answers.incremental_text import IncrementalText
 
 
 class Echo(NamedTuple):

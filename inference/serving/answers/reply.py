@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
+from inference.generation.incremental_text import IncrementalText
 from inference.serving.answers.details import ChoiceDetails, DetailLog
 from inference.serving.answers.echo import Echo
-from inference.serving.answers.incremental_text import IncrementalText
 from inference.serving.scheduling.job import Job
 
 IDLE_SECONDS = 15.0  # after so long without a token, an empty list is delivered

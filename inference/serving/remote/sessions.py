@@ -135,10 +135,12 @@ class RemoteSessions:
             ApiError: there is no such session, or no such memory.
         """
         session = self._found(user, session_id)
+        user.rate.check_tokens()
         verification = session.verification
         assert verification is not None, "ids are known once sessions are open"
         with self._service.active(), session.answering():
             body = await self._on_engine(partial(verification.memory_rows, begin, end))
+        user.rate.count_tokens(end - begin)
         self._count_bytes(0, len(body))
         return body
 
@@ -225,6 +227,7 @@ class RemoteSessions:
             finished=verification.is_finished,
             next_step=verification.book.next_step,
             limits=self.limits,
+            end_ids=sorted(request.stop.eos_ids),
         )
 
     async def _decided(self, session: RegisteredSession, step: int, body: bytes) -> DecidedStep:
@@ -243,9 +246,10 @@ class RemoteSessions:
             return DecidedStep(verdict, is_replay, verification.sends_rows)
 
         found = await self._on_engine(decide)
+        assert verification.verdict is not None, "a step was decided"
+        session.user.rate.count_tokens(len(verification.verdict.emitted))
         if not found.is_replay:
-            assert verification.verdict is not None, "the step was decided just now"
-            self._count(session, len(received.tree.token_ids), verification.verdict)
+            self._count(len(received.tree.token_ids), verification.verdict)
         return found
 
     def _count_bytes(self, up: int, down: int) -> None:
@@ -253,8 +257,7 @@ class RemoteSessions:
         count.labels("up").inc(up)
         count.labels("down").inc(down)
 
-    def _count(self, session: RegisteredSession, num_drafted: int, verdict: Verdict) -> None:
-        session.user.rate.count_tokens(len(verdict.emitted))
+    def _count(self, num_drafted: int, verdict: Verdict) -> None:
         telemetry = self._service.telemetry
         telemetry.steps.inc()
         telemetry.tokens.labels("generated").inc(len(verdict.emitted))

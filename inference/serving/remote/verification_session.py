@@ -19,13 +19,13 @@ from inference.engine.policy import AlwaysDraft
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.engine.threads import num_threads
+from inference.generation.incremental_text import IncrementalText
 from inference.remote.errors import MessageError, SessionGone
 from inference.remote.memory_rows import encode_with_rows
 from inference.remote.messages import MemoryRows, Progress, TreeLimits, Verdict
 from inference.remote.received_tree import receive_tree
 from inference.remote.step_book import Decision, StepBook
 from inference.remote.step_frame import ReceivedStep
-from inference.serving.answers.incremental_text import IncrementalText
 from inference.serving.remote.mailed_trees import MailedTrees
 from inference.serving.remote.memory_source import MAX_NEWEST_ROWS, MAX_ROWS, MemorySource
 from jakiro.target.adapter import TargetAdapter

@@ -18,11 +18,11 @@ from inference.engine.captured_lane import CapturedLane
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
 from inference.engine.request import OutputOptions, Request
+from inference.generation.incremental_text import IncrementalText, TextStopRule
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
-from inference.serving.answers.incremental_text import IncrementalText, TextStopRule
 from inference.serving.scheduling.job import EngineCall, Job
 from inference.serving.scheduling.scheduler import Scheduler
 from jakiro.errors import EngineStopped, PromptError

@@ -79,3 +79,18 @@ def test_a_limit_that_lasts_longer_than_patience_is_named() -> None:
         steps.close()
     assert "status 429" in str(found.value)
     assert "cannot reach" not in str(found.value)
+
+
+def test_without_patience_the_first_lost_request_ends_the_text(server: Running) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return LOST if number > 2 else PASSED
+
+    with (
+        bad_network(server.root, schedule) as network,
+        RemoteDecoder(network.url, patience=0.0) as remote,
+    ):
+        steps = remote.steps([1, 2], **SHORT)
+        assert len([next(steps), next(steps)]) == 2
+        with pytest.raises(ResourceError, match="cannot reach the server"):
+            next(steps)
+        assert network.num_requests == 5  # the last one ends the session

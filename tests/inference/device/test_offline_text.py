@@ -1,6 +1,8 @@
 """Text goes on without a connection, and what stays is the target's own text."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from helpers.bad_network import LOST, PASSED, UNANSWERED, Schedule, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.offline import InProcessLink
-from helpers.serving import Running
+from helpers.serving import Running, running
+from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
@@ -242,6 +245,86 @@ def test_sampled_text_is_complete_and_some_of_it_was_written_alone(
     assert sum(output.provisional.num_retracted for output in outputs) > 0
 
 
+@contextmanager
+def _ending_with(decoder: SpeculativeDecoder, token_id: int) -> Iterator[None]:
+    """Let a token end texts in the block."""
+    config: Any = decoder.target.model.generation_config
+    before, config.eos_token_id = config.eos_token_id, token_id
+    try:
+        yield
+    finally:
+        config.eos_token_id = before
+
+
+def _is_never_longer(
+    server: Running, drafter: Drafter, schedule: Schedule, expected: Any, options: dict[str, Any]
+) -> int:
+    """Check that verified and provisional text end where the final text does.
+
+    Returns:
+        The number of provisional tokens.
+    """
+    tokenizer = tiny_tokenizer(None)
+    offline = OfflineWriting(tokenizer, after_seconds=0.0)
+    ids, text, known, num_provisional = [], "", ("", 0), 0
+    with (
+        bad_network(server.root, schedule) as network,
+        RemoteDecoder(network.url, drafter, offline=offline) as remote,
+    ):
+        for step in remote.steps(PROMPT, **options):
+            if step.is_verified:
+                text, ids = text[: len(known[0])], ids[: known[1]]
+            text, ids = text + step.text, [*ids, *step.token_ids]
+            if step.is_verified:
+                known = (text, len(ids))
+            num_provisional += 0 if step.is_verified else len(step.token_ids)
+            assert ids == expected.new_token_ids[: len(ids)]
+            assert expected.text.startswith(text)
+    assert (ids, text) == (expected.new_token_ids, expected.text)
+    return num_provisional
+
+
+@pytest.mark.parametrize(
+    "length", [4, *(pytest.param(own, marks=pytest.mark.slow) for own in (5, 6, 9))]
+)
+def test_provisional_text_ends_with_a_token_that_ends_texts(
+    decoder: SpeculativeDecoder, good: SmallLMDrafter, length: int
+) -> None:
+    tokens = decoder.generate(PROMPT, **GREEDY).new_token_ids
+    assert tokens.index(tokens[length - 1]) == length - 1
+    with _ending_with(decoder, tokens[length - 1]), running(decoder, remote_sessions=2) as server:
+        expected = decoder.generate(PROMPT, **GREEDY)
+        assert len(expected.new_token_ids) == length
+        found = [
+            _is_never_longer(server, good, _down(first, 6), expected, GREEDY) for first in (2, 3)
+        ]
+    assert sum(found) > 0
+
+
+@pytest.mark.parametrize("begin", [6, 11])
+def test_provisional_text_ends_before_a_stop_string(
+    decoder: SpeculativeDecoder, server: Running, good: SmallLMDrafter, begin: int
+) -> None:
+    whole = decoder.generate(PROMPT, **GREEDY)
+    stop = whole.text[begin : begin + 3]
+    options = {**GREEDY, "stop": [stop]}
+    with RemoteDecoder(server.url) as remote:
+        expected = remote.generate(PROMPT, **options)
+    assert expected.text == whole.text[: whole.text.index(stop)]
+    assert len(expected.new_token_ids) < 24
+    found = [_is_never_longer(server, good, _down(first, 6), expected, options) for first in (2, 3)]
+    assert sum(found) > 0
+
+
+@pytest.mark.parametrize("most", [3, 4, 5])
+def test_provisional_text_is_not_longer_than_was_requested(
+    decoder: SpeculativeDecoder, server: Running, good: SmallLMDrafter, most: int
+) -> None:
+    options = {**GREEDY, "max_new_tokens": most}
+    expected = decoder.generate(PROMPT, **options)
+    assert _is_never_longer(server, good, _down(2, 6), expected, options) > 0
+
+
 SMALL: dict[str, Any] = {"temperature": 1.3, "top_k": 3}
 
 
@@ -273,3 +356,27 @@ def test_sampled_text_follows_the_targets_distribution(
     probs = probs_of_continuations(decoder.target.model, PROMPT, 4, **SMALL)
     assert p_value(found, probs) > 0.001
     assert kept > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["good", "similar"])
+def test_sampled_text_with_an_end_follows_the_targets_distribution(
+    decoder: SpeculativeDecoder, name: str, request: Any
+) -> None:
+    drafter = request.getfixturevalue(name)
+    whole = probs_of_continuations(decoder.target.model, PROMPT, 4, **SMALL)
+    second = Counter[int]()
+    for tokens, share in whole.items():
+        second[tokens[1]] += share  # type: ignore[assignment]
+    end, _ = second.most_common(1)[0]
+    probs: Counter[tuple[int, ...]] = Counter()
+    for tokens, share in whole.items():
+        length = tokens.index(end) + 1 if end in tokens else len(tokens)
+        probs[tokens[:length]] += share  # type: ignore[assignment]
+    found: Counter[tuple[int, ...]] = Counter()
+    with _ending_with(decoder, end):
+        for seed in range(1200):
+            output = _text_in_process(decoder, drafter, seed, num_alone=2)
+            found[tuple(output.new_token_ids)] += 1
+    assert p_value(found, probs) > 0.001  # type: ignore[arg-type]
+    assert sum(count for tokens, count in found.items() if len(tokens) < 4) > 100

@@ -31,6 +31,34 @@ def test_a_chain_that_was_written_alone_keeps_the_target_distribution(
     assert _error(OfflineSteps(_tables(seed), length), length=3 + (length > 1)) < EXACT
 
 
+class _EndsWithAToken(OfflineSteps):
+    """Writes nothing after a token, as after one that ends texts."""
+
+    end = 1
+
+    def written_alone(
+        self, chooser: Chooser, prefix: Prefix, guess: list[int]
+    ) -> tuple[ProvisionalText, Noise]:
+        """Return the provisional text up to the token, and the noise of its first written token."""
+        text, first = ProvisionalText(guess), Noise()
+        for number in range(self.length):
+            if self.end in text.token_ids:
+                break
+            noise = Noise() if number else first
+            text.written.append(self.token(chooser, (*prefix, *text.token_ids), noise))
+        return text, first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", range(3))
+def test_an_end_of_provisional_text_that_depends_on_earlier_tokens_keeps_the_distribution(
+    end: int,
+) -> None:
+    steps = _EndsWithAToken(_tables(0), 2)
+    steps.end = end
+    assert _error(steps, length=3) < EXACT
+
+
 # Planted faults: the enumeration must detect each of them.
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import exit_code
 from helpers.serving import MODEL, Running, running, tiny_decoder
 
-from inference.serving.answers.incremental_text import IncrementalText
+from inference.generation.incremental_text import IncrementalText
 
 KEY = "secret-key-1"
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
-from inference.serving.answers.incremental_text import IncrementalText
+from inference.generation.incremental_text import IncrementalText
 
 QUICK = ["--max-new-tokens", "8", "--samples", "60", "--top-k", "4", "--device", "cpu"]
 

@@ -13,7 +13,7 @@ from helpers.serving import Running, running, tiny_decoder
 
 from inference.benchmark.server.document import LoadDocument, LoadSettings
 from inference.benchmark.server.run import measure_load
-from inference.serving.answers.incremental_text import IncrementalText
+from inference.generation.incremental_text import IncrementalText
 from jakiro.errors import ConfigError, PromptError, ResourceError
 
 TEXTS = ("def main(", "print(", "return 41", "import", "# naïve → 漢字\n")

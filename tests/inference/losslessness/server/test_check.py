@@ -14,10 +14,10 @@ from torch import Tensor
 
 from inference import SpeculativeDecoder
 from inference.client.client import ServerClient
+from inference.generation.incremental_text import IncrementalText
 from inference.losslessness.reference import Reference
 from inference.losslessness.server.check import verify_server
 from inference.losslessness.server.records import ServerCheck, ServerReport, ServerVerifySettings
-from inference.serving.answers.incremental_text import IncrementalText
 from inference.serving.scheduling.engine_thread import EngineThread
 from jakiro.errors import PromptError, ResourceError
 

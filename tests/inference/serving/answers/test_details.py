@@ -17,8 +17,8 @@ from inference import SpeculativeDecoder
 from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.details import TokenDetails
 from inference.engine.verified_tree import VerifiedTree
+from inference.generation.incremental_text import IncrementalText
 from inference.serving.answers.details import DetailLog, DetailWriter, TokenOrigin
-from inference.serving.answers.incremental_text import IncrementalText
 
 MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
 NO_TREE = VerifiedTree(1, [], [], [], [], [], 2)

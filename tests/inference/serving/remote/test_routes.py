@@ -13,6 +13,7 @@ from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.remote.messages import (
+    MemoryRequest,
     OpenSession,
     Progress,
     SessionOpened,
@@ -30,6 +31,11 @@ GREEDY: dict[str, Any] = {"seed": 3, "max_tokens": 24, "temperature": 0.0}
 @pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
     return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def trained() -> SpeculativeDecoder:
+    return tiny_decoder(trained=True)
 
 
 @pytest.fixture(scope="module")
@@ -337,3 +343,33 @@ def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
 def test_no_device_is_served_unless_the_server_says_so(decoder: SpeculativeDecoder) -> None:
     with running(decoder) as server, Device(server, None).http as http:
         assert http.get("verify").status_code == 404
+
+
+def test_repeated_verdicts_count_as_tokens(decoder: SpeculativeDecoder) -> None:
+    with running(decoder, remote_sessions=1, tokens_per_minute=30.0) as server:
+        device = Device(server, None)
+        with device.http:
+            opened = device.open()
+            tree = looked_up([*PROMPT, *opened.emitted]).body
+            answers = [device.put(opened.session, 1, tree) for _ in range(40)]
+    codes = [answer.status_code for answer in answers]
+    assert codes[0] == 200
+    assert codes[-1] == 429
+    assert _error(answers[-1])["message"].startswith("too many tokens in a minute")
+    assert int(answers[-1].headers["retry-after"]) > 0
+
+
+def test_fetched_memory_counts_as_tokens_of_its_own_key(trained: SpeculativeDecoder) -> None:
+    limits: dict[str, Any] = {"api_keys": KEYS, "tokens_per_minute": 30.0}
+    with running(trained, remote_sessions=2, **limits) as server:
+        device, other = Device(server), Device(server, KEYS[1])
+        with device.http, other.http:
+            offer = parse_message(device.http.get("verify").content, VerifierInfo).memory
+            assert offer is not None
+            memory = MemoryRequest(encoder=offer.encoder, encoding="int8")
+            opened = device.open(memory=memory)
+            path = f"verify/sessions/{opened.session}/memory?from=0&to={len(PROMPT)}"
+            answers = [device.http.get(path) for _ in range(6)]
+            assert [answer.status_code for answer in answers] == [200] * 4 + [429] * 2
+            assert _error(answers[-1])["code"] == "rate_limit_exceeded"
+            other.close(other.open().session)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from inference.engine.request import StopRule
-from inference.serving.answers.incremental_text import IncrementalText, TextStopRule
+from inference.generation.incremental_text import IncrementalText, TextStopRule
 
 TOKENIZER = tiny_tokenizer()
 SPACED = spaced_tokenizer()
