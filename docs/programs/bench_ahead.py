@@ -11,6 +11,7 @@ guesses, and from the seconds of verification beside the drafter:
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import encode_prompt
+from jakiro.errors import JakiroError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
@@ -182,4 +184,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except JakiroError as error:
+        sys.exit(f"error: {error}")

@@ -428,4 +428,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except JakiroError as error:
+        sys.exit(f"error: {error}")

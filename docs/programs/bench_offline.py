@@ -16,6 +16,7 @@ or a prompt has changed:
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import JakiroError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import write_atomically
 from jakiro.utils.packaged import packaged_drafter
@@ -264,4 +266,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except JakiroError as error:
+        sys.exit(f"error: {error}")

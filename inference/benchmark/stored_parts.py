@@ -33,8 +33,8 @@ def parts_of(
     hashed |= {f"prompt {number}": list(prompt) for number, prompt in enumerate(prompts)}
     return {
         "target": target.spec.fingerprint,
+        **{name: str(value) for name, value in settings.items()},  # drafters may depend on them
         **{name: fingerprint(part)[:_LENGTH] for name, part in hashed.items()},
-        **{name: str(value) for name, value in settings.items()},
     }
 
 

@@ -329,14 +329,26 @@ SMALL: dict[str, Any] = {"temperature": 1.3, "top_k": 3}
 
 
 def _text_in_process(
-    decoder: SpeculativeDecoder, drafter: SmallLMDrafter, seed: int, num_alone: int
+    decoder: SpeculativeDecoder,
+    drafter: SmallLMDrafter,
+    seed: int,
+    num_alone: int,
+    end: int | None = None,
 ) -> OfflineOutput:
-    """Return a text of four tokens, some of which are written alone in the first step."""
+    """Return a text of four tokens, some of which are written alone in the first step.
+
+    Args:
+        decoder: target and tokenizer of the server.
+        drafter: drafter of the device.
+        seed: seed of the text.
+        num_alone: number of tokens that are written alone, unless the text ends before.
+        end: token that ends the text; None for none.
+    """
     request = OpenSession(prompt=PROMPT, seed=seed, max_tokens=4, **SMALL)
     own = InProcessLink(decoder)
     text = OfflineText(own, request, own.drafting(drafter, request), options=NOW)
-    for _ in text.steps():  # verified steps are answered at once, and others after some tokens
-        if text.counts.num_written >= num_alone:
+    for step in text.steps():  # verified steps are answered at once, and others after some tokens
+        if text.counts.num_written >= num_alone or step.token_ids[-1] == end:
             own.is_answering.set()
     return text.output()
 
@@ -359,11 +371,9 @@ def test_sampled_text_follows_the_targets_distribution(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["good", "similar"])
 def test_sampled_text_with_an_end_follows_the_targets_distribution(
-    decoder: SpeculativeDecoder, name: str, request: Any
+    decoder: SpeculativeDecoder, similar: SmallLMDrafter
 ) -> None:
-    drafter = request.getfixturevalue(name)
     whole = probs_of_continuations(decoder.target.model, PROMPT, 4, **SMALL)
     second = Counter[int]()
     for tokens, share in whole.items():
@@ -376,7 +386,7 @@ def test_sampled_text_with_an_end_follows_the_targets_distribution(
     found: Counter[tuple[int, ...]] = Counter()
     with _ending_with(decoder, end):
         for seed in range(1200):
-            output = _text_in_process(decoder, drafter, seed, num_alone=2)
+            output = _text_in_process(decoder, similar, seed, num_alone=2, end=end)
             found[tuple(output.new_token_ids)] += 1
     assert p_value(found, probs) > 0.001  # type: ignore[arg-type]
     assert sum(count for tokens, count in found.items() if len(tokens) < 4) > 100
