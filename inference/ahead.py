@@ -50,8 +50,7 @@ class AheadDecoder(SpeculativeDecoder):
         num_right: number of these guesses that were right.
 
     Raises:
-        ConfigError: the drafter or the trees cannot be drafted ahead, and as for
-            `SpeculativeDecoder`.
+        ConfigError: these arguments do not allow drafting ahead, and as for `SpeculativeDecoder`.
 
     Example:
         decoder = AheadDecoder(target, SmallLMDrafter(small, target), tree="fixed")
@@ -188,7 +187,7 @@ class AheadRun(DecodeRun):
         )
 
     def _forget(self) -> None:
-        """Let the session forget a wrong guess, whose length may be the right one."""
+        """Remove a wrong guess from the session, which may have the right length by chance."""
         if self._ahead is not None and self.context.session is not None:
             self.context.session.rollback(self._ahead.known)
         self._ahead = None
@@ -229,15 +228,15 @@ def _check_usable(drafter: Drafter | None, policy: object, runner: str, captured
 def expected_gain(
     draft: float, verify: float, rest: float, beside: float, ahead: float, right: float
 ) -> float:
-    """Return the expected gain of drafting ahead in tokens per second.
+    """Return the expected tokens per second with drafting ahead, divided by those without.
 
     Args:
         draft: seconds to draft a tree.
         verify: seconds of the target's verification alone.
         rest: seconds of the rest of a step.
-        beside: ratio of the seconds of verification beside the drafter to those alone.
+        beside: seconds of a verification while the drafter computes, divided by `verify`.
         ahead: seconds to draft ahead, while the target verifies.
-        right: share of the steps whose outcome was guessed.
+        right: share of the steps whose outcome was guessed correctly.
     """
     usual = draft + verify + rest
     return usual / (max(beside * verify, ahead) + rest + (1 - right) * draft)

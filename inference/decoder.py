@@ -74,7 +74,7 @@ class SpeculativeDecoder:
             be the shape of all trees, or a plan with one shape for greedy decoding and one for
             sampling.
         compiled: whether to compile decoding steps and a trained drafter with `torch.compile`; the
-            first steps then take long.
+            first steps are then slow.
         packed: whether the target computes with weights reordered for the CPU. The verification of
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.

@@ -35,7 +35,7 @@ class GenerateOutput:
     text: str | None  # text of the continuation; None if there is no tokenizer
     stats: DecodeStats
     # Each of these details is None if it was not requested.
-    log_probs: list[float] | None = None  # of new tokens under the target's processed distribution
+    log_probs: list[float] | None = None  # one per new token, under the processed distribution
     scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each new token
     logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # raw logits of each new token
     tokenizer: PreTrainedTokenizerBase | None = None  # the tokenizer that decoded the text

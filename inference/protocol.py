@@ -42,7 +42,7 @@ class Committed(NamedTuple):
     num_verified: tuple[int, ...]
     token_ids: Int[Tensor, "batch verified"]
     root: Int[Tensor, "batch 1"]
-    memory: EncodedMemory | None  # of the verified tokens; None if the drafter needs no memory
+    memory: EncodedMemory | None  # memory of the verified tokens; None if the drafter needs none
     start: Int[Tensor, " batch"]  # position of the first verified token
     end: Int[Tensor, " batch"]  # `base_length` on the device
     is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
@@ -241,10 +241,10 @@ class DeviceSession(DraftSession):
 
     @abstractmethod
     def show_rows(self, sampling: BatchSampling) -> None:
-        """Have sequences with these options, whose lengths are 0 until `follow` is called.
+        """Switch to sequences with these options, whose lengths are 0 until `follow` is called.
 
-        There is room for them, because they are at most as many as the session once had. The last
-        sequences may have no tokens: what a step computes for such a sequence is not used.
+        There is room for them, because the session had at least as many before. The last sequences
+        may have no tokens: what a step computes for such a sequence is not used.
         """
 
     @abstractmethod
@@ -289,7 +289,7 @@ class Drafter(ABC):
             `encode_memory`.
         version: identifier of the memory encoder; sessions reject memory from other encoders.
         bytes_per_token: number of bytes that a session takes for each token of a sequence.
-        proposer_names: names of the proposer ids in trees, for people.
+        proposer_names: names of the proposer ids in trees, for display.
         request_counter: counter that numbers the requests; None if nothing is learned from requests
             for later ones. See `AdaptiveDrafter`.
     """

@@ -1,4 +1,4 @@
-"""The lesson that a server gives to the process that learns, and the result that it answers.
+"""The lesson that a server gives to the learning process, and the result that it returns.
 
 The server writes one lesson to the process's standard input, so texts are never on disk. The
 process writes one result, a line of JSON, to its standard output, and ends.
@@ -24,11 +24,11 @@ class Passage(BaseModel):
 
 
 class Recipe(BaseModel):
-    """How a drafter learns, and how the result is measured."""
+    """Settings of the learning, and of the measurement of its result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rank: int = Field(16, ge=1)  # of the adapters (LoRA)
+    rank: int = Field(16, ge=1)  # rank of the adapters (LoRA)
     learning_rate: float = Field(5e-4, gt=0)
     passes: int = Field(2, ge=1)  # number of times that each text is learned from
     batch_size: int = Field(8, ge=1)  # number of texts of an optimizer step
@@ -40,19 +40,19 @@ class Recipe(BaseModel):
 
 
 class Lesson(BaseModel):
-    """All that a process needs in order to learn."""
+    """Everything that a process needs in order to learn."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: Path  # of the versions
-    number: int = Field(ge=1)  # of the version to write
+    folder: Path  # folder of the versions
+    number: int = Field(ge=1)  # number of the version to write
     parent: int = Field(ge=0)  # version to start from; 0 for the drafter itself
     drafter: str  # folder or hub id
     target: str | None  # folder or hub id; None for the one that the drafter names
-    identity: str  # of the drafter's own weights and of its target
-    dtype: str  # of the target
+    identity: str  # fingerprint of the drafter's own weights and of its target
+    dtype: str  # dtype of the target
     device: str
-    other_weights: bool = False  # whether the target may be another than in the drafter's training
+    other_weights: bool = False  # whether the target's weights may differ from those in training
     tenants: tuple[str, ...]  # users whose texts these are
     learned: tuple[Passage, ...] = Field(min_length=1)
     held_out: tuple[Passage, ...] = Field(min_length=1)
@@ -68,7 +68,7 @@ class LessonResult(BaseModel):
     outcome: Literal["better", "not_better", "failed"]
     version: int | None = None  # number of the version that was written
     before: float | None = None  # tau of the parent on the held-out texts
-    after: float | None = None
+    after: float | None = None  # tau of the new version on the same texts
     low: float | None = None  # lower bound of after / before (95%, one-sided)
     seconds: float = 0.0
     error: str = ""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_HELD_OUT = 8  # one of so many texts is never learned from
+_HELD_OUT = 8  # one in this many texts is never learned from
 
 
 class Text(NamedTuple):
@@ -68,7 +68,7 @@ class TrafficRing:
         self._max_tokens = max_tokens
         self._max_seconds = max_seconds
         self._clock = clock
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # by a hash; the oldest first
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # entries by hash, oldest first
         self._tokens: Counter[str] = Counter()  # number of tokens of each tenant
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class TrafficRing:
         if prompt_length >= len(token_ids) or len(token_ids) > self._max_tokens:
             return False
         ids = np.asarray(token_ids, np.int64).tobytes()
-        # Equal texts of two tenants are on the same side.
+        # Equal texts of several tenants are either all held out, or all learned from.
         digest = blake2b(ids, digest_size=8).digest()
         key = blake2b(tenant.encode() + b"\0" + ids, digest_size=16).digest()
         is_new = self._remove(key) is None

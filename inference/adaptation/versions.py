@@ -1,4 +1,4 @@
-"""Versions of a drafter's weights in a folder: written whole, checked before use, forgotten."""
+"""Versions of a drafter's weights in a folder: written as a whole, and checked before use."""
 
 import shutil
 import uuid
@@ -26,18 +26,18 @@ _MOST_RECORD_BYTES = 1_000_000
 
 
 class VersionRecord(BaseModel):
-    """Where a version comes from."""
+    """The origin of a version, and the measurements that speak for it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     number: int = Field(ge=1)
     parent: int = Field(ge=0)  # 0 for the drafter itself
-    identity: str  # of the drafter's own weights and of its target
+    identity: str  # fingerprint of the drafter's own weights and of its target
     tenants: tuple[str, ...]  # users from whose texts this version or one before it has learned
-    sha256: str = ""  # of the file of the weights
+    sha256: str = ""  # hash of the file with the weights
     before: float  # tau of the parent on held-out texts
-    after: float
+    after: float  # tau of this version on the same texts
     low: float  # lower bound of after / before
 
 
@@ -185,7 +185,10 @@ class VersionFolder:
 
 def _unusable(path: Path, expected: object, got: object) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be used", expected=expected, got=got, remedy="it is left out"
+        f"{path} cannot be used",
+        expected=expected,
+        got=got,
+        remedy="none is needed, because it is not used",
     )
 
 
@@ -196,7 +199,7 @@ def lock_of(folder: Path) -> FileLock:
         folder: folder of a server.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds the lock.
     """
     lock = FileLock(folder / _LOCK, timeout=0)
     try:
@@ -204,8 +207,8 @@ def lock_of(folder: Path) -> FileLock:
     except Timeout as error:
         raise ConfigError(
             f"another process uses the versions in {folder}",
-            expected="a folder of this server alone",
-            got="a folder that is locked",
+            expected="a folder that only this server uses",
+            got="a locked folder",
             remedy="stop the other server, or choose another --adapt-folder",
         ) from error
     return lock

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-LOOKS = (16, 32, 64)  # numbers of requests after which the two are compared
+LOOKS = (16, 32, 64)  # numbers of requests after the change at which a comparison takes place
 # One-sided quantile of the normal distribution: a change without effect is undone with a
-# probability of about one percent, over all looks.
+# probability of about one percent, over all comparisons.
 QUANTILE = 2.6
 
 Finding = Literal["waiting", "good", "worse"]
@@ -37,10 +37,10 @@ class AcceptanceWatch:
         return self._before is not None
 
     def changed(self, *, watch: bool) -> None:
-        """Record that later requests are drafted by other weights.
+        """Record that later requests are drafted with other weights.
 
         Args:
-            watch: whether to compare them with the requests so far.
+            watch: whether to compare later requests with those so far.
         """
         enough = watch and len(self._recent) >= LOOKS[0]
         self._before = _rate(list(self._recent)) if enough else None

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import fingerprint
 
-# Matrices that adapters learn, by the ends of their names. Those that encode the target's states
-# are not among them: memory and features are the same for all versions.
+# Matrices that adapters change, by the ends of their names. Those that encode the target's states
+# are not among them, so memory and features are the same for all versions.
 ADAPTED = (
     "self_attention.project",
     "self_attention.output",
@@ -38,7 +38,7 @@ def adapted_names(model: nn.Module) -> dict[str, str]:
 
 
 def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> str:
-    """Return what distinguishes a drafter's own weights and its target from others.
+    """Return a fingerprint of a drafter's own weights and of its target.
 
     Args:
         model: drafter, in any dtype.
@@ -96,7 +96,7 @@ class ReplaceableWeights:
                 raise CheckpointError(
                     "the weights cannot be used",
                     expected=f"finite numbers of {self._own[name].dtype}",
-                    got=f"others in {name}",
+                    got=f"other values in {name}",
                 )
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """The tree sizes from which `tree="auto"` selects, and the seconds of a step with each size.
 
-A cost model gives the expected seconds; measured steps tell how far it is from the truth.
+A cost model gives the expected seconds, which measured steps then correct.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ class TreeArm(NamedTuple):
     Attributes:
         budget: limits of the trees.
         block: exclusive upper bounds of the node positions in such a tree.
-        seconds: seconds to draft and verify a tree, according to the cost model.
+        seconds: seconds of a step with such a tree, according to the cost model: to verify it and,
+            for a trained drafter, to draft it.
         shape: shape of a trained drafter's trees; None for other drafters.
     """
 
@@ -46,9 +47,9 @@ class TreeArm(NamedTuple):
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
         """Return the positions of the nodes of a path.
 
-        The position of a sampled candidate is its depth, the index of its parent among the expanded
-        nodes, and its index among its siblings; that of a deterministic candidate is its depth and
-        its rank by score in the whole tree.
+        In sampled trees of a trained drafter, the position of a candidate is its depth, the index
+        of its parent among the expanded nodes, and its index among its siblings. In all other
+        trees, it is the candidate's depth and rank (see `DraftTree.rank`).
 
         Args:
             tree: verified tree.
@@ -125,7 +126,7 @@ class Slowness:
 
     def __init__(self, num_arms: int) -> None:
         # Steps without drafts are the last kind.
-        self._means = np.ones(num_arms + 1)  # of the ratios, divided by the load
+        self._means = np.ones(num_arms + 1)  # mean ratios, divided by the load
         self._counts = np.zeros(num_arms + 1)
         self._load: float | None = None
 

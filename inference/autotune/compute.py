@@ -182,7 +182,7 @@ def known_grid(
 
 
 def measure_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
-    """Measure the ways to compute in turns; afterwards, the target's own weights are in use.
+    """Measure the ways to compute in turn; afterwards, the target's own weights are in use.
 
     Args:
         target: the frozen target.

@@ -87,8 +87,7 @@ def _note_disturbance() -> None:
     _num_disturbed += 1
     if _num_disturbed == 1:
         _logger.info(
-            "other processes disturb the measurements, so those that were disturbed will be "
-            "repeated later"
+            "other processes disturb the measurements, so the disturbed ones will be repeated later"
         )
 
 

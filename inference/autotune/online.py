@@ -125,8 +125,8 @@ class LaneTrees(ReproducibleTree):
     """Policy of a lane, whose sequences come and go.
 
     If any sequence samples, trees have the size that is expected to be fastest for a full lane,
-    because sampled text depends on the trees. Greedy text does not, so trees may shrink with the
-    number of sequences that are decoded together, each of which makes verification slower.
+    because sampled text depends on the trees. Greedy text does not, so its trees may become smaller
+    as more sequences are decoded together, each of which makes verification slower.
 
     Args:
         full: policy whose trees are used, with the costs of a full lane.

@@ -113,7 +113,7 @@ class Changes(NamedTuple):
     no_longer_identical: tuple[MethodKey, ...]
     methods: tuple[MethodChange, ...]
     only_in: list[tuple[str, MethodKey]]  # "before" or "after", and a method of only that document
-    differences: list[Difference]  # in the machine, versions, settings and trees
+    differences: list[Difference]  # differences in the machine, versions, settings and trees
 
 
 def compare_documents(before: ComparisonDocument, after: ComparisonDocument) -> Changes:

@@ -60,7 +60,7 @@ def example_tree(
 ) -> ExampleTree | None:
     """Return the tree whose number of accepted drafts is closest to the mean.
 
-    Trees of which nothing was accepted are left out if there are others. The result is None if the
+    Trees without an accepted draft are left out if there are others. The result is None if the
     method drafts no trees.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 PACKET = 1448  # bytes of a segment
-_RETRANSMISSION = 0.2  # seconds beside a round trip, the shortest time-out of Linux
+_RETRANSMISSION = 0.2  # seconds in addition to a round trip: the shortest time-out of Linux
 _READ = 65_536
 _SETTLING = 0.01  # seconds
 
@@ -29,7 +29,7 @@ class NetworkProfile(NamedTuple):
         round_trip: seconds of a round trip without load.
         down: megabits per second from the server to the client.
         up: megabits per second from the client to the server.
-        jitter: largest number of seconds that are added to the way of a message in one direction.
+        jitter: largest number of seconds by which a message in one direction is delayed further.
         loss: probability that a packet is lost.
         period: seconds from one disconnection to the next; None for no disconnections.
         outage: seconds that a disconnection takes.
@@ -58,7 +58,7 @@ PROFILES = {
 
 @dataclass
 class NetworkTraffic:
-    """What passed the proxy: bytes of HTTP with its headers, without those of TCP and TLS."""
+    """Traffic through the proxy: bytes of HTTP with its headers, without those of TCP and TLS."""
 
     up: int = 0
     down: int = 0
@@ -73,11 +73,11 @@ class _Direction:
     Args:
         profile: kind of network.
         rate: bytes per second.
-        chance: random numbers.
+        generator: source of random numbers.
     """
 
-    def __init__(self, profile: NetworkProfile, rate: float, chance: random.Random) -> None:
-        self._profile, self._rate, self._chance = profile, rate, chance
+    def __init__(self, profile: NetworkProfile, rate: float, generator: random.Random) -> None:
+        self._profile, self._rate, self._generator = profile, rate, generator
         self._free_at = 0.0  # time at which the link has sent all that was queued
 
     def arrival(self, size: int, now: float) -> tuple[float, int]:
@@ -90,8 +90,8 @@ class _Direction:
         profile = self._profile
         self._free_at = max(self._free_at, now) + size / self._rate
         packets = -(-size // PACKET)
-        lost = sum(self._chance.random() < profile.loss for _ in range(packets))
-        delay = profile.round_trip / 2 + self._chance.uniform(0, profile.jitter)
+        lost = sum(self._generator.random() < profile.loss for _ in range(packets))
+        delay = profile.round_trip / 2 + self._generator.uniform(0, profile.jitter)
         again = _RETRANSMISSION + profile.round_trip if lost else 0.0
         return self._free_at + delay + again, lost
 
@@ -114,9 +114,9 @@ class SimulatedNetwork:
         self.port = 0
         self._server = urlsplit(server)
         self._profile = profile
-        chance = random.Random(seed)
-        self._up = _Direction(profile, profile.up * 125e3, chance)
-        self._down = _Direction(profile, profile.down * 125e3, chance)
+        generator = random.Random(seed)
+        self._up = _Direction(profile, profile.up * 125e3, generator)
+        self._down = _Direction(profile, profile.down * 125e3, generator)
         self._started = time.monotonic()
         self._open: set[asyncio.StreamWriter] = set()
         self._connections: set[asyncio.Task[Any]] = set()
@@ -164,8 +164,8 @@ class SimulatedNetwork:
             for task in self._connections:
                 task.cancel()
             await asyncio.wait(others, timeout=_SETTLING)
-        server.close()  # after the last connection has begun, which requires the server
-        await asyncio.sleep(0)  # in which transports close their sockets
+        server.close()  # not earlier, because a connection that begins needs the server
+        await asyncio.sleep(0)  # lets transports close their sockets
 
     async def _cut_when_down(self) -> None:
         period = self._profile.period

@@ -1,4 +1,4 @@
-"""Answers of a server, put together from the parts in which they arrive."""
+"""Answers of a server, assembled from the parts in which they arrive."""
 
 import time
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class _Token(_Lenient):
 
 
 class _LogProbs(_Lenient):
-    tokens: list[str] | None = None  # of completions
-    content: list[_Token] | None = None  # of chats
+    tokens: list[str] | None = None  # in completions
+    content: list[_Token] | None = None  # in chats
 
     @property
     def names(self) -> list[str]:
@@ -74,7 +74,7 @@ class TokenUsage:
 
     prompt: int
     completion: int
-    accepted: int | None  # drafted tokens that are part of the text; None if the server is silent
+    accepted: int | None  # drafted tokens that are part of the text; None if not reported
     rejected: int | None
 
 
@@ -120,12 +120,12 @@ class ServerAnswer:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens; the number of parts of the text if the server does not tell it."""
+        """The number of tokens; the number of parts of the text if it is not reported."""
         return len(self.arrivals) if self.usage is None else self.usage.completion
 
 
 class AnswerReader:
-    """Puts an answer together; it is created when the request is sent."""
+    """Assembles an answer; it is created when the request is sent."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
@@ -161,7 +161,7 @@ class AnswerReader:
                 answer.arrivals.append(self.seconds)
 
     def refuse(self, content: bytes) -> None:
-        """Note the error of a response whose status is not 200.
+        """Record the error of a response whose status is not 200.
 
         Args:
             content: body of the response.

@@ -189,7 +189,7 @@ class ServerClient:
                 f"the server at {self.url} is not ready",
                 expected="status 200",
                 got=f"status {status}",
-                remedy="wait until the server is ready, or look at its log",
+                remedy="wait until the server is ready, or check its log",
             )
         try:
             return _Models.model_validate_json(response.content).data
@@ -227,7 +227,7 @@ class ServerClient:
 
 
 def _note(response: httpx2.Response, reader: AnswerReader) -> None:
-    """Take over a response that is not a stream."""
+    """Add a response that is not a stream to an answer."""
     reader.answer.status = response.status_code
     reader.answer.retry_after = response.headers.get("retry-after")
     if response.status_code == httpx2.codes.OK:

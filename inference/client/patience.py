@@ -25,8 +25,8 @@ async def ask_patiently(
 ) -> ServerAnswer:
     """Return the answer to a request, which is sent again while the server is too busy.
 
-    After a refusal with status 429, the client waits as long as the header `Retry-After` says, and
-    a random time more. It gives up after the seconds in which the client gives up a request.
+    After a refusal with status 429, the client waits as long as the header `Retry-After` says, plus
+    a random time. It gives up once more than `client.seconds` have passed.
 
     Args:
         client: client of the server.
@@ -52,7 +52,7 @@ def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> flo
 
     Args:
         retry_after: value of the header, a number of seconds or a date; None if it is missing.
-        now: current time; None to look at the clock.
+        now: current time; None for the time of the clock.
     """
     try:
         seconds = float(retry_after or _DEFAULT_SECONDS)

@@ -19,9 +19,9 @@ class AloneWriter:
 
     Args:
         drafting: drafter's side of the text.
-        token_ids: verified tokens, of which the last one is the root.
+        token_ids: verified tokens; the last one is the root.
         step: number of the step whose verdict is missing.
-        attempt: number of times that this text was continued alone before, and this time.
+        attempt: number of times that this text has been continued alone, including this time.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class AloneWriter:
 def alone_key(step_key: StreamKey, attempt: int, number: int) -> StreamKey:
     """Return the key of the random numbers of a provisional token, which nothing else uses.
 
-    Whether earlier provisional tokens were kept tells something about their random numbers, so
-    that these must not select other candidates.
+    Whether earlier provisional tokens were kept depends on their random numbers, so these numbers
+    must not select other candidates.
 
     Args:
         step_key: key of the step whose verdict is missing.

@@ -1,4 +1,4 @@
-"""A call that may take long, in a thread of its own."""
+"""A call that may take a long time, in a thread of its own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -41,7 +41,7 @@ class RemoteDecoder:
     The server is `jakiro serve` with `--remote-sessions`. It decides about all tokens, so the text
     is that of its target: greedy text equals the target's greedy text, and sampled text follows its
     distribution. Each decoding step is one request, which may be repeated. If the connection is
-    lost, or the server is started again, the same text goes on. This machine needs neither the
+    lost, or the server is started again, the same text continues. This machine needs neither the
     target nor its tokenizer.
 
     Args:
@@ -285,8 +285,8 @@ def _messages(prompt: RemotePrompt) -> str | list[int] | list[ChatMessage]:
 def _seed(seed: int | None, ticket: RequestTicket | None) -> int:
     """Return the seed of a text.
 
-    What a drafter has learned from a text depends on its random numbers, so no later text may have
-    the same ones.
+    What a drafter has learned from a text depends on the text's random numbers, so no later text
+    may have the same random numbers.
     """
     if seed is None:
         return secrets.randbelow(_SEEDS)

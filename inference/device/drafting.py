@@ -38,7 +38,7 @@ class DeviceDrafting:
         rows: form of the rows of memory that the drafter reads; None if it reads tokens alone.
 
     Raises:
-        ConfigError: the drafter needs more than that.
+        ConfigError: the drafter needs other inputs than tokens and such rows.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class DeviceDrafting:
         )
 
     def _taken_memory(self, count: int) -> EncodedMemory | None:
-        """Return the memory of the next tokens, whose rows are needed no longer."""
+        """Return the memory of the next tokens, and forget their rows."""
         if self._format is None:
             return None
         rows, self._rows = self._rows[:count], self._rows[count:]

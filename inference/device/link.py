@@ -59,7 +59,7 @@ class AnsweredStep(NamedTuple):
 
 @dataclass
 class LinkTraffic:
-    """What was sent and received for one text."""
+    """Counts of the requests and bytes that were sent and received for one text."""
 
     num_calls: int = 0  # number of requests, repeated ones included
     num_repeats: int = 0  # number of requests that were sent again
@@ -295,18 +295,18 @@ class ServerLink:
         )
 
     def _not_taken(self, response: HttpAnswer) -> ResourceError:
-        """Return the error for a server that answers, but not to this request for now."""
+        """Return the error for a server that cannot process this request at the moment."""
         is_limit = response.status == httpx2.codes.TOO_MANY_REQUESTS
         problem = _problem(response).message.partition("; expected:")[0]
         return ResourceError(
-            f"the server at {self.url} takes no more requests for now"
+            f"the server at {self.url} takes no more requests at the moment"
             if is_limit
             else f"the server at {self.url} is not ready",
             expected=f"an answer within {self._patience:g} seconds",
             got=f"status {response.status}: {problem}",
             remedy="end other texts with this key, or try again later"
             if is_limit
-            else "try again later, or look at the server's messages",
+            else "try again later, or check the log of the server",
         )
 
     def _unreachable(self, got: str) -> ResourceError:

@@ -38,7 +38,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
             to an exported drafter.
 
     Raises:
-        ConfigError: there is no such drafter, or it needs what is on the server.
+        ConfigError: there is no such drafter, or it cannot draft without the target.
         CheckpointError: the small model or the exported drafter cannot be loaded.
         TargetMismatch: the small model has another tokenizer than the target or does not fit its
             vocabulary, or the exported drafter was made for another target.
@@ -60,7 +60,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
         raise ConfigError(
             f"the drafter {name} was not exported for a machine without its target",
             expected=f"a folder of jakiro export-device, with {DESCRIPTION_FILE}",
-            got="a drafter, or a model, alone",
+            got="a drafter or a model without this file",
             remedy=f"run jakiro export-device {name} --out FOLDER where the target is",
         )
     raise ConfigError(
@@ -121,7 +121,7 @@ def _exported(
     ):
         if expected not in (None, got):
             raise TargetMismatch(
-                f"the drafter in {folder} was made for another target than the server's ({what})",
+                f"the drafter in {folder} was made for a target other than the server's ({what})",
                 expected=f"{record.name_or_path} ({str(expected)[:12]})",
                 got=f"{info.model} ({str(got)[:12]})",
                 remedy="connect to a server of this target, or export a drafter of its target",

@@ -1,4 +1,4 @@
-"""The memory that a device's trained drafter reads, which a server with its encoders sends."""
+"""The memory that a device's trained drafter reads; a server with the same encoders sends it."""
 
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.memory import encoder_fingerprint, memory_drafter, row_format

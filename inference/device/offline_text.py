@@ -1,8 +1,8 @@
-"""A text that goes on without a connection: provisional at first, and then verified.
+"""A text that continues without a connection: provisional at first, and then verified.
 
 sent, no answer for some seconds --> written alone, token by token, until the answer or the limit
 verdict of the submitted tree    --> what continues it is the next step's tree
-verdict of that tree             --> tokens up to the first difference stay, and drafting goes on
+verdict of that tree             --> tokens up to the first difference stay, and drafting continues
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,12 +29,12 @@ from jakiro.utils.pretrained import load_tokenizer
 
 @dataclass(frozen=True)
 class OfflineWriting:
-    """Options of a text that goes on while the server cannot be reached.
+    """Options of a text that continues while the server cannot be reached.
 
     Attributes:
         tokenizer: the target's tokenizer, for the text of provisional tokens, which ends before
             stop strings; None to get only their ids, which then do not end at stop strings.
-        after_seconds: seconds without an answer after which the drafter goes on alone.
+        after_seconds: seconds without an answer after which the drafter continues alone.
         max_tokens: largest number of provisional tokens; the drafter then waits.
 
     Raises:
@@ -91,14 +91,14 @@ def check_writes_alone(drafter: Drafter | None) -> None:
 
 @dataclass
 class ProvisionalCounts:
-    """What was written alone for one text.
+    """Counts of the tokens of one text that were written alone, and those without a verdict.
 
     Attributes:
         num_written: number of provisional tokens.
         num_kept: number of them that the target has confirmed.
         unverified: provisional tokens at the end of a text that the server did not complete.
         unverified_text: text of these tokens.
-        error: why the server could not be reached any more; None if it has completed the text.
+        error: reason why the text was given up; None if the server has completed it.
     """
 
     num_written: int = 0
@@ -225,14 +225,14 @@ class OfflineText(RemoteText):
             yield _provisional_step(new, text)
 
     def _draft(self, action: Draft) -> None:
-        """Submit what continues the verdict, or draft a tree."""
+        """Submit the provisional text after the last verdict, or draft a tree if there is none."""
         if not self._provisional.written:
             super()._draft(action)
             return
         self._submit(action, self._provisional.chain(self._session.limits.max_chain))
 
     def _answered(self, answer: Answer) -> RemoteStep | None:
-        """Take over an answer; a verdict ends the writing without it."""
+        """Apply an answer; a verdict ends the writing alone."""
         step = super()._answered(answer)
         if step is not None and not isinstance(answer, SessionOpened):
             self._reconcile(step.token_ids)
@@ -264,7 +264,7 @@ class OfflineText(RemoteText):
         return text
 
     def _give_up(self, error: ResourceError) -> None:
-        """End the text; what is provisional stays so."""
+        """End the text; its provisional tokens remain unverified."""
         counts, text = self.counts, self._verified_text()
         counts.error = error
         counts.unverified, counts.unverified_text = text.push(self._provisional.token_ids)

@@ -44,7 +44,7 @@ class RemoteOutput(GenerateOutput):
 
 
 class RemoteText:
-    """A text on its way, which survives lost connections and other servers of the same target.
+    """A text in progress, which survives lost connections and a change of the server.
 
     Args:
         link: connection to the server.
@@ -107,7 +107,7 @@ class RemoteText:
         )
 
     def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
-        """Do the next thing, and yield its steps."""
+        """Perform an action, and yield its steps."""
         if isinstance(action, Draft):
             self._draft(action)
             return
@@ -126,7 +126,7 @@ class RemoteText:
         return self._link.submit(action, self.traffic, self._own_drafting.row_bytes)
 
     def _answered(self, answer: Answer) -> RemoteStep | None:
-        """Take over an answer, and return its step if there is one."""
+        """Apply an answer, and return its step if there is one."""
         if answer is None:
             self._session.on_gone()
             return None

@@ -1,4 +1,4 @@
-"""Names of drafters, and checks of the names of a decoder's parts that take no time.
+"""Names of drafters, and fast checks of the names of a decoder's parts.
 
 Nothing here imports torch or transformers, so that commands can refuse a wrong name at once.
 """

@@ -39,7 +39,7 @@ class LMPass:
         self.lengths = list(lengths)
         self.num_read = torch.tensor(self.lengths, device=model.device) + 1
         self.token_ids = torch.empty(len(self.lengths), 0, dtype=torch.long, device=model.device)
-        self.parents = self.positions = self.token_ids  # of the nodes read so far
+        self.parents = self.positions = self.token_ids  # those of the nodes read so far
         self.seen = torch.zeros(len(self.lengths), 1, 0, dtype=torch.bool, device=model.device)
         self._first = 0  # index of the first node of the last level read
 

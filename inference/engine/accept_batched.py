@@ -142,15 +142,15 @@ def accept_greedy_paths(
 ) -> tuple[Int[Tensor, "batch depth"], Int[Tensor, " batch"]]:
     """Return the greedily accepted path of every tree, padded with ROOT, and the next token.
 
-    The paths are those of `accept.accept_greedy_path`. The number of operations depends on the
-    depth of the trees only, so that the operations can be recorded as a CUDA graph.
+    The paths are those of `accept.accept_greedy_path`. The number of operations depends only on the
+    depth of the trees, so that the operations can be recorded as a CUDA graph.
 
     Args:
         tree: trees of all sequences.
         best_tokens: the target's most likely token after the root and after each node.
     """
     following = _following(tree, best_tokens)
-    cell = torch.zeros_like(best_tokens[:, :1])  # of ROOT
+    cell = torch.zeros_like(best_tokens[:, :1])  # the cell of ROOT
     cells = [cell]
     for _ in range(tree.max_depth):
         cell = following.gather(1, cell)

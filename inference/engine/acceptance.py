@@ -27,7 +27,7 @@ class AcceptResult(NamedTuple):
     path: list[int]  # accepted nodes, from the first level down
     next_token: int  # bonus or recovered token, selected from the target's distribution
     distribution: ProcessedDistribution  # the target's distribution after each node
-    # why the sequence cannot go on; its path is then empty, and its next token has no meaning
+    # why the sequence cannot continue; its path is then empty, and its next token has no meaning
     error: JakiroError | None = None
 
     @property
@@ -107,7 +107,7 @@ def accept_trees(
     each = [state.request.sampling for state in sequences]
     together = [index for index, own in enumerate(each) if needs_no_host(own)]
     if together and accepts_on_device(logits.device, len(together)):
-        with suppress(RequestError):  # otherwise, the sequence of this error is found one by one
+        with suppress(RequestError):  # after this error, the sequences are accepted one by one
             accepted = accept_on_device(tree, logits, BatchSampling(each), random, together)
             return _with_others(tree, logits, sequences, random, accepted, together)
     return AcceptedTokens.of(_one_by_one(tree, logits, sequences, random), logits.device)
@@ -138,7 +138,7 @@ def needs_no_host(sampling: Sampling) -> bool:
 def never_waits(sampling: Sampling) -> bool:
     """Return whether tokens can be selected without waiting for the device.
 
-    Only then, a decoding step can start before the host has read the result of the previous one.
+    Only then can a decoding step start before the host has read the result of the previous one.
     """
     return needs_no_host(sampling) and not sampling.waits_for_device
 

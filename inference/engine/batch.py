@@ -79,7 +79,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
-        """Emit the first token of each sequence, and let sequences that go on join the batch.
+        """Emit the first token of each sequence, and let incomplete sequences join the batch.
 
         If there is an exception, such as one of memory, none of the sequences joins.
 

@@ -16,10 +16,10 @@ from inference.engine.request import SequenceState
 class CapturedBatch(DecodeBatch):
     """A batch whose decoding steps are recorded as CUDA graphs on a GPU.
 
-    A step starts before the host has read the result of the step before it, so a policy that learns
-    plans it without this result. Steps are ordinary ones if the drafter or a processor waits for
-    the device, if a processor reads the preceding tokens, if there is another stopping criterion
-    than length, time and end-of-sequence tokens, if the requests differ in more than their
+    A step starts before the host has read the result of the step before it, so a learning policy
+    plans the step without this result. Steps are ordinary ones if the drafter or a processor waits
+    for the device, if a processor reads the preceding tokens, if there is a stopping criterion
+    other than length, time and end-of-sequence tokens, if the requests differ in more than their
     temperatures, if only some of them ask for drafts, or if details of the tokens are returned.
 
     A sequence that is complete leaves after the step that was under way. If another sequence joins

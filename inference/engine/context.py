@@ -111,7 +111,7 @@ class Context:
             count: number of tokens to read from the longest sequence; shorter sequences are padded.
 
         Returns:
-            The target's output, and the number of tokens read of each sequence.
+            The target's output, and the number of tokens read from each sequence.
         """
         starts = [length + offset for length in self.lengths]
         ends = [start + count for start in starts]
@@ -178,7 +178,7 @@ class Context:
         """Make each root and all accepted nodes permanent, without waiting for the device.
 
         The session processes the new tokens at once. Afterwards, the lengths on the host are too
-        large for sequences of which not all levels were accepted.
+        large for sequences in which not all levels were accepted.
 
         Args:
             tree: the verified trees.
@@ -248,7 +248,7 @@ class Context:
             self.session.set_sampling(sampling)
 
     def show_rows(self, sampling: BatchSampling) -> None:
-        """Have other sequences, whose lengths must be set afterwards (see `follow`).
+        """Switch to other sequences, whose lengths must be set afterwards (see `follow`).
 
         The session, if there is one, must be on the device.
 
@@ -263,7 +263,7 @@ class Context:
 
     @property
     def most_queries(self) -> int:
-        """The largest number of tokens, with padding, that a decoding step reads of a sequence."""
+        """The largest number of tokens per sequence, with padding, that a decoding step reads."""
         return self._margin
 
     @property
@@ -299,7 +299,7 @@ class Context:
         Args:
             sampling: options by which the tokens of the next continuation are selected.
         """
-        self.lengths = self.lengths  # whose roots are unknown now
+        self.lengths = self.lengths  # forgets the roots, which are about to change
         if self.drafter is None or self.session is None:
             return
         if self.session.appends_copies:
@@ -309,7 +309,7 @@ class Context:
             self.session = self.drafter.new_session(sampling, self.cache.capacity, count)
 
     def clear_unused(self) -> None:
-        """Overwrite memory of sequences that have left, which may contain NaN, by zeros."""
+        """Overwrite with zeros the memory of sequences that have left, which may contain NaN."""
         self.cache.clear_unused()
         if self.session is not None:
             self.session.clear_unused()

@@ -31,10 +31,10 @@ def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | No
 class TokenDetails:
     """Details of the tokens of one decoding step; a detail that was not requested is empty."""
 
-    log_probs: list[float]  # of each token, under the target's processed distribution
+    log_probs: list[float]  # one per token, under the target's processed distribution
     scores: list[Float[Tensor, " vocab"]]  # processed logits
     logits: list[Float[Tensor, " vocab"]]  # raw logits of the target
-    # of each token, under the target's distribution before any processor
+    # log-probability of each token under the target's distribution before any processor
     raw_log_probs: list[float] = field(default_factory=list)
     # the likeliest tokens before any processor, each with its log-probability
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)

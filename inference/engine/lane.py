@@ -19,7 +19,7 @@ class Lane(DecodeBatch):
     """Requests that are decoded together in places that are allocated once.
 
     A request gets the same tokens as alone, up to rounding, unless the drafter or the policy learns
-    from requests. A sequence that fails leaves with its error, and the others go on.
+    from requests. A sequence that fails leaves with its error, and the others continue.
 
     Args:
         target: frozen target.
@@ -28,7 +28,8 @@ class Lane(DecodeBatch):
         places: largest number of sequences.
         capacity: largest number of tokens of a sequence, including its prompt.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
-            as the drafter allows. If it never drafts, the drafter takes neither memory nor time.
+            as the drafter allows. With a policy that never drafts, the drafter takes neither memory
+            nor time.
         threads: number of threads that decoding steps compute with on a CPU; None for torch's
             current number.
     """
@@ -48,7 +49,7 @@ class Lane(DecodeBatch):
         self.capacity = capacity
         self._sharing = drafter  # decides which requests the lane takes
         self._draft_policy = policy or AlwaysDraft.with_all_of(drafter)
-        self._policies: dict[int, StepPolicy] = {}  # by number of sequences
+        self._policies: dict[int, StepPolicy] = {}  # policies by number of sequences
         drafts = any(_may_draft(self._policy_for(count)) for count in (1, places))
         context = Context(target, drafter if drafts else None, sampling, places, capacity)
         self.num_bytes = _num_bytes(context)
@@ -89,7 +90,10 @@ class Lane(DecodeBatch):
         return Prefill(context, [first], follows=True)
 
     def _next_budget(self) -> Budget | None:
-        """Return limits for the number of sequences, or the same limits if any of them samples."""
+        """Return the limits for this number of sequences; for a full lane if any of them samples.
+
+        Sampled text depends on the trees, and must not depend on the number of sequences.
+        """
         samples = any(state.request.sampling.do_sample for state in self.live)
         self.policy = self._policy_for(self.places if samples else len(self.live))
         return super()._next_budget()
@@ -105,7 +109,7 @@ class Lane(DecodeBatch):
         if len(sequences) <= self.num_free and longest <= self.capacity:
             return
         raise ResourceError(
-            "the sequences have no room in the lane",
+            "the lane has no room for the sequences",
             expected=f"at most {self.num_free} sequences of at most {self.capacity} tokens",
             got=f"{len(sequences)} sequences of up to {longest} tokens",
             remedy="wait until other sequences are complete, or open a larger lane",

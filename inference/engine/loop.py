@@ -230,7 +230,7 @@ class DecodeRun(DecodeBatch):
 
     def _emit(self, state: SequenceState, result: AcceptResult) -> DecodeStep:
         step = super()._emit(state, result)
-        if step.error is not None:  # of a stopping criterion
+        if step.error is not None:  # a stopping criterion has failed
             raise _of_caller(step.error)
         return step
 

@@ -1,7 +1,8 @@
-"""Decoding steps on the device, which start before the host has read the previous result.
+"""Decoding steps on the device, with the recorded parts that they consist of.
 
-A step drafts, verifies, accepts and commits without waiting for the host. On a GPU, its parts are
-recorded as CUDA graphs. What a step has computed beyond the end of a sequence is discarded.
+A step drafts, verifies, accepts and commits without waiting for the host, so it may start before
+the host has read the previous result. On a GPU, its parts are recorded as CUDA graphs. What a step
+has computed beyond the end of a sequence is discarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from jakiro.target.packed_linear import version_of
 # Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
 # have to be recorded.
 STRIDE = 2048
-MOST_RECORDED = 64  # largest number of recorded functions of a pipeline, of each of two kinds
+MOST_RECORDED = 64  # largest number of recorded parts of a pipeline, for each kind of part
 # Number of tokens of a sequence that only fills a batch. Every token of it attends to some token,
 # because attention to nothing may be NaN.
 FILLED = 2
@@ -58,9 +59,8 @@ class Pipeline:
         context: context of the sequences.
     """
 
-    # Options of the sequences, and with those that only fill the batch.
-    live_sampling: BatchSampling
-    sampling: BatchSampling
+    live_sampling: BatchSampling  # options of the sequences
+    sampling: BatchSampling  # the same, and those of sequences that only fill the batch
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -170,8 +170,8 @@ class Pipeline:
         """Wait for a step, and return the outcome of each sequence that is not finished.
 
         The outcome of a sequence is an error if the target's logits or the draft distributions are
-        not valid. On a GPU, the next step may have overwritten them already, so that the error does
-        not name the cause.
+        not valid. On a GPU, the next step may have overwritten them already, so the error does not
+        name the cause.
 
         Args:
             unread: step that `take` returned.
@@ -206,14 +206,14 @@ class Pipeline:
         self._buffers.clear()
 
     def leave_stream(self) -> None:
-        """Note the last use in the present CUDA stream."""
+        """Record the last use in the current CUDA stream."""
         device = self.context.target.device
         if device.type == "cuda":
             self._last_use = torch.cuda.Event()
             self._last_use.record(torch.cuda.current_stream(device))
 
     def enter_stream(self) -> None:
-        """Let the present CUDA stream, which may be another one, wait for the last use."""
+        """Let the current CUDA stream, which may be a different one, wait for the last use."""
         if self._last_use is not None:
             torch.cuda.current_stream(self.context.target.device).wait_event(self._last_use)
 

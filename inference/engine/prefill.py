@@ -33,7 +33,7 @@ class Prefill:
         self.sequences = list(sequences)
         pairs = zip(self.sequences, context.lengths, strict=True)
         self._counts = [len(state.token_ids) - length for state, length in pairs]
-        self._offset = 0  # number of tokens read of each prompt so far, or more if it has ended
+        self._offset = 0  # number of tokens read from each prompt that has not ended
         self._follows = follows and context.session is not None
         self._features: list[Tensor] = [torch.empty(0)] * len(self._counts)
         # details of the tokens of a single prompt after the first one, if they were requested
@@ -46,11 +46,11 @@ class Prefill:
 
     @property
     def chunk_size(self) -> int:
-        """The number of tokens that the next call of `read_chunk` reads of the longest prompt."""
+        """The number of tokens that the next `read_chunk` reads from the longest prompt."""
         return min(PREFILL_CHUNK, max(self._counts) - self._offset)
 
     def fits(self, num_read: int) -> bool:
-        """Return whether the next chunk and other tokens are together at most one whole chunk.
+        """Return whether the next chunk and other tokens together are at most a full chunk.
 
         Args:
             num_read: number of the other tokens.

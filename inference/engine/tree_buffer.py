@@ -1,6 +1,6 @@
 """Trees of changing sizes at fixed addresses, so that recorded functions can verify all of them.
 
-The number of queries of a verification, with the root, is one of a few. Nodes that are missing are
+The number of queries of a verification, with the root, is one of a few numbers. Missing nodes are
 padding: they are not valid, are children of the root, and are never visited.
 """
 
@@ -28,7 +28,7 @@ def num_queries_for(count: int) -> int:
 
 
 class TreeForm(NamedTuple):
-    """What the verification of trees depends on, except their tokens and structure.
+    """The sizes of trees on which the operations of their verification depend.
 
     Attributes:
         batch: number of sequences.
@@ -89,7 +89,7 @@ class TreeBuffer:
         self._base_length = base_length
 
     def fill(self, tree: DraftTree) -> Int[Tensor, "batch fields nodes"]:
-        """Replace the trees; returns the tensor that was changed.
+        """Replace the trees, and return the tensor that was changed.
 
         Args:
             tree: trees of the same form.

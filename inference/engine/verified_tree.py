@@ -1,4 +1,4 @@
-"""Draft trees after their verification, as plain lists for people to look at."""
+"""Draft trees after their verification, as plain lists for display."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -95,8 +95,8 @@ def prepare_requests(
 
     Raises:
         PromptError: there are no prompts; an argument is out of range, unknown, or not supported; a
-            prompt and its new tokens exceed the context; or the number of seeds is not that of the
-            prompts.
+            prompt and its new tokens exceed the context; or the number of seeds differs from the
+            number of prompts.
     """
     if not prompts:
         raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)

@@ -265,7 +265,7 @@ def _is_question(value: Any) -> bool:
     return _is_chat(value) and value[-1]["role"] != "assistant"
 
 
-_CHAT = 'a list of {"role", "content"} objects, of which the last is not by the assistant'
+_CHAT = 'a list of {"role", "content"} objects, the last of which is not by the assistant'
 _FORMS = {
     "prompt": _Form(f"a text, a list of token ids, or {_CHAT}", _is_prompt),
     "turns": _Form("a list of texts, one for each message of the user", _is_list_of_texts),

@@ -116,7 +116,7 @@ def rounding(dtype: torch.dtype, logits: Sequence[float]) -> float:
 
     Args:
         dtype: dtype of the target.
-        logits: logits, of which the largest absolute value is used.
+        logits: logits; only their largest absolute value is used.
     """
     if torch.finfo(dtype).bits > 16:
         return 0.0

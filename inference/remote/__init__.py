@@ -1,4 +1,4 @@
 """Verification of a device's draft trees by a server: messages, and the rules that both ends obey.
 
-Nothing here knows HTTP, and nothing imports the server or a client.
+Nothing here depends on HTTP, and nothing imports the server or a client.
 """

@@ -1,4 +1,4 @@
-"""The device's side of a session: what to do next, whatever was lost; without input or output.
+"""The device's side of a session: its next action, whatever was lost; without input or output.
 
     opening --opened--> drafting n --submit--> waiting n --verdict--> drafting n + 1 ... done
        ^                                          | nothing arrives: the same bytes again
@@ -7,8 +7,8 @@
 If the drafter reads a memory, rows of it arrive with verdicts, and those that are missing, such as
 the prompt's, are fetched before a tree is drafted.
 
-The device owns all that is needed to go on with any server that has the same target: prompt, seed,
-emitted tokens, number of the step, and the bytes that it has submitted.
+The device has everything that is needed to continue with any server of the same target: prompt,
+seed, emitted tokens, number of the step, and the bytes that it has submitted.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -97,7 +97,7 @@ class ClientSession:
         self.end_ids: list[int] = []
         self.num_resumes = 0
         self._session: str | None = None
-        self._fingerprint: str | None = None  # of the first server
+        self._fingerprint: str | None = None  # fingerprint of the first server
         self._pending: SubmittedTree | None = None
 
     @property
@@ -124,7 +124,7 @@ class ClientSession:
         return Draft(self.next_step, [*self.prompt_token_ids, *self.emitted])
 
     def on_opened(self, opened: SessionOpened) -> None:
-        """Begin, or go on where another session ended.
+        """Begin the text, or continue it where another session ended.
 
         Args:
             opened: answer of the server.
@@ -156,7 +156,7 @@ class ClientSession:
         self._pending = tree
 
     def on_rows(self, begin: int, count: int) -> bool:
-        """Return whether rows of memory are the next ones, which the drafter then gets.
+        """Return whether rows of memory are the next ones; the drafter must then get them.
 
         Args:
             begin: position of the first token.
@@ -187,8 +187,8 @@ class ClientSession:
             verdict: verdict of any step.
 
         Raises:
-            MessageError: the verdict is about another tree than the one that was submitted, the
-                text becomes longer than was requested, or tokens do not exist.
+            MessageError: the verdict is about a tree other than the submitted one, the text becomes
+                longer than was requested, or tokens do not exist.
         """
         if verdict.step < self.next_step:
             return []
@@ -283,7 +283,7 @@ class ClientSession:
         if known != found:
             raise MessageError(
                 "foreign_session",
-                "the server cannot go on with this text",
+                "the server cannot continue this text",
                 expected=f"target {fingerprint}, step {self.next_step}",
                 got=f"target {opened.fingerprint}, step {opened.next_step}",
             )

@@ -1,6 +1,6 @@
 """Frames: a message and its tensors as the bytes of a safetensors file.
 
-The header of a foreign frame is checked before the library reads it: its length, the names of the
+The header of a received frame is checked before the library reads it: its length, the names of the
 tensors, and the dtype, shape and bytes of each tensor.
 """
 
@@ -57,7 +57,7 @@ def encode_frame(message: WireMessage, tensors: Mapping[str, np.ndarray]) -> byt
 def decode_frame(
     body: bytes, kind: type[MessageT], specs: Mapping[str, TensorSpec]
 ) -> tuple[MessageT, dict[str, np.ndarray]]:
-    """Return the message and the tensors of a foreign frame.
+    """Return the message and the tensors of a frame from another machine.
 
     Args:
         body: bytes of the frame.

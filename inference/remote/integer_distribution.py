@@ -1,4 +1,4 @@
-"""Draft distributions with integer weights, which both ends read alike, bit by bit.
+"""Draft distributions with integer weights, which both ends read alike, bit for bit.
 
 Acceptance is exact only for the distribution that candidates were sampled from. A distribution is
 therefore quantized before anything is sampled from it, and is sent as integers (as in arXiv

@@ -1,4 +1,4 @@
-"""The memory of verified tokens as bytes: one row for each token, with what a drafter reads of it.
+"""The memory of verified tokens as bytes: one row per token, with the values that a drafter reads.
 
 The server encodes memory from the target's cache, and the device drafts with it. Rows may lose
 precision on their way: they change which tokens are drafted, but never the text's distribution.
@@ -102,7 +102,7 @@ def encode_with_rows(message: WireMessage, rows: UInt8[np.ndarray, "tokens bytes
 def decode_with_rows(
     body: bytes, kind: type[MessageT], num_bytes: int
 ) -> tuple[MessageT, UInt8[np.ndarray, "tokens bytes"]]:
-    """Return the message and the rows of foreign bytes.
+    """Return the message and the rows in bytes from another machine.
 
     Args:
         body: bytes as of `encode_with_rows`.
@@ -133,5 +133,5 @@ def _bytes_of(values: Tensor) -> UInt8[np.ndarray, "tokens bytes"]:
 
 def _tensor_of(rows: np.ndarray, dtype: torch.dtype) -> Tensor:
     width = rows.shape[1] // dtype.itemsize
-    # a copy, because the bytes of a message cannot be written to
+    # a copy, because the bytes of a message are read-only
     return torch.from_numpy(rows.copy()).view(dtype).reshape(len(rows), width)

@@ -9,7 +9,7 @@ from inference.remote.errors import MessageError
 
 PROTOCOL: Literal[1] = 1
 MAX_TEXT = 1_024  # largest number of bytes of a token's text; the longest known ones have 256
-_MAX_ERRORS = 1000  # number of errors of a message from which they are not looked at one by one
+_MAX_ERRORS = 1000  # if a message has more errors, only their number is reported
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -46,8 +46,8 @@ class ChatMessage(WireMessage):
 class MemoryRequest(WireMessage):
     """The memory that a device's drafter reads of each verified token.
 
-    The server sends one row for each token: with a verdict those of the newest tokens, and others
-    when they are asked for.
+    The server sends one row for each token: rows of the newest tokens with a verdict, and other
+    rows on request.
     """
 
     encoder: EncoderId  # fingerprint of what encodes memory
@@ -72,8 +72,8 @@ class OpenSession(WireMessage):
     """A prompt to continue, and the options by which the server selects tokens.
 
     The device chooses the seed, so that a session that is opened again repeats its first token. The
-    id of the text is chosen at random: a new session of a text ends the earlier one, of which the
-    device may never have heard.
+    id of the text is chosen at random: a new session of a text ends the earlier one, even if the
+    device never received the answer that names it.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -127,7 +127,7 @@ class SessionOpened(WireMessage):
     """The answer to `OpenSession`."""
 
     session: str = Field(min_length=1, max_length=64)
-    fingerprint: str  # of the target and of all that the text of a seed depends on
+    fingerprint: str  # identifies the target and everything that the text for a seed depends on
     samples: bool  # whether tokens are sampled; otherwise, decoding is greedy
     prompt_token_ids: TokenIds
     emitted: TokenIds  # all tokens after the prompt; the last one is the root
@@ -143,7 +143,7 @@ class StepHeader(WireMessage):
 
     base_length: Count  # number of tokens before the root
     root: TokenId
-    digest: Digest  # of the other two fields and of the tree
+    digest: Digest  # digest of the other two fields and of the tree
 
 
 class Verdict(WireMessage):
@@ -154,7 +154,7 @@ class Verdict(WireMessage):
     """
 
     step: Count
-    digest: Digest  # of the tree
+    digest: Digest  # digest of the tree
     emitted: TokenIds
     num_accepted: Count  # number of emitted tokens that were drafted
     text: str  # text that follows the text of earlier steps
@@ -182,7 +182,7 @@ def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        if error.error_count() > _MAX_ERRORS:  # writing all of them would take long
+        if error.error_count() > _MAX_ERRORS:  # writing all of them would be slow
             raise MessageError(
                 "malformed_message",
                 f"{kind.__name__} is wrong",

@@ -5,10 +5,10 @@
 
 The guess is a path of the tree that was submitted before the connection was lost. What follows it
 is drafted token by token, each from a distribution that is kept with it, with random numbers that
-nothing else uses. The verdict of the submitted tree comes first. What continues its tokens, the
-last one included, is then submitted as the chain of the next step, and the target decides how much
-of it stays. A token after the guess was sampled independently of whether the guess was right, so
-the text follows the target's distribution.
+nothing else uses. The verdict of the submitted tree comes first. If the provisional text begins
+with all of its tokens, the rest is submitted as the chain of the next step, and the target decides
+how much of it stays. A token after the guess was sampled independently of whether the guess was
+right, so the text follows the target's distribution.
 """
 
 from collections.abc import Sequence
@@ -51,10 +51,10 @@ class ProvisionalText:
         return [*self.guess, *(token.token_id for token in self.written)]
 
     def after(self, emitted: Sequence[int]) -> "ProvisionalText":
-        """Return what continues the tokens of the submitted tree's verdict.
+        """Return the provisional text after the tokens of the submitted tree's verdict.
 
-        This is nothing unless the verdict emits the whole guess, and then only tokens that were
-        written alone.
+        It is empty unless the verdict emits the whole guess and the token that was written after
+        it, and contains only tokens that were written alone.
 
         Args:
             emitted: tokens of the verdict.

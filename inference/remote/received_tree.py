@@ -1,7 +1,7 @@
 """Checks of a draft tree that another machine has sent, each with the name of its fault.
 
 A tree that passes can be verified, whatever its candidates are: they change how many tokens a step
-emits, but never the distribution of the text of others.
+emits, but never the distribution of another session's text.
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,8 @@ def _check_sizes(tree: TreeTensors, limits: TreeLimits) -> None:
     if not (is_even and tree.weights.shape == tree.distribution_ids.shape):
         raise _fault("unequal_lengths", "tensors of different lengths", "one entry for each node")
     if len(tree.weights) != len(tree.expanded):
-        raise _fault("unequal_lengths", "other numbers", "a distribution for each expanded node")
+        got = f"{len(tree.weights)} distributions and {len(tree.expanded)} expanded nodes"
+        raise _fault("unequal_lengths", got, "a distribution for each expanded node")
 
 
 def _is_chain(tree: TreeTensors) -> bool:

@@ -43,7 +43,7 @@ class StepBook:
         self.is_gone = False  # whether the session was closed
         self.last: StoredVerdict | None = None
         self.num_replays = 0
-        self._digest: str | None = None  # of the tree that is being verified
+        self._digest: str | None = None  # digest of the tree that is being verified
 
     @property
     def is_deciding(self) -> bool:
@@ -58,7 +58,8 @@ class StepBook:
             digest: digest of the tree.
 
         Raises:
-            StepConflict: another tree was submitted for this step, or it is not this step's time.
+            StepConflict: another tree was submitted for this step, or this is neither the next step
+                nor the last one.
             SessionGone: the session was closed.
         """
         if self.is_gone:

@@ -38,7 +38,7 @@ def encode_step(base_length: int, root: int, tree: SequenceTree) -> SubmittedTre
 
 
 def decode_step(body: bytes) -> ReceivedStep:
-    """Return the draft tree of foreign bytes.
+    """Return the draft tree in bytes from another machine.
 
     Args:
         body: bytes as of `encode_step`.

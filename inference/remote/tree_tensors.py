@@ -1,4 +1,4 @@
-"""The draft tree of one sequence as tensors, in which it travels."""
+"""The draft tree of one sequence as the tensors that are sent."""
 
 from hashlib import blake2b
 from typing import NamedTuple

@@ -63,7 +63,7 @@ class Sampling:
     batch_index: int = 0  # determines the random numbers, like the seed
     request_index: int = 0  # number of the request if requests are learned from, otherwise 0
     # Whether candidates are sampled from distributions of integer weights, which another machine
-    # can verify them against, bit by bit.
+    # can read without any rounding, to verify the candidates.
     quantizes_drafts: bool = False
 
     @property
@@ -230,7 +230,7 @@ def processed_draft_of(
         temperatures = _differing([own.warpers[0] for own in each], log_probs)
     if temperatures is None or others:
         return processed
-    # A temperature of 1 alone is no processor: the request gets the same drafts as by itself.
+    # A temperature of 1 alone changes nothing: the request gets the same drafts as by itself.
     is_processed = (temperatures != 1)[:, None, None]
     by_sequence = (len(each), -1)
     kept = log_probs.unflatten(0, by_sequence)

@@ -1,4 +1,4 @@
-"""Random numbers that depend only on a request's seed and on the number of the decoding step."""
+"""Random numbers that depend only on a request's seed and indices, and on the decoding step."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -18,7 +18,7 @@ StreamKey: TypeAlias = tuple[int, ...]
 
 
 def random_stream(*key: int) -> np.random.Generator:
-    """Return a stream of random numbers, which a hash of the key with 128 bits selects.
+    """Return the stream of random numbers that a 128-bit hash of the key selects.
 
     Philox is counter-based (Salmon et al., 2011), so streams of different keys are independent.
 
@@ -56,7 +56,7 @@ class StepRandom:
 
     @classmethod
     def of(cls, uniforms: Float[Tensor, "batch count"]) -> "StepRandom":
-        """Return random numbers of which the uniform ones are given.
+        """Return random numbers with given uniform numbers, and without noise.
 
         Args:
             uniforms: numbers in [0, 1).

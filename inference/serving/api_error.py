@@ -38,10 +38,10 @@ class ApiError(Exception):
 
 
 def api_error_of(error: JakiroError) -> ApiError:
-    """Return the error that tells a client about one of ours.
+    """Return the error that is sent to a client for an error of this package.
 
-    Errors of the prompt, its options, and the memory for it say what the client can change. The
-    texts of others, which may contain those of any exception, are for the log.
+    Messages about the prompt, its options, and the memory for it are sent, because the client can
+    act on them. Other messages, which may contain the text of any exception, are only logged.
 
     Args:
         error: the error. An `EngineStopped` with a cause comes from an engine that has died.

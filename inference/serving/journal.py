@@ -30,8 +30,8 @@ class Journal:
         app: application that answers the requests.
         telemetry: metrics of the server.
         paths: paths that the metrics name; all others are counted together. A path that ends with
-            `/*` stands for all below it, each of which may be one of many requests for the same
-            text: if they are answered, the log has them in detail only.
+            `/*` stands for all paths below it. A text takes many requests to such paths, so those
+            that succeed are only logged at the level DEBUG.
     """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry, paths: Set[str]) -> None:

@@ -31,14 +31,14 @@ from jakiro.utils.logs import get_logger
 _logger = get_logger(__name__)
 
 _POLL_SECONDS = 0.05
-_SECONDS_OF_ERROR_EVENTS = 2  # in which streams are ended after the engine has stopped
+_SECONDS_OF_ERROR_EVENTS = 2  # time to end streams after the engine has stopped
 
 
 class Server(uvicorn.Server):
     """A server of one decoder, which is loaded while the server already answers.
 
-    After the first signal, or `drain`, new requests get the status 503, and running ones may go on
-    for some time. The second signal ends the process at once.
+    After the first signal, or `drain`, new requests get the status 503, and running ones may
+    continue for some time. The second signal ends the process at once.
 
     Args:
         load: function that returns the decoder with the target, the drafter and the tokenizer; it
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
             self.drain()
 
     def drain(self) -> None:
-        """Accept no more requests, and end as soon as none is running or the time is over."""
+        """Accept no more requests, and end as soon as none is running or the time is up."""
         self.service.is_draining = True
 
     async def run_until_drained(self, on_ready: Callable[[str], object]) -> int:
@@ -272,8 +272,8 @@ def serve(
     server = Server(load, settings, learner, listener)
 
     def ready(url: str) -> None:
-        # The many objects of libraries and models live as long as the process: without them,
-        # collections of garbage hold up requests much less.
+        # The many objects of libraries and models live as long as the process. Without them,
+        # garbage collections delay requests much less.
         gc.collect()
         gc.freeze()
         on_ready(url)

@@ -127,7 +127,7 @@ class Service:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Count a request as active while the block runs: draining waits for it, learning rests."""
+        """Count a request as active in the block: draining waits for it, and learning pauses."""
         self.num_active += 1
         if self.adaptation is not None:
             self.adaptation.pause()

@@ -25,7 +25,7 @@ class ServeSettings(Settings):
     queue: int = Field(64, ge=0)
     """Largest number of sequences of each lane that wait for a free place."""
     api_keys: tuple[SecretStr, ...] = ()
-    """Keys one of which each request must contain; none to accept all requests."""
+    """Keys, one of which each request must contain; none to accept all requests."""
     keys_file: Path | None = None
     """YAML file with the hashes of further keys, and the rates of their users; None for no file."""
     tls_cert: Path | None = None
@@ -78,7 +78,7 @@ class ServeSettings(Settings):
     adapt_every: int = Field(64, ge=1)
     """Number of new texts after which the drafter learns."""
     adapt_idle_seconds: float = Field(5.0, ge=0)
-    """Seconds without a request after which learning begins or goes on."""
+    """Seconds without a request after which learning begins or continues."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
 

@@ -222,7 +222,7 @@ class TreeBuilder:
         frontier: TreeLevel | None = None
         parents = torch.full_like(base_length, ROOT)[:, None]
         score = torch.zeros(parents.shape, device=parents.device)
-        num_nodes = 0  # in all levels so far
+        num_nodes = 0  # number of nodes in all levels so far
         noise: list[Tensor] = []
         for depth in range(1, self.shape.depth + 1):
             joint = source.joint(depth, frontier)
@@ -328,7 +328,7 @@ def _distribution(columns: Tensor, log_probs: Tensor) -> SparseDistribution:
 
 
 def _quantized(probs: Tensor) -> Float[Tensor, "batch parents m"]:
-    """Return the probabilities of integer weights; zeros where nothing can be sampled."""
+    """Return probabilities, rounded to integer weights; zeros where nothing can be sampled."""
     exact = probs.double().cpu().numpy()
     is_empty = exact.sum(axis=-1, keepdims=True) == 0
     found = probabilities(quantized(np.where(is_empty, 1.0, exact)))

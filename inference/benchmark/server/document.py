@@ -62,12 +62,12 @@ class LoadSettings(Settings):
     @model_validator(mode="after")
     def _one_limit(self) -> "LoadSettings":
         if self.requests is not None and self.seconds is not None:
-            raise ValueError("--requests or --seconds, but not both")
+            raise ValueError("--requests and --seconds cannot be combined")
         return self
 
 
 class ServerFacts(Settings):
-    """What is known about the server."""
+    """The known properties of the server."""
 
     url: str
     model: str
@@ -89,7 +89,7 @@ class RequestRecord(Settings):
     gaps: tuple[float, ...]  # seconds between the parts of the text
     tokens: NonNegativeInt
     prompt_tokens: NonNegativeInt | None
-    accepted: NonNegativeInt | None  # drafted tokens in the text; None if the server is silent
+    accepted: NonNegativeInt | None  # drafted tokens in the text; None if not reported
     rejected: NonNegativeInt | None
     refusals: NonNegativeInt  # number of answers with status 429 before this one
     waited: float  # seconds between the first and the last sending
@@ -142,7 +142,7 @@ class LoadFigures(Settings):
         between_parts: quantiles of the seconds between two parts of a streamed text, which may
             contain several tokens.
         request_seconds: quantiles of the seconds of complete answers.
-        accepted: number of drafted tokens in the texts; None if the server does not tell it.
+        accepted: number of drafted tokens in the texts; None if the server does not report it.
         rejected: number of rejected drafted tokens.
         refusals: number of responses with status 429.
         longest_wait: largest number of seconds for which a request had to wait because of them.

@@ -107,7 +107,8 @@ class AloneAnswers:
 
     def __init__(self, answers: Mapping[Key, ServerAnswer]) -> None:
         self._answers = answers
-        self._counts = {True: [0, 0], False: [0, 0]}  # by whether it is greedy: all, equal
+        # Whether decoding is greedy -> numbers of all answers and of equal answers.
+        self._counts = {True: [0, 0], False: [0, 0]}
         self._differences: list[Difference] = []
 
     def compare(self, question: Question, answer: ServerAnswer) -> None:

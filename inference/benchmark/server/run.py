@@ -41,7 +41,7 @@ async def measure_load(
 ) -> LoadDocument:
     """Run a load test of a server, and return the document.
 
-    If the task is cancelled, the document has the requests that have ended.
+    If the task is cancelled, the document contains only the requests that have ended.
 
     Args:
         settings: settings of the load test.

@@ -77,7 +77,7 @@ class Cascade:
         size = max(len(guess.token_ids) for guess in guesses)
         costs, count = self.costs, self._shape.depth
         levels = self._first.rates((np.arange(count),), _prior(count), DOUBT).cumsum().tolist()
-        speeds = []  # by depth
+        speeds = []  # expected tokens per second, by depth
         for more, cut in zip(levels, self._within(limit), strict=False):
             passes = cut.autoregressive_levels
             if passes in costs.draft:

@@ -136,7 +136,7 @@ class CombinedSettings(Settings):
     @model_validator(mode="after")
     def _refuse_many_grafts(self) -> "CombinedSettings":
         if self.grafts * self.graft_nodes > MOST_CANDIDATES:
-            raise ValueError(f"grafts times graft_nodes at most {MOST_CANDIDATES}")
+            raise ValueError(f"grafts times graft_nodes must be at most {MOST_CANDIDATES}")
         return self
 
 

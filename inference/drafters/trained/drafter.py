@@ -307,7 +307,7 @@ class TrainedSession(DeviceSession):
         )
 
     def show_rows(self, sampling: BatchSampling) -> None:
-        """Have sequences with these options, whose lengths are 0 until `follow` is called."""
+        """Switch to sequences with these options, whose lengths are 0 until `follow` is called."""
         self.sampling, count = sampling, len(sampling.each)
         self.cache.show_rows(count, self._margin)
         self.lengths, self.root = (0,) * count, None

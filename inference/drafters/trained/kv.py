@@ -388,7 +388,7 @@ class DrafterCache:
         return [*self.buffers, *([] if self.tail_cache is None else [self.tail_cache])]
 
     def _inputs(self, positions: Tensor) -> TrunkInputs:
-        """Return what the trunk's self-attention reads beside tokens at verified positions."""
+        """Return the trunk's inputs at verified positions, apart from the tokens themselves."""
         previous = earlier = None
         if self.model.trunk.feature_input is not None:
             previous = previous_features(self.kept, positions)
@@ -401,8 +401,8 @@ class DrafterCache:
     ) -> None:
         """Add keys and values of all layers, each of which attends to verified tokens.
 
-        If no token attends to the first one, the first one attends to itself, as in training; the
-        result is finite, and not read.
+        If no token attends to the first one, the first one attends to itself, as in training: its
+        result, which nothing reads, is then finite.
         """
         stores = self.write_through(positions, highest)
         slots = torch.arange(self.num_visible(highest), device=positions.device)

@@ -29,7 +29,7 @@ def memory_drafter(drafter: Drafter | None) -> TrainedDrafter | None:
 
 
 def encoder_fingerprint(drafter: JakiroDrafter) -> str:
-    """Return the identity of all that encodes memory: it is the same in every dtype.
+    """Return the fingerprint of everything that encodes memory, which is the same in every dtype.
 
     It depends on the sign of each weight of the encoders, on the settings of memory and trunk, and
     on the target. Drafters that differ in other weights read the same memory.

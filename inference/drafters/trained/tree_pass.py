@@ -48,7 +48,7 @@ class TreePass:
         self.highest = highest
         self.inputs = TreeTrunkInputs(cache.model, cache.kept, cache.tokens, lengths, highest)
         self.output: ExpertsOutput | None = None
-        self.positions = root[:, :0]  # of the expanded nodes
+        self.positions = root[:, :0]  # positions of the expanded nodes
         self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
         # for each expanded node, the index of its ancestor among the queries of the last pass
         self.ancestor = torch.zeros_like(root)

@@ -1,8 +1,8 @@
 """Comparison of a server's greedy texts with the tokens of the target's own `generate()`.
 
-Servers with OpenAI's interface return texts, not token ids. Two texts are equal exactly if the
-tokens up to the first difference have the same text. At the first difference, the server's token is
-taken to be the likeliest one that agrees with its text.
+Servers with OpenAI's interface return texts, not token ids. The target's tokens count as equal as
+long as the server's text begins with their text. At the first difference, the server's token is
+assumed to be the likeliest one that agrees with its text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ def compare_greedy(
 
 
 def drafted_in(answers: Iterable[ServerAnswer]) -> int | None:
-    """Return the number of accepted drafts in answers; None if the server does not tell it."""
+    """Return the number of accepted drafts in answers; None if the server does not report it."""
     counts = [answer.usage.accepted for answer in answers if answer.usage is not None]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

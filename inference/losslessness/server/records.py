@@ -103,7 +103,7 @@ class ServerReport(Result):
     model: str
     system_fingerprints: tuple[str, ...]  # without repetitions, from the server's answers
     target: str
-    dtype: str  # of the target here; the server's own is not known
+    dtype: str  # dtype of the target in this process; the server's own is not known
     settings: ServerVerifySettings
     checks: tuple[ServerCheck, ...]
     # sentences about what cannot be checked through the server's interface, or what looks wrong

@@ -113,7 +113,7 @@ async def ask_all(
     concurrency: int,
     advance: Callable[[], None],
 ) -> list[ServerAnswer]:
-    """Return the answers to requests, of which several are sent at the same time.
+    """Return the answers to requests, several of which are sent at the same time.
 
     Args:
         client: client of the server.

@@ -1,4 +1,4 @@
-"""Arms of a measurement: functions that are timed in turns, and whose results are checked."""
+"""Arms of a measurement: functions that are timed in turn, and whose results are checked."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class TimedArm:
 
 
 class NotThere(NamedTuple):
-    """An arm that the code does not have yet; to add it, put a builder in the arm's stead."""
+    """An arm that the code does not have yet; a builder takes its place as soon as it has."""
 
     reason: str
 
@@ -47,7 +47,7 @@ Builder = Callable[[], TimedArm]
 def measured_rows(
     arms: Mapping[str, Builder | NotThere], conditions: Conditions, scale: Scale
 ) -> Iterator[Row]:
-    """Yield a row for each arm; the arms that can be measured are timed in turns.
+    """Yield a row for each arm; the arms that can be measured are timed in turn.
 
     An arm that raises an error gets a row with this error, and the other arms are still measured.
 
@@ -65,7 +65,7 @@ def measured_rows(
         try:
             ready[name] = builder()
             repeated(ready[name].work, scale.warm_up)()
-        except Exception as error:  # noqa: BLE001 - nobody is there to repeat the other arms
+        except Exception as error:  # noqa: BLE001 - the other arms are measured all the same
             ready.pop(name, None)
             rows[name] = failed_row(name, conditions, error)
     works = {name: arm.work for name, arm in ready.items()}
@@ -85,7 +85,7 @@ def guarded_row(name: str, conditions: Conditions, measure: Callable[[], Row]) -
     """
     try:
         return measure()
-    except Exception as error:  # noqa: BLE001 - nobody is there to repeat the other arms
+    except Exception as error:  # noqa: BLE001 - the other arms are measured all the same
         return failed_row(name, conditions, error)
 
 

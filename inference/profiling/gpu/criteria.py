@@ -109,7 +109,7 @@ def _lacking(row: Row, key: str) -> Found:
 
 
 def _over(top: Found, bottom: Found) -> Found:
-    """Return the quotient of two values, or the one that is not there."""
+    """Return the quotient of two values, or the one that is missing."""
     for found in (top, bottom):
         if found.value is None:
             return found

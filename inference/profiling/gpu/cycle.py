@@ -35,7 +35,7 @@ class Cycle:
         return tokens
 
     def levels(self, root: Int[Tensor, "batch 1"], depth: int) -> Int[Tensor, "batch depth"]:
-        """Return the right tokens at depths 1 to `depth` below each root, without waiting.
+        """Return the right tokens at depths 1 to `depth`, without waiting for the device.
 
         Args:
             root: token at depth 0 of each sequence.

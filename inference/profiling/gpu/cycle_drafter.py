@@ -39,7 +39,7 @@ class CycleDrafter(Drafter):
     """Drafts trees in which the right tokens are on the first levels, and all others are wrong.
 
     The right tokens are looked up on the device. If there is an inner drafter, it drafts every tree
-    in full before the tokens are replaced, so that drafting takes as long as with this drafter.
+    in full before the tokens are replaced, so that drafting takes as long as with the inner one.
 
     Args:
         cycle: cycle that the target follows.
@@ -197,7 +197,7 @@ class CycleSession(DeviceSession):
         return self.drafter.with_right_tokens(tree, self.root)
 
     def show_rows(self, sampling: BatchSampling) -> None:
-        """Have sequences with these options, whose lengths are 0 until `follow` is called."""
+        """Switch to sequences with these options, whose lengths are 0 until `follow` is called."""
         self.lengths = (0,) * len(sampling.each)
         self.root, self.base_length = None, None
         self.fixed = None  # it has another number of sequences

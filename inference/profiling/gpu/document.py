@@ -82,7 +82,7 @@ class Criterion(Settings):
 
     Attributes:
         name: part of the decoder.
-        measure: what the bound applies to.
+        measure: quantity to which the bound applies.
         value: measured value; None without a measurement.
         bound: bound on the value.
         direction: side of the bound on which values are good.

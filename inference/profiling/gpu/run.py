@@ -163,7 +163,7 @@ class _Run:
                     self.store(is_complete=False)
         except OutOfTime:
             error = f"the section was stopped at its time limit of {section.minutes:g} minutes"
-        except Exception as fault:  # noqa: BLE001 - nobody is there to start the next section
+        except Exception as fault:  # noqa: BLE001 - the next sections are measured all the same
             error = described(fault)
         seconds = time.perf_counter() - started
         after = gpu_state(self.bench.device)
@@ -211,7 +211,7 @@ def _line(row: Row) -> str:
 
 
 def gpu_state(device: torch.device) -> dict[str, float | str] | None:
-    """Return the present state of a GPU; None if it is unknown, as on a CPU."""
+    """Return the current state of a GPU; None if it is unknown, as on a CPU."""
     if device.type != "cuda":
         return None
     # The numbering of the program may differ from that of this process, but the identifier is
@@ -257,7 +257,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     without interval timers, there is no limit.
 
     Raises:
-        OutOfTime: the time is over.
+        OutOfTime: the time is up.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not hasattr(signal, "setitimer"):

@@ -158,7 +158,7 @@ class Workbench:
 
 
 def fault_of_tau(run: DecodeRun, tau: int) -> str | None:
-    """Return a complaint if a run has another tau than intended; None otherwise.
+    """Return a description of the fault if a run does not have the intended tau; None otherwise.
 
     Args:
         run: run of an oracle, or of autoregressive decoding.

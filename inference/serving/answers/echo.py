@@ -1,4 +1,4 @@
-"""Prompts at the beginning of texts, with the place of each token."""
+"""Prompts at the beginning of texts, with the offset of each token."""
 
 from typing import NamedTuple
 
@@ -21,10 +21,11 @@ class Echo(NamedTuple):
 
 
 def echo_of(prompt: Prompt, token_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> Echo:
-    """Return the text of a prompt with the places of its tokens.
+    """Return the text of a prompt with the offsets of its tokens.
 
-    The text is the prompt itself if it is a text that its tokens have, except for tokens that the
-    tokenizer adds at the beginning. Otherwise, it is the text of the tokens.
+    If the prompt is a text, and the text of its tokens equals the prompt, except for tokens that
+    the tokenizer adds at the beginning, the prompt itself is returned. Otherwise, the text of the
+    tokens is returned.
 
     Args:
         prompt: prompt of a request.

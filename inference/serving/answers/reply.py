@@ -16,7 +16,7 @@ from inference.serving.answers.details import ChoiceDetails, DetailLog
 from inference.serving.answers.echo import Echo
 from inference.serving.scheduling.job import Job
 
-IDLE_SECONDS = 15.0  # after so long without a token, an empty list is delivered
+IDLE_SECONDS = 15.0  # seconds without a token after which an empty list is yielded
 
 FinishReason = Literal["stop", "length"]
 
@@ -147,7 +147,7 @@ class Reply:
                     yield found
 
     def _arrived(self) -> list[TextDelta] | None:
-        """Return the new texts, which may be none although steps arrived; None if none arrived."""
+        """Return the new texts; None if no step arrived, and an empty list if steps add no text."""
         found = []
         first, has_arrived = 0, False
         for job in self.jobs:
@@ -184,7 +184,7 @@ class _Choice:
         self._waiting: list[TokenDetail] = []
         self._echo: tuple[Echo, Job] | None = None
         self._num_echoed = 0  # number of characters before the text
-        self.log: DetailLog | None = None  # of the details to return
+        self.log: DetailLog | None = None  # log of the details to return
 
     def begin_with(self, echo: Echo, job: Job) -> None:
         """Let the text begin with the prompt.

@@ -224,7 +224,7 @@ class ChatBody(GenerationBody):
 
 
 _PAGE = "the guide to `jakiro serve` lists the supported fields"
-_MAX_ERRORS = 1000  # number of errors of a body from which they are not looked at one by one
+_MAX_ERRORS = 1000  # if a body has more errors, only their number is reported
 _SMALL = 100_000  # size in bytes up to which errors show parts of a body
 _SHOWN = 80  # largest number of characters of a value that an error shows
 
@@ -252,7 +252,7 @@ def _explained(error: ValidationError, size: int) -> ApiError:
 
     Args:
         error: all errors of a body.
-        size: size of the body in bytes; parts of a large body are not shown, which would take long.
+        size: size of the body in bytes; parts of a large body are not shown, because that is slow.
     """
     if error.error_count() > _MAX_ERRORS:
         return ApiError(
@@ -262,7 +262,7 @@ def _explained(error: ValidationError, size: int) -> ApiError:
         )
     has_input = size <= _SMALL
     found = error.errors(include_url=False, include_context=False, include_input=has_input)
-    # If a field may have values of several types, the error of the type that was sent says more.
+    # If a field may have values of several types, the error of the type that was sent is shown.
     first = next((own for own in found if not own["type"].endswith("_type")), found[0])
     path = [str(part) for part in first["loc"] if _is_field(part)]
     param = ".".join(path) or None

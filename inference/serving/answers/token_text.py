@@ -1,4 +1,4 @@
-"""The text of single tokens, and their bytes, which join to the bytes of an answer."""
+"""The text of single tokens, and their bytes, which together are the bytes of an answer."""
 
 import re
 from functools import cache

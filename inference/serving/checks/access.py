@@ -1,4 +1,4 @@
-"""Checks of who may send a request: its host, its origin, and its key."""
+"""Checks of the host, the origin and the key of a request, before it is answered."""
 
 from collections.abc import Set
 from ipaddress import ip_address

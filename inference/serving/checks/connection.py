@@ -1,4 +1,4 @@
-"""Connections whose clients may take only so much time, and only so many of them."""
+"""Connections, with limits of their number and of the time that clients may take."""
 
 import asyncio
 import json
@@ -135,7 +135,7 @@ class Connection(H11Protocol):
             self._head_timer = self._later(self._limits.receive_seconds, self._end_without_head)
 
     def _watch_rest(self) -> None:
-        """Limit the time in which the rest of a body must arrive that is answered already.
+        """Limit the time in which the rest of a body that is already answered must arrive.
 
         The connection is not closed at once, because a client that is still sending would see a
         lost connection instead of the answer.

@@ -160,7 +160,7 @@ def _sendable(key: str) -> str:
     if strange or key != key.strip():
         raise ConfigError(
             "clients cannot send one of the keys",
-            expected="letters, digits and signs of ASCII",
+            expected="printable characters of ASCII",
             got=f"{strange} other characters" if strange else "spaces around a key",
             remedy="make a key with jakiro serve --new-key NAME",
         )

@@ -38,7 +38,7 @@ class TokenBucket:
         return self._level
 
     def seconds_until(self, units: float) -> float:
-        """Return the seconds until so many units can be taken.
+        """Return the seconds until a number of units can be taken.
 
         Args:
             units: number of units, at most those of a minute.
@@ -46,7 +46,7 @@ class TokenBucket:
         return max(units - self.level, 0.0) / self._rate
 
     def take(self, units: float) -> None:
-        """Take units, also if there are fewer.
+        """Take units, even if fewer are left.
 
         Args:
             units: number of units.

@@ -1,1 +1,1 @@
-"""Learning from the texts of requests, in a process beside the server."""
+"""Learning from the texts of requests, in a process separate from the server."""

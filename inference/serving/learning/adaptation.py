@@ -1,4 +1,4 @@
-"""Adaptation of a server's drafter: texts are collected, and lessons and changes happen when idle.
+"""Adaptation of a server's drafter: it collects texts, and learns and changes when idle.
 
 A drafter is changed only while no request is decoded. Each request is therefore decoded with one
 version from its beginning to its end.
@@ -35,9 +35,9 @@ from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
 
-KEPT = 5  # number of versions that stay
-_FEWEST_HELD_OUT = 4  # texts without which there is no lesson
-_MOST_LEARNED, _MOST_HELD_OUT = 256, 32  # texts of a lesson
+KEPT = 5  # number of versions that are kept
+_FEWEST_HELD_OUT = 4  # smallest number of held-out texts of a lesson
+_MOST_LEARNED, _MOST_HELD_OUT = 256, 32  # largest numbers of texts of a lesson
 _LONGEST_LESSON = 3600.0  # seconds of computation after which a process is killed
 _POLL_SECONDS = 0.1
 
@@ -51,7 +51,7 @@ class Learner(NamedTuple):
         command: program and arguments.
         drafter: folder or hub id of the drafter.
         target: folder or hub id of the target; None for the one that the drafter names.
-        other_weights: whether the target may be another than in the drafter's training.
+        other_weights: whether the target's weights may differ from those in the drafter's training.
     """
 
     command: tuple[str, ...]
@@ -68,7 +68,7 @@ class Purged(NamedTuple):
 
 
 class _Change(NamedTuple):
-    number: int  # of the version to use; 0 for the drafter's own weights
+    number: int  # number of the version to use; 0 for the drafter's own weights
     why: Why
 
 
@@ -131,7 +131,7 @@ class Adaptation:
             self._process.pause()
 
     def record(self, tenant: str, reply: Reply, *, may_learn: bool, has_drafts: bool) -> None:
-        """Use a complete reply.
+        """Count a complete reply, and keep its texts for a lesson if that is allowed.
 
         Args:
             tenant: user who has sent the request.
@@ -181,7 +181,7 @@ class Adaptation:
             try:
                 await self._continue()
             except Exception:
-                _logger.exception("adaptation goes on after an error")
+                _logger.exception("adaptation continues after an error")
 
     async def close(self) -> None:
         """End the process that learns, and free the folder."""
@@ -203,7 +203,7 @@ class Adaptation:
             await self._learn()
 
     async def _learn(self) -> None:
-        """Go on with a lesson, or begin one if there are enough new texts."""
+        """Continue a lesson, or begin one if there are enough new texts."""
         process = self._process
         if process is not None:
             if process.seconds > _LONGEST_LESSON:
@@ -259,7 +259,7 @@ class Adaptation:
         )
 
     def _finish(self, result: LessonResult) -> None:
-        """Note the result of a lesson."""
+        """Record the result of a lesson."""
         process, self._process = self._process, None
         assert process is not None
         self._telemetry.lessons.labels(result.outcome).inc()
@@ -302,8 +302,8 @@ class Adaptation:
             return
         if self._is_busy() or self._change != change:
             return  # it is tried again
-        # From here to `when_idle`, no request can come between: requests that are started later
-        # are decoded by the new weights, and have the new fingerprint.
+        # No request can start between here and `when_idle`: requests that start later are decoded
+        # with the new weights, and have the new fingerprint.
         before, self._model.fingerprint = self._model.fingerprint, self._fingerprint(version)
         weights = None if version is None else version.weights
         done = self._model.engine.when_idle(lambda: self._weights.use(weights))

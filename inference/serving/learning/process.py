@@ -26,7 +26,7 @@ class LearningProcess:
         self.is_paused = False
         self._process = process
         self._resumed = time.monotonic()
-        self._seconds = 0.0  # of computation before the last pause
+        self._seconds = 0.0  # seconds of computation before the last pause
         data = lesson.model_dump_json().encode()
         self._output = asyncio.ensure_future(process.communicate(data))
 
@@ -64,7 +64,7 @@ class LearningProcess:
             self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let the process go on, if it is stopped."""
+        """Let the process continue, if it is stopped."""
         if self.is_paused:
             self.is_paused, self._resumed = False, time.monotonic()
             self._send(signal.SIGCONT)

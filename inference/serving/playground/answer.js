@@ -35,7 +35,7 @@ export class Answer {
     this.body.append(spans);
   }
 
-  /** Ends the answer; `note` says why if it is not complete. */
+  /** Ends the answer. */
   finish() {
     this.element.setAttribute("aria-busy", "false");
   }

@@ -1,4 +1,4 @@
-// The conversation: what is sent, and what becomes of the answers.
+// The conversation: its requests, and the answers to them.
 
 import { Answer } from "./answer.js";
 import { chat } from "./api.js";
@@ -8,7 +8,7 @@ import { Meter } from "./meter.js";
 const AUTOREGRESSIVE_TOKENS = 32;
 const FEWEST_TOKENS = 8; // of an answer after which autoregressive decoding is measured
 
-/** A chat with one model. An exchange that has failed is no part of later requests. */
+/** A chat with one model. An exchange that has failed is not part of later requests. */
 export class Chat {
   constructor(settings, insight, { onState, onStatus }) {
     this.settings = settings;
@@ -154,7 +154,7 @@ export class Chat {
     if (meter.tau && body.jakiro.drafting) parts.push(`tau ${meter.tau.toFixed(2)}`);
     if (meter.rate) parts.push(`${meter.rate.toFixed(1)} tokens/s`);
     if (!body.jakiro.drafting) parts.push("without drafts");
-    if (end === "length") parts.push("reached the most tokens");
+    if (end === "length") parts.push("reached the largest number of tokens");
     if (end === "stopped") parts.push("stopped");
     answer.footer.textContent = parts.join("  ·  ");
   }
@@ -196,9 +196,9 @@ export class Chat {
 }
 
 function hintOf(error) {
-  if (error.code === "unreachable") return "Is the server running? The page tells when it is back.";
-  if (error.code === "cut") return "What has arrived so far is shown, but is no part of the chat.";
-  if (error.status === 401) return "This server requires an API key, which the settings have a field for.";
+  if (error.code === "unreachable") return "Is the server running? The page shows when it is back.";
+  if (error.code === "cut") return "The text so far is shown, but is not part of the chat.";
+  if (error.status === 401) return "This server requires an API key; enter it in the settings.";
   if (error.retryAfter) return `The server asks to wait ${error.retryAfter} s before the next try.`;
   return error.remedy ? `Remedy: ${error.remedy}.` : null;
 }

@@ -24,7 +24,7 @@ class RegisteredSession:
 
     Attributes:
         id: secret id.
-        verification: the session in the engine; None until it was made there.
+        verification: the session in the engine; None until it exists there.
         is_ended: whether the session is not registered any more.
         num_requests: number of requests to it that are being answered.
     """
@@ -108,8 +108,8 @@ class SessionRegistry:
             session_id: id of the session, which may be any text.
 
         Raises:
-            ApiError: the session has ended, or there is none of this id and this user. The answers
-                do not tell whether another user has a session of this id.
+            ApiError: the session has ended, or there is none of this id and this user. The error
+                does not reveal whether another user has a session of this id.
         """
         found = self._sessions.get(session_id)
         if found is not None and found.user is user:
@@ -150,7 +150,7 @@ def gone() -> ApiError:
 def _too_many(most: str, got: str) -> ApiError:
     return ApiError(
         429,
-        f"too many at the same time; expected: at most {most}; got: {got}; "
+        f"too many sessions or requests at once; expected: at most {most}; got: {got}; "
         "remedy: close a session, or try again later",
         kind="rate_limit_error",
         code="rate_limit_exceeded",

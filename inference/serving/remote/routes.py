@@ -1,7 +1,7 @@
 """The routes by which other machines send draft trees and receive verdicts.
 
 GET    /v1/verify                           target and limits
-POST   /v1/verify/sessions                  open a session, or go on with a text
+POST   /v1/verify/sessions                  open a session, or continue a text in it
 PUT    /v1/verify/sessions/ID/steps/N       submit the tree of a step; may be repeated
 GET    /v1/verify/sessions/ID/memory        memory of verified tokens, with ?from=0&to=256
 GET    /v1/verify/sessions/ID               state of a session
@@ -81,7 +81,7 @@ async def _close(request: HttpRequest) -> Response:
 
 
 async def _limited_body(request: HttpRequest) -> bytes:
-    """Return the body of a request, which is not read further than a tree can be long."""
+    """Return the body of a request; reading stops at the largest size of a tree."""
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
@@ -120,7 +120,7 @@ def _number(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise ApiError(
             400,
-            f"{name} cannot be used; expected: an integer from 0 on; got: {text[:20]!r}; "
+            f"{name} cannot be used; expected: an integer of at least 0; got: {text[:20]!r}; "
             "remedy: count steps and positions in decimal digits",
             code="malformed_message",
         )

@@ -58,7 +58,7 @@ class RemoteSessions:
         self.registry = SessionRegistry(settings.remote_sessions, settings.remote_sessions_per_key)
         self._service = service
         self._info: VerifierInfo | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the id of the session
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # timers by the id of the session
         service.telemetry.watch("remote_sessions", "Open sessions.", lambda: len(self.registry))
 
     async def info(self) -> VerifierInfo:
@@ -73,7 +73,7 @@ class RemoteSessions:
         return self._info
 
     async def open(self, user: User, request: OpenSession) -> SessionOpened:
-        """Read a prompt, or a text to go on with, in a new session.
+        """Read a prompt, or a text to continue, in a new session.
 
         Args:
             user: user who opens the session.
@@ -340,7 +340,7 @@ def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
 
 
 def _fingerprint(engine: EngineThread) -> str:
-    """Return the identity of all that the text of a seed and of drafts depends on."""
+    """Return the fingerprint of everything that the text for a seed and drafts depends on."""
     return f"fp_{fingerprint(*target_identity(engine))[:12]}"
 
 
@@ -375,7 +375,7 @@ def _explained(error: JakiroError) -> ApiError:
 
 
 def _failed(error: Exception) -> JakiroError:
-    """Return the error of a session that cannot go on."""
+    """Return the error of a session that cannot continue."""
     if not is_out_of_memory(error):
         return JakiroError(f"verification has failed: {type(error).__name__}: {error}")
     return ResourceError(

@@ -41,7 +41,7 @@ class VerificationSession(DecodeBatch):
         request: prompt, options and stop rule, which nothing else uses.
         tokenizer: the target's tokenizer.
         limits: largest tree.
-        resume: text of an earlier session to go on with; None to begin.
+        resume: text of an earlier session to continue; None to begin a text.
         memory: source of the memory that the device drafts with; None if it drafts from tokens.
         stops: strings that end the text, which the stop rule knows as well.
         threads: number of threads that decoding steps compute with on a CPU; None for torch's
@@ -52,8 +52,8 @@ class VerificationSession(DecodeBatch):
         verdict: verdict of the last step; None if there is none.
 
     Raises:
-        MessageError: the text to go on with is complete before its end, or not a text of the
-            target's tokens.
+        MessageError: the text to continue is complete before its end, or has ids that are not
+            tokens of the target.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class VerificationSession(DecodeBatch):
         self.text = ""
         self._incremental = IncrementalText(tokenizer, stops)
         self._state = SequenceState.of(0, request)
-        self._root: int | None = None  # last token of a text to go on with, while it is read
+        self._root: int | None = None  # last token of a text to continue, while it is read
         self.book = StepBook()
         self.verdict: Verdict | None = None
         if resume is not None:
@@ -108,7 +108,7 @@ class VerificationSession(DecodeBatch):
 
     @torch.inference_mode()
     def read_chunk(self) -> None:
-        """Read a chunk of the prompt, or of the text to go on with.
+        """Read a chunk of the prompt, or of the text to continue.
 
         The last chunk opens the session; a text that begins gets its first token.
 
@@ -139,7 +139,8 @@ class VerificationSession(DecodeBatch):
         Raises:
             MessageError: the tree is not one below this text that can be verified; the step stays
                 free.
-            StepConflict: another tree was submitted for this step, or it is not this step's time.
+            StepConflict: another tree was submitted for this step, or this is neither the next step
+                nor the last one.
             SessionGone: the session was closed.
             JakiroError: the target has failed; the session is closed.
         """
@@ -208,7 +209,7 @@ class VerificationSession(DecodeBatch):
         if found != expected:
             raise MessageError(
                 "other_text",
-                "the tree belongs below another text",
+                "the tree continues another text",
                 expected=f"token {expected[1]} at position {expected[0]}",
                 got=f"token {found[1]} at position {found[0]}",
             )
@@ -239,7 +240,7 @@ class VerificationSession(DecodeBatch):
     def _newest_rows(self, begin: int) -> UInt8[np.ndarray, "tokens bytes"] | None:
         """Return the rows from position `begin` on; None if the device reads no memory.
 
-        A complete text needs no rows, and those of many tokens are asked for later.
+        A complete text needs no rows, and the device fetches the rows of many tokens later.
         """
         if self._memory is None:
             return None

@@ -1,1 +1,1 @@
-"""The way of a request to the decode engine: admission, jobs, and the thread of the models."""
+"""The path of a request to the decode engine: admission, jobs, and the thread of the models."""

@@ -42,7 +42,7 @@ class Admission:
         self._places = places
         self._queue = queue
         self._admitted: list[Admitted] = []
-        self._mean_seconds = 1.0  # of a request
+        self._mean_seconds = 1.0  # mean duration of a request
 
     def admit(self, lane: int, count: int) -> Admitted:
         """Return the accepted sequences of a request, to be passed to `release` in the end.

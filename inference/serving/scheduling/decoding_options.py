@@ -13,7 +13,7 @@ from transformers import LogitsProcessor
 from inference.engine.request import OutputOptions
 from inference.serving.answers.schema import GenerationBody
 
-_SEEDS = 2**53  # number of seeds to choose from, all of which are numbers of JavaScript
+_SEEDS = 2**53  # number of seeds to choose from, all of which are exact in JavaScript
 _OF_SAMPLING = frozenset({"top_p", "top_k", "min_p"})
 
 
@@ -33,8 +33,9 @@ class DecodingOptions:
         drafting: whether to draft.
         may_learn: whether the drafter may learn from the texts.
         logit_bias: number to add to the logit of each token.
-        frequency_penalty: number to subtract from a logit for each new token that is equal.
-        presence_penalty: number to subtract from a logit if any new token is equal.
+        frequency_penalty: number to subtract from a token's logit for each of its occurrences in
+            the new text.
+        presence_penalty: number to subtract from a token's logit if it occurs in the new text.
         others: arguments of `generate()`.
     """
 

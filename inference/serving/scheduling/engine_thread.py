@@ -119,13 +119,13 @@ class EngineThread:
 
     @property
     def seed_obstacle(self) -> str:
-        """Why a seed may not repeat a text, with the remedy; empty if it always does."""
+        """The reason why a seed may not repeat a text, with the remedy; empty if there is none."""
         target = self.decoder.target
         if request_counter_of(self.decoder.drafter) is not None:
             return "the drafter learns from requests, so a seed does not repeat a sampled text"
         if target.dtype.itemsize < _EXACT_BYTES and not target.modules.is_batch_invariant:
             return (
-                "in half precision, a text may depend on what is decoded beside it, so a seed may "
+                "in half precision, a text may depend on what is decoded with it, so a seed may "
                 "not repeat it; remedy: --batch-invariant on a CPU, or --dtype float32"
             )
         return ""
@@ -276,7 +276,7 @@ class EngineThread:
         """Let the engine's thread run a function, and return the future of its result.
 
         The functions run in the order of the calls, one between two decoding steps, so that other
-        requests go on.
+        requests continue.
 
         Args:
             function: function that may use the models; it should take little longer than a step.

@@ -235,7 +235,7 @@ def _num_characters(prompt: Prompt) -> int:
 
 
 def target_identity(engine: EngineThread) -> list[Any]:
-    """Return the facts about the target and the libraries that the text of a seed depends on."""
+    """Return the facts about the target and the libraries that the text for a seed depends on."""
     target = engine.decoder.target
     model: Any = target.model
     return [
@@ -245,7 +245,7 @@ def target_identity(engine: EngineThread) -> list[Any]:
 
 
 def _identity(engine: EngineThread) -> list[Any]:
-    """Return all that the text of a seed depends on, except the settings of requests."""
+    """Return everything that the text for a seed depends on, except the settings of requests."""
     decoder, scheduler = engine.decoder, engine.scheduler
     runs = [engine.policy.new_run(lane.sampling, lane.places) for lane in scheduler.lanes]
     return [

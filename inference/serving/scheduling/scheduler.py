@@ -40,7 +40,7 @@ class Scheduler:
         self._on_step = on_step
         self._waiting: list[Job] = []
         self._reading: _Reading | None = None
-        self._running: dict[int, Job] = {}  # by the identity of each of its sequences
+        self._running: dict[int, Job] = {}  # jobs by the `id()` of each of their sequences
 
     @property
     def num_waiting(self) -> int:

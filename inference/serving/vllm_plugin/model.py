@@ -231,12 +231,12 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
         Args:
             input_ids: token ids.
             multimodal_embeddings: has no effect; vLLM passes it to all drafters.
-            is_multimodal: has no effect, likewise.
+            is_multimodal: has no effect either.
         """
         return self.model.embed_tokens(input_ids)
 
     def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
-        """Return what `forward` reads of verified tokens.
+        """Return the input of `forward` for verified tokens.
 
         Args:
             hidden_states: the hidden states in ascending order, side by side.

@@ -74,7 +74,7 @@ def test_a_limit_that_lasts_longer_than_patience_is_named() -> None:
     ):
         steps = first.steps([1, 2], temperature=0, max_new_tokens=20)
         next(steps)
-        with pytest.raises(ResourceError, match="takes no more requests for now") as found:
+        with pytest.raises(ResourceError, match="takes no more requests at the moment") as found:
             second.generate([3, 4], **SHORT)
         steps.close()
     assert "status 429" in str(found.value)

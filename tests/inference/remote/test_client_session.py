@@ -101,7 +101,7 @@ def test_a_lost_session_is_opened_again_and_the_tree_stays_binding() -> None:
 def test_a_server_that_continues_another_text_is_refused(change: dict[str, object]) -> None:
     device = _submitted()
     device.on_gone()
-    with pytest.raises(MessageError, match="cannot go on with this text"):
+    with pytest.raises(MessageError, match="cannot continue this text"):
         device.on_opened(opening().model_copy(update=change))
 
 

@@ -89,7 +89,7 @@ def test_a_difference_gives_exit_code_1(
     ("words", "message"),
     [
         (["--model", "another"], "does not have this model"),
-        (["--requests", "3", "--seconds", "3"], "--requests or --seconds"),
+        (["--requests", "3", "--seconds", "3"], "--requests and --seconds"),
         (["--bad-share", "2"], "'--bad-share'"),
         (["--concurrency", "0"], "'--concurrency'"),
         (["--url", "nonsense"], "URL is not the address"),

@@ -153,7 +153,7 @@ def baseline_of(found: Mapping[str, SectionResult], context: int) -> Baseline | 
 
 
 def static_arm(bench: Workbench, prompts: list[list[int]], *, is_captured: bool) -> TimedArm:
-    """Return transformers' static cache, with the step as it is or in a CUDA graph.
+    """Return transformers' static cache, with an eager step or a step in a CUDA graph.
 
     Args:
         bench: target and checks.
@@ -227,7 +227,7 @@ def _by_generate(bench: Workbench, prompts: list[list[int]]) -> TimedArm:
 
 
 def _own(bench: Workbench, prompts: list[list[int]], *, is_captured: bool) -> TimedArm:
-    """Return our decoding loop without drafts, with its steps as they are or captured."""
+    """Return this package's decoding loop without drafts, with eager or captured steps."""
     pipelines = PipelinePool() if is_captured else None
     run = bench.start(None, prompts, bench.scale.timed_tokens + 1, pipelines=pipelines)
     arm = bench.steps(run, prompts, bench.scale.block)

@@ -38,7 +38,7 @@ def over_baseline(rows: list[Row], factor: float) -> Iterator[Row]:
     """Yield rows with their speed over that of the fastest autoregressive decoding.
 
     Args:
-        rows: rows of the captured static cache and of other arms, which were timed in turns.
+        rows: rows of the captured static cache and of other arms, which were timed in turn.
         factor: milliseconds of the fastest arm over those of the captured static cache.
     """
     captured_ms = next((row.number("ms") for row in rows if row.arm == CAPTURED), None)

@@ -145,7 +145,7 @@ def _as_a_whole(bench: Workbench, cache: SlotCache, context: int, queries: int) 
 
 
 def _in_graph(bench: Workbench, cache: SlotCache, context: int, queries: int) -> TimedArm:
-    """Return the default forward pass in a CUDA graph: a bound, not yet a way to decode."""
+    """Return the default forward pass in a CUDA graph: a bound for captured decoding steps."""
     verification = Verification(bench, cache, context, queries)
     remark = None if bench.device.type == "cuda" else "on a CPU, nothing is captured"
     work = captured(verification, bench.device)

@@ -66,7 +66,7 @@ def test_the_shares_are_those_of_the_settings() -> None:
 
 
 def test_one_limit_is_enough() -> None:
-    with pytest.raises(ConfigError, match="--requests or --seconds"):
+    with pytest.raises(ConfigError, match="--requests and --seconds"):
         _settings(requests=3, seconds=3.0)
 
 

@@ -286,5 +286,5 @@ def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) ->
 
 
 def test_continuations_that_are_larger_than_any_tree_are_refused() -> None:
-    with pytest.raises(ValidationError, match="grafts times graft_nodes at most 4096"):
+    with pytest.raises(ValidationError, match="grafts times graft_nodes must be at most 4096"):
         CombinedSettings(grafts=1024, graft_nodes=5)
