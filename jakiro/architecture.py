@@ -58,6 +58,16 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
     return of(memory, sizes), of(features, fused)
 
 
+def memory_shapes(config: JakiroConfig) -> list[tuple[int, int]]:
+    """Return the number of heads and the head size of each tensor of a drafter's encoded memory."""
+    trunk = config.settings.trunk
+    assert trunk.num_kv_heads is not None, "`config_for` completes the settings"
+    assert trunk.head_dim is not None, "`config_for` completes the settings"
+    kv = [(trunk.num_kv_heads, trunk.head_dim)] * 2 if trunk.attends_memory else []
+    features = [(1, config.target_record.hidden_size)] if trunk.reads_features else []
+    return kv + features
+
+
 def undone_rotation(config: JakiroConfig) -> Rotary | None:
     """Return what undoes the rotation of the target's keys at negated positions, if it is needed.
 

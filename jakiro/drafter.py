@@ -13,6 +13,7 @@ from jakiro.architecture import (
     experts_of,
     level_heads,
     level_masks,
+    memory_shapes,
     num_earlier_tokens,
     trunk_arguments,
     undone_rotation,
@@ -57,6 +58,9 @@ class JakiroDrafter(PreTrainedModel):
     `draft_ids` [draft_vocab] holds the ids of the tokens that may be drafted, in ascending order,
     and is part of the checkpoint. `draft_ids` is None if all tokens may be drafted.
 
+    `memory_shapes` holds the number of heads and the head size of each tensor that `encode_memory`
+    returns.
+
     `attends_first` is the setting `trunk.first_position`. If it is False, callers mask the key of
     position 0 in self-attention. The first token is never drafted, so no query is at position 0.
 
@@ -85,6 +89,7 @@ class JakiroDrafter(PreTrainedModel):
         self.undo_rotation = undone_rotation(config)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
+        self.memory_shapes = memory_shapes(config)
         self.attends_first = settings.trunk.first_position
         self.num_earlier = num_earlier_tokens(config)
         self.experts = experts_of(config)
@@ -130,14 +135,6 @@ class JakiroDrafter(PreTrainedModel):
         if self.feature_encoder is not None:
             encoded += (self.feature_encoder(state.features).unsqueeze(1),)
         return encoded
-
-    @property
-    def memory_shapes(self) -> list[tuple[int, int]]:
-        """The number of heads and the head size of each tensor that `encode_memory` returns."""
-        trunk = self.config.settings.trunk
-        kv = [(trunk.num_kv_heads, trunk.head_dim)] * 2 if trunk.attends_memory else []
-        features = [(1, self.config.target_record.hidden_size)] if trunk.reads_features else []
-        return kv + features
 
     @property
     def levels(self) -> dict[str, int]:

@@ -5,7 +5,9 @@ import os
 import platform
 import subprocess
 import sys
+from copy import copy
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def provenance() -> dict[str, Any]:
     return {
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": _git_state(_CODE),
+        "git": copy(_git_state(_CODE)),
         "versions": {"python": platform.python_version()} | _versions(),
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
@@ -51,6 +53,7 @@ def write_provenance(folder: Path, resolved_settings: Settings) -> None:
     write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
 
 
+@cache
 def _versions() -> dict[str, str | None]:
     # Versions are read from the metadata, because importing torch just for its version takes
     # seconds.
@@ -64,6 +67,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+@cache  # changes of files after the first record are no part of the code that runs
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
     # An installed copy may be inside the checkout of another project, whose state is irrelevant.
     if not (folder / ".git").exists():

@@ -35,17 +35,19 @@ def test_a_run_folder_holds_the_resolved_settings_and_the_provenance(tmp_path: P
     assert yaml.safe_load((folder / "config.yaml").read_text()) == {"num_steps": 5}
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
 def test_a_checkout_is_named_with_its_commit_and_whether_it_was_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jakiro.utils.provenance, "_CODE", tmp_path)
     _git(tmp_path, "init")
     _git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-mx")
-    clean = provenance()["git"]
-    (tmp_path / "new").touch()
-    changed = provenance()["git"]
-    assert (clean["is_dirty"], changed["is_dirty"]) == (False, True)
-    assert clean["sha"] == changed["sha"] == _git(tmp_path, "rev-parse", "HEAD")
+    if is_changed:
+        (tmp_path / "new").touch()
+    found = provenance()["git"]
+    assert found == {"sha": _git(tmp_path, "rev-parse", "HEAD"), "is_dirty": is_changed}
+    (tmp_path / "newer").touch()  # when the code runs already
+    assert provenance()["git"] == found
 
 
 def test_a_record_names_the_commit_of_the_checkout_that_contains_the_code() -> None:
