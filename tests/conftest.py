@@ -1,5 +1,6 @@
 """Setup of every test: shape checks, no network, an empty cache, markers by folder, time limits."""
 
+import gc
 import logging
 import os
 import signal
@@ -24,6 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No test outlives a power cut, and waiting for the disk takes longer than many a test.
+os.fsync = lambda _: None
+
 PACKAGES = ["inference", "jakiro", "moa", "training"]
 
 # Every call is checked, which takes as long as the call: `make test` sets the variable to 0.
@@ -47,12 +51,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # a worker, like every process, inherits the variable
         config.stash[CACHE] = TemporaryDirectory(prefix="jakiro-tests-")
         os.environ["XDG_CACHE_HOME"] = config.stash[CACHE].name
+        # Every client would read the certificates of all authorities, which no server here needs.
+        os.environ.pop("SSL_CERT_FILE", None)
+        os.environ["SSL_CERT_DIR"] = config.stash[CACHE].name
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the cache of the tests."""
     if (cache := config.stash.get(CACHE, None)) is not None:
         cache.cleanup()
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector all modules and tests: they stay until the end."""
+    gc.freeze()
 
 
 WHOLE_PROGRAMS = Path(__file__).parent / "e2e"
