@@ -154,15 +154,25 @@ def test_the_first_yaml_block_on_training_is_a_whole_training_run(beside_configs
     assert load_settings(TrainSettings, beside_configs).data.paths == ("own.jsonl",)
 
 
+@pytest.fixture(scope="module")
+def jakiro() -> Any:
+    """The command line, whose parameters look for no files and models."""
+    found: Any = typer.main.get_command(app)
+    commands = [found]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            parameter.callback = None
+    return found
+
+
 @pytest.mark.parametrize("command", _of("jakiro"), ids=str)
-def test_jakiro_commands_parse(command: Command) -> None:
-    program: Any = typer.main.get_command(app)
-    words = list(command.words[1:])
+def test_jakiro_commands_parse(command: Command, jakiro: Any) -> None:
+    program, words = jakiro, list(command.words[1:])
     while hasattr(program, "commands"):
         assert words[0] in program.commands, f"{command.block}: no command {words[0]}"
         program = program.commands[words.pop(0)]
-    for parameter in program.params:
-        parameter.callback = None  # some look for files and models
     program.make_context(program.name, words)  # raises if an option is unknown or missing
 
 
@@ -241,8 +251,8 @@ def test_methods_of_jakiro_bench_are_there(command: Command) -> None:
     assert len(parse_methods(methods)) == len(methods)
 
 
-def test_commands_in_the_text_are_there() -> None:
-    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+def test_commands_in_the_text_are_there(jakiro: Any) -> None:
+    known = set(jakiro.commands)
     found = {
         (page.name, word)
         for page in PAGES

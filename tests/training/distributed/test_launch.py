@@ -19,7 +19,7 @@ from training.config import TrainSettings
 from training.distributed.launch import launch as launch_here
 from training.distributed.processes import free_port
 from training.evaluation.metrics import read_metrics
-from training.train import train
+from training.train import main, train
 
 pytestmark = pytest.mark.distributed
 
@@ -120,7 +120,11 @@ def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
     assert "Traceback" not in finished.stderr
 
 
-def test_the_demo_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
+DEMO = ["--config", str(REPOSITORY / "configs" / "demo.yaml")]
+
+
+def _small(workshop: Path) -> list[str]:
+    """Return the options that fit the configuration of the demo to a tiny target and few texts."""
     overrides = {
         "target.name_or_path": workshop / "target",
         "data.paths": [str(workshop / "texts.jsonl")],
@@ -134,9 +138,18 @@ def test_the_demo_configuration_trains_under_the_launcher_on_one_process(worksho
         "steps": 2,
         "run_folder": workshop / "demo",
     }
-    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
-    config = REPOSITORY / "configs" / "demo.yaml"
-    finished = launch(config, workshop, *words, num_processes=1)
+    return [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_the_demo_configuration_trains(workshop: Path) -> None:
+    assert main([*DEMO, *_small(workshop)]) == 0
+    drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
+    assert drafter.config.record["training"]["step"] == 2
+
+
+@pytest.mark.slow  # three processes start, which takes most of the time
+def test_the_demo_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
+    finished = launch(Path(DEMO[1]), workshop, *_small(workshop), num_processes=1)
     assert finished.returncode == 0, finished.stderr
     drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
     assert drafter.config.record["training"]["step"] == 2

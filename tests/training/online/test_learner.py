@@ -1,5 +1,6 @@
 """The process that learns: better versions only, from the right drafter, killed at any time."""
 
+import io
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from inference.adaptation.versions import VersionFolder
 from inference.adaptation.weights import ReplaceableWeights
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
+from training.online import learner
 from training.online.learner import learn
 
 COMMAND = [sys.executable, "-m", "training.online.learner"]
@@ -104,9 +106,15 @@ def _start(lesson: Lesson) -> "subprocess.Popen[bytes]":
     return process
 
 
-def test_the_process_reports_a_lesson_that_it_cannot_use() -> None:
-    done = subprocess.run(COMMAND, input=b"{}", capture_output=True, check=True, timeout=60)
-    found = read_result(done.stdout)
+def test_the_process_reports_a_lesson_that_it_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    # In this process, whose priority and parent stay as they are: a start takes seconds.
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    monkeypatch.setattr(learner, "end_with_parent", os.getppid)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}")))
+    learner.main()
+    found = read_result(capsysbinary.readouterr().out)
     assert found.outcome == "failed"
     assert "the lesson cannot be read" in found.error
 
