@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.losslessness import LEAST_P_VALUE, LENGTH, SHAPES, tiny_decoder
+from helpers.quick import mostly_slow
 
 from inference import SpeculativeDecoder
 from inference.sampling import options
@@ -36,7 +37,7 @@ def _p_values(decoder: SpeculativeDecoder, kinds: Sequence[dict[str, Any]] = KIN
     return values
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", mostly_slow(SHAPES, quick=["sampled"]))
 def test_every_sequence_keeps_its_own_distribution(name: str) -> None:
     assert min(_p_values(tiny_decoder(SHAPES[name]))) > LEAST_P_VALUE
 

@@ -74,7 +74,7 @@ def test_a_decoding_step_reads_once_and_uploads_at_most_once(
     requests, _ = prepare_requests(
         target.model,
         PROMPTS[:batch],
-        {"max_new_tokens": 40, **SELECTIONS[selection]},
+        {"max_new_tokens": 24, **SELECTIONS[selection]},
         seed=0,
         max_position=target.spec.max_position,
     )
@@ -112,7 +112,7 @@ def test_requests_that_select_tokens_in_different_ways_are_read_together(
     monkeypatch.setattr(acceptance, "accepts_on_device", lambda *_: True)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     works = [
-        Work(prompt, 0, {**options, "max_new_tokens": 40})
+        Work(prompt, 0, {**options, "max_new_tokens": 24})
         for prompt, options in zip(PROMPTS, MIXED[mixture], strict=True)
     ]
     lane = lane_of(decoder, request_of(decoder, works[0]), places=4)
@@ -163,7 +163,7 @@ def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
     model = tiny_llama()
     shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
     decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=shape)
-    options = SELECTIONS[selection] | {"max_new_tokens": 40}
+    options = SELECTIONS[selection] | {"max_new_tokens": 24}
     if not options.pop("do_sample"):
         options["temperature"] = 0
     works = [Work(prompt, 0, {"temperature": 1.0, **options}) for prompt in PROMPTS[:3]]
@@ -172,7 +172,7 @@ def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
         start(lane, SequenceState.of(index, request_of(decoder, work)))
     lane.step()  # prepares recorded steps
     per_step = []
-    while not any(state.is_finished for state in lane.live):
+    while lane.live and not any(state.is_finished for state in lane.live):
         traffic.clear()
         lane.step()
         per_step.append(dict(traffic))

@@ -24,7 +24,7 @@ from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]
-NEW = 20
+NEW = 14
 TAIL = {"combine": "sum", "parallel_levels": 0}
 KINDS = {
     "feedback": tiny_settings(trunk=FEEDBACK),

@@ -46,7 +46,7 @@ def test_a_mixed_load_loses_nothing_and_changes_no_answer(server: Running, promp
         server.url,
         prompts,
         temperatures=(0.0, 1.0),
-        requests=90,
+        requests=60,
         check=True,
         cut_share=0.2,
         bad_share=0.2,
@@ -55,7 +55,7 @@ def test_a_mixed_load_loses_nothing_and_changes_no_answer(server: Running, promp
     figures = document.figures
     assert document.passed
     assert document.is_complete
-    assert figures.requests == 90 == sum(figures.outcomes.values())
+    assert figures.requests == 60 == sum(figures.outcomes.values())
     assert set(figures.outcomes) == {"complete", "cut", "refused"}
     assert figures.errors == {}
     assert document.alone is not None
@@ -80,10 +80,10 @@ def test_a_mixed_load_loses_nothing_and_changes_no_answer(server: Running, promp
 def test_every_refused_client_comes_back_and_gets_its_answer(
     server: Running, prompts: Path
 ) -> None:
-    document = _measured(server.url, prompts, requests=24, concurrency=24, max_new_tokens=40)
+    document = _measured(server.url, prompts, requests=12, concurrency=12, max_new_tokens=40)
     figures = document.figures
     assert document.passed
-    assert figures.outcomes == {"complete": 24}
+    assert figures.outcomes == {"complete": 12}
     assert figures.refusals > 0
     assert figures.statuses["429"] == figures.refusals
     assert figures.longest_wait >= 1
@@ -107,9 +107,9 @@ def test_an_answer_that_changes_under_load_is_found(
         return found.upper() if is_busy else found
 
     monkeypatch.setattr(IncrementalText, "push", planted)
-    document = _measured(server.url, prompts, check=True, requests=30)
+    document = _measured(server.url, prompts, check=True, requests=15)
     assert not document.passed
-    assert document.figures.outcomes == {"complete": 30}
+    assert document.figures.outcomes == {"complete": 15}
     assert document.comparisons is not None
     assert document.comparisons.num_different > 0
     first = document.comparisons.differences[0]

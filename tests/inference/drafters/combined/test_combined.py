@@ -86,17 +86,17 @@ def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str)
     drafter = DRAFTERS[name](model)
     assert isinstance(drafter, Drafter)
     decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    expected = [greedy_by_transformers(model, prompt, 30) for prompt in PROMPTS]
+    expected = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
     proposed, accepted = Counter[int](), Counter[int]()
     for prompt, tokens in zip(PROMPTS, expected, strict=True):
-        output = decoder.generate(prompt, max_new_tokens=30)
+        output = decoder.generate(prompt, max_new_tokens=20)
         assert output.sequences[0].tolist() == tokens
         proposed += output.stats.proposed_by_proposer
         accepted += output.stats.accepted_by_proposer
     second = drafter.second_id
     assert set(range(second)) <= set(proposed) <= set(range(second + 1))
     assert proposed[second] > accepted[second] > 0
-    together = decoder.generate_batch(PROMPTS, max_new_tokens=30)
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=20)
     assert [each.sequences[0].tolist() for each in together] == expected
 
 

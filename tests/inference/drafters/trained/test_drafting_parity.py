@@ -201,7 +201,7 @@ def test_the_engine_drafts_from_what_was_emitted_and_nothing_else(
     target, settings = TargetAdapter(model), SESSIONS[name]
     drafter = TrainedDrafter(tiny_drafter(target, settings), target, _shape_of(settings))
     requests, _ = prepare_requests(
-        model, [[1, 2, 3], [4, 5, 6, 7, 8]], {"max_new_tokens": 20}, seed=0, max_position=128
+        model, [[1, 2, 3], [4, 5, 6, 7, 8]], {"max_new_tokens": 12}, seed=0, max_position=128
     )
     run = DecodeRun(target, drafter, requests)
     drafted: list[tuple[list[list[int]], DraftTree]] = []

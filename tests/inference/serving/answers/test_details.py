@@ -27,7 +27,7 @@ TOKENIZER = tiny_tokenizer()
 
 def _stream(server: Running, **body: Any) -> list[dict[str, Any]]:
     """Return the chunks of a stream as the server sends them."""
-    common = {"model": MODEL, "messages": MESSAGES, "stream": True, "max_tokens": 60, "seed": 3}
+    common = {"model": MODEL, "messages": MESSAGES, "stream": True, "max_tokens": 32, "seed": 3}
     request = urllib.request.Request(
         f"{server.url}/chat/completions",
         json.dumps({**common, **body}).encode(),

@@ -83,7 +83,7 @@ class _Served:
         output = self.reference.generate(prompt, temperature=0, max_new_tokens=12)
         return output.texts[0] if hasattr(output, "texts") else output.text
 
-    def teach(self, client: OpenAI, begin: int, count: int = 40, **changes: Any) -> None:
+    def teach(self, client: OpenAI, begin: int, count: int = 16, **changes: Any) -> None:
         for first in range(begin, begin + count):
             self.ask(client, first, **changes)
 
@@ -97,7 +97,10 @@ class _Served:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., _Served]]:
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., _Served]]:
+    """A function that starts a server, which learns as soon as a few texts allow it."""
+    monkeypatch.setattr(adaptation, "_FEWEST_HELD_OUT", 1)
+    monkeypatch.setattr(adaptation, "_POLL_SECONDS", 0.02)
     started: list[_Served] = []
 
     def start(mode: str, **settings: Any) -> _Served:
@@ -117,9 +120,12 @@ def test_without_the_option_nothing_is_kept(server: Running, client: OpenAI) -> 
 
 
 def test_the_log_says_why_there_is_no_lesson_yet(
-    serve: Callable[..., _Served], caplog: pytest.LogCaptureFixture
+    serve: Callable[..., _Served],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = serve("better")
+    monkeypatch.setattr(adaptation, "_FEWEST_HELD_OUT", 4)
     with caplog.at_level("INFO"), served.running.client() as client:
         served.teach(client, 0, count=5)
         wait_until(lambda: "of at least 4 different texts are held out" in caplog.text)
@@ -139,7 +145,7 @@ def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) ->
             assert texts == [served.expected(own) for own in range(first, first + 6)]
             fingerprints |= {answer.system_fingerprint for answer in answers}
             first = (first + 6) % 2000
-            time.sleep(0.3)
+            time.sleep(0.1)
         present = served.running.server.service.model.fingerprint
         assert served.metric("model", fingerprint=present) == 1
         assert sum(served.metric("model", fingerprint=own) for own in fingerprints | {present}) == 1
@@ -279,7 +285,7 @@ def test_users_are_kept_apart_and_a_user_can_be_forgotten(serve: Callable[..., _
     assert found["versions"] >= 1
     assert {tenant for n in versions.numbers for tenant in versions.record(n).tenants} == {"key 1"}
     wait_until(lambda: served.adaptation.version in versions.numbers)
-    assert served.metric("adapt_tokens") == 40 * 15
+    assert served.metric("adapt_tokens") == 16 * 15
     assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 401
 
 
