@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +42,18 @@ if os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "1") != "0":
 @pytest.fixture(autouse=True)
 def _caplog_hears_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("jakiro"), "propagate", True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _known_targets_are_not_probed_again() -> Iterator[None]:
+    # Imported here, because the hook above must come first.
+    from helpers.known_targets import probe_once
+
+    from jakiro.target.adapter import TargetAdapter
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TargetAdapter, "_probe", probe_once)
+        yield
 
 
 CACHE = pytest.StashKey[TemporaryDirectory[str]]()
