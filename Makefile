@@ -7,7 +7,8 @@ TRANSFORMERS ?= 5.17.0 newest
 # Compiled tests and modules are kept: a worker starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 # Each test computes on one thread. The tests of a file run in one process and share its fixtures.
-WORKERS ?= -n auto --maxprocesses 8 --dist loadfile
+# Files run in the order of `tests/conftest.py`, the longest first, not by their number of tests.
+WORKERS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not faults and not browser and not gpu and not vllm
 # Where shapes are most of the code: `make test-types` checks the annotations of every call there.
 TYPED := tests/moa tests/inference/engine tests/inference/trees tests/training/loss

@@ -67,7 +67,7 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "batch": {"global_batch_size": 4, "micro_batch_size": 2},
         "evaluation": {
             "every": None,
-            "num_prompts": 2,
+            "num_prompts": 1,
             "prompt_tokens": 8,
             "max_new_tokens": 8,
         },

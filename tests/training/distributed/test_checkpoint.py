@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,36 @@ def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
     return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
 
 
+@pytest.fixture(scope="module")
+def finished(
+    _workshop: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], TrainSettings]:
+    """A function that returns the settings of a finished, uninterrupted run with an optimizer."""
+
+    @cache
+    def run(optimizer: str) -> TrainSettings:
+        folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("whole") / "workshop")
+        settings = tiny_run(folder, **RUN, optimizer={"kind": optimizer})
+        train(settings)
+        return settings
+
+    return run
+
+
+@pytest.fixture
+def whole(finished: Callable[[str], TrainSettings]) -> TrainSettings:
+    return finished("adamw")
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_interrupted_run_goes_on_bit_by_bit(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+    workshop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    finished: Callable[[str], TrainSettings],
+    optimizer: str,
 ) -> None:
     changes = RUN | {"optimizer": {"kind": optimizer}}
-    whole = tiny_run(workshop, **changes, run_folder=str(workshop / "whole"))
-    train(whole)
+    whole = finished(optimizer)
     halved = tiny_run(workshop, **changes, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
         interrupt_after(patched, step=3)
@@ -51,10 +75,8 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
 
 
 def test_an_incomplete_checkpoint_is_never_used(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, whole: TrainSettings
 ) -> None:
-    whole = tiny_run(workshop, **RUN, run_folder=str(workshop / "whole"))
-    train(whole)
     halved = tiny_run(workshop, **RUN, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
         interrupt_after(patched, step=3)
@@ -99,12 +121,11 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
     workshop: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    whole: TrainSettings,
     damage: Callable[[Path], Any],
     message: str,
 ) -> None:
     changes = RUN | {"checkpoint": {"every": 2}}
-    whole = tiny_run(workshop, **changes, run_folder=str(workshop / "whole"))
-    train(whole)
     halved = tiny_run(workshop, **changes, run_folder=str(workshop / "halved"))
     with monkeypatch.context() as patched:
         interrupt_after(patched, step=4)

@@ -140,7 +140,9 @@ def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) 
     assert "saved the run" not in second.errors
 
 
-@pytest.mark.parametrize(("killed", "count"), [(0, 2), (1, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("killed", "count"), [(0, 2), pytest.param(1, 2, marks=pytest.mark.slow), (2, 3)]
+)
 def test_the_end_of_another_process_is_reported_in_one_line(
     workshop: Path, killed: int, count: int
 ) -> None:

@@ -20,7 +20,8 @@ def test_the_log_has_the_length_of_a_run_and_its_evaluations(
     workshop: Path, caplog: pytest.LogCaptureFixture, level: str
 ) -> None:
     caplog.set_level("INFO")
-    batch = {"global_batch_size": 4 if level == "INFO" else 64}
+    size = 4 if level == "INFO" else 64
+    batch = {"global_batch_size": size, "micro_batch_size": size // 2}
     train(tiny_run(workshop, steps=2, batch=batch, evaluation={"every": 1}))
     (length,) = [record for record in caplog.records if " tokens = " in record.message]
     assert length.levelname == level
@@ -37,7 +38,8 @@ def test_the_log_of_a_run_of_limited_time_has_no_warning(
     workshop: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    train(tiny_run(workshop, steps=2, minutes=5, batch={"global_batch_size": 64}))
+    batch = {"global_batch_size": 64, "micro_batch_size": 32}
+    train(tiny_run(workshop, steps=2, minutes=5, batch=batch))
     (length,) = [record for record in caplog.records if " tokens = " in record.message]
     assert length.levelname == "INFO"
     assert length.message.startswith("5 minutes of training, and at most 6,144 tokens = ")

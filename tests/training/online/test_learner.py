@@ -52,7 +52,9 @@ def test_a_drafter_learns_and_learns_on_from_its_version(lesson: Lesson, tmp_pat
     assert version.record.tenants == ("alice",)
     drafter = JakiroDrafter.from_pretrained(lesson.drafter)
     ReplaceableWeights(drafter).check(version.weights)
-    again = learn(_with(lesson, tmp_path, number=2, parent=1, tenants=("bob",), seed=1))
+    shorter = lesson.recipe.model_copy(update={"passes": 1})
+    second = {"number": 2, "parent": 1, "tenants": ("bob",), "seed": 1, "recipe": shorter}
+    again = learn(_with(lesson, tmp_path, **second))
     assert again.before == found.after  # the second lesson starts where the first one has ended
     if again.version is not None:
         assert folder.read(2).record.tenants == ("alice", "bob")

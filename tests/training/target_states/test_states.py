@@ -62,12 +62,19 @@ def test_batches_from_fp32_shards_are_bit_by_bit_those_of_the_target(
         assert_same(online, offline)
 
 
-def test_two_processes_together_read_the_batches_of_one(workshop: Path) -> None:
+@pytest.mark.parametrize(
+    "is_apart", mostly_slow([False, True], quick=[False]), ids=["here", "in processes"]
+)
+def test_two_processes_together_read_the_batches_of_one(workshop: Path, is_apart: bool) -> None:
     settings = with_drafter(offline_run(workshop), VARIANTS["hybrid-tail-1"])
     write_target_states(settings)
     whole = read_share(settings, 1, 0)
-    with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
-        shares = [*pool.map(partial(read_share, settings, 2), range(2))]
+    share = partial(read_share, settings, 2)
+    if is_apart:
+        with ProcessPoolExecutor(2, mp_context=FORKING) as pool:
+            shares = [*pool.map(share, range(2))]
+    else:
+        shares = [share(rank) for rank in range(2)]
     assert shares[0]
     assert shares[0].keys().isdisjoint(shares[1])
     assert sorted([*shares[0], *shares[1]]) == sorted(whole)
