@@ -37,7 +37,7 @@ RECORDS = (
     {"messages": [{"role": "user", "content": "return"}], "category": "chat"},
     {"prompt": [5, 6, 7, 8], "category": "ids"},
 )
-NEW_TOKENS = 10
+NEW_TOKENS = 7
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
     document = compared(
         "autoregressive",
         *(
-            f"{drafter},tree={tree},candidates=60,name={tree}"
+            f"{drafter},tree={tree},candidates=30,name={tree}"
             for tree in ("deterministic", "sampled")
         ),
         f"{drafter},tree=deterministic,name=small",
@@ -251,7 +251,7 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
     nodes = {
         name: document.figures(name, 1.0).tree.max_nodes for name in ("deterministic", "small")
     }
-    assert nodes == {"deterministic": 60, "small": TreeShape().num_nodes}
+    assert nodes == {"deterministic": 30, "small": TreeShape().num_nodes}
     assert document.figures("deterministic", 0.0).tree == document.figures("sampled", 0.0).tree
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -56,17 +57,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _convert(folder: Path, drafter: Path, head: str, *words: str) -> int:
+    """Import a head, and return the exit code."""
+    paths = {"target": folder / "target", "prompts": folder / "prompts.jsonl", "out": drafter}
+    options = [part for name, path in paths.items() for part in (f"--{name}", str(path))]
+    options += ["--device", "cpu", "--max-new-tokens", "12"]
+    with pytest.raises(SystemExit) as exit_info:
+        main(["import", str(folder / head), *options, *words])
+    return int(exit_info.value.code or 0)
+
+
 @pytest.fixture
 def convert(folder: Path, tmp_path: Path) -> Import:
-    """A function that imports a head and returns the exit code."""
+    """A function that imports a head into a folder of the test, and returns the exit code."""
+    return partial(_convert, folder, tmp_path / "drafter")
 
-    def run(head: str, *words: str) -> int:
-        paths = {"target": folder / "target", "prompts": folder / "prompts.jsonl"}
-        options = [part for name, path in paths.items() for part in (f"--{name}", str(path))]
-        out = ["--out", str(tmp_path / "drafter"), "--device", "cpu", "--max-new-tokens", "20"]
-        with pytest.raises(SystemExit) as exit_info:
-            main(["import", str(folder / head), *options, *out, *words])
-        return int(exit_info.value.code or 0)
+
+@pytest.fixture(scope="module")
+def imported(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that returns the folder of an imported head, which tests only read."""
+
+    @cache
+    def run(head: str) -> Path:
+        drafter = tmp_path_factory.mktemp("imported") / "drafter"
+        assert _convert(folder, drafter, head) == 0
+        return drafter
 
     return run
 
@@ -107,10 +122,12 @@ def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
 
 @pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
 def test_other_commands_take_an_imported_drafter(
-    head: str, convert: Import, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    head: str,
+    imported: Callable[[str], Path],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert convert(head) == 0
-    out, prompts = str(tmp_path / "drafter"), ["--prompts", str(folder / "prompts.jsonl")]
+    out, prompts = str(imported(head)), ["--prompts", str(folder / "prompts.jsonl")]
     sizes = ["--max-new-tokens", "4", "--num-prompts", "2", "--device", "cpu"]
     checks = ["--samples", "50", "--top-k", "8", "--tree", "fixed"]
     with pytest.raises(SystemExit) as verified:
@@ -171,9 +188,8 @@ def test_mistakes_are_one_line(
 
 @pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
 def test_an_imported_drafter_is_trained_further(
-    head: str, convert: Import, folder: Path, tmp_path: Path
+    head: str, imported: Callable[[str], Path], folder: Path, tmp_path: Path
 ) -> None:
-    assert convert(head) == 0
     changes = [
         f"data.paths=[{folder / 'texts.jsonl'}]",
         f"data.cache_folder={tmp_path / 'cache'}",
@@ -185,7 +201,7 @@ def test_an_imported_drafter_is_trained_further(
             f"run_folder={tmp_path}/run",
         ),
     ]
-    (tmp_path / "my.yaml").write_text(f"extends: {tmp_path / 'drafter' / 'train.yaml'}\n")
+    (tmp_path / "my.yaml").write_text(f"extends: {imported(head) / 'train.yaml'}\n")
     settings = load_settings(TrainSettings, tmp_path / "my.yaml", changes)
     trained = JakiroDrafter.from_pretrained(train(settings))
     model = load_causal_lm(folder / "target")
@@ -193,6 +209,6 @@ def test_an_imported_drafter_is_trained_further(
     prompts = [json.loads(line)["prompt"] for line in lines]
     before, after = (
         measure_agreement(model, drafter, None, prompts, max_new_tokens=20)
-        for drafter in (JakiroDrafter.from_pretrained(tmp_path / "drafter"), trained)
+        for drafter in (JakiroDrafter.from_pretrained(imported(head)), trained)
     )
     assert after == before

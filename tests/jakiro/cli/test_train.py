@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from jakiro.cli import main
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
+from jakiro.utils import progress
 from jakiro.utils.settings import dump_settings
 from training.distributed.launch import LaunchOptions, command
 
@@ -194,21 +194,13 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
 
 
-@pytest.mark.distributed
 def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
-    config: Path,
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = (
-        "import sys\nfrom jakiro.utils import progress\nprogress.INTERVAL = 0.0\n"
-        "from jakiro.cli import main\nmain(sys.argv[1:])"
-    )
-    words = ["train", "--config", str(config), "--set", "steps=4", "--set", "evaluation.every=4"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    shown = done.stderr
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    words = ["--config", str(config), "--set", "steps=4", "--set", "evaluation.every=4"]
+    assert run(*words) == 0
+    shown = capsys.readouterr().err
     assert "\x1b" not in shown
     figures = r"loss \d+\.\d+, agreement [\d. ]+: 2 of 4, [\d,]+ tokens/s, 0:\d\d elapsed, about 0:"
     assert re.search(rf"^drafter: {figures}\d\d left$", shown, re.MULTILINE), shown
