@@ -25,9 +25,9 @@ RESULT_KEYS = {
 def _tiny_preset() -> Preset:
     """Return the preset `smoke` with a tiny target, few texts and few training steps."""
     smoke = PRESETS["smoke"]
-    target = {"vocab_size": 512, "num_layers": 2, "num_steps": 30, "num_validation_sequences": 4}
-    shorter = {"max_training_characters": 200_000, "warmup_steps": 5}
-    texts = {"num_files": 4, "batch": 4, "new_tokens": 80}
+    target = {"vocab_size": 512, "num_layers": 2, "num_steps": 20, "num_validation_sequences": 4}
+    shorter = {"max_training_characters": 100_000, "warmup_steps": 5}
+    texts = {"num_files": 3, "batch": 4, "new_tokens": 64}
     changes = {
         "target": smoke.target.model_copy(update=target | shorter),
         "texts": smoke.texts.model_copy(update=texts),

@@ -36,7 +36,11 @@ def _run(folder: Path, **changes: Any) -> TrainSettings:
     return tiny_run(folder, **(base | {"evaluation": {"num_prompts": 0}} | changes))
 
 
-@pytest.mark.parametrize("engine", [{}, {"dtype": "bf16", "zero_stage": 2}], ids=str)
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param({}, marks=pytest.mark.slow), {"dtype": "bf16", "zero_stage": 2}],
+    ids=str,
+)
 def test_training_lowers_the_loss_and_changes_the_head(
     workshop: Path, engine: dict[str, Any]
 ) -> None:
