@@ -314,7 +314,7 @@ def test_a_version_that_accepts_fewer_drafts_is_undone(
 def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _Served]) -> None:
     served = serve("better", adapt_every=30)
     with served.running.client() as client:
-        served.teach(client, 0)
+        served.teach(client, 0, count=40)
         wait_until(lambda: served.adaptation.version == 1)
         fingerprint = served.ask(client, 3).system_fingerprint
     folder = VersionFolder(served.adaptation._folder.path, served.adaptation._folder.identity)
