@@ -1,4 +1,4 @@
-"""Remembers what the probe of a target has found, for tests that build the same target again."""
+"""Keeps what the probe of a target has found, for tests that build the same target again."""
 
 from collections.abc import Callable
 from hashlib import blake2b
