@@ -1,6 +1,6 @@
 """Attention modules over the layers and the tokens of a target (Mixture of Attentions).
 
-The names of their variants are here, so that settings with these values need no module of torch.
+The names of their variants are here, so that settings can use them without importing torch.
 """
 
 from typing import Literal

@@ -39,7 +39,7 @@ def no_history(kv: KV) -> KV:
 
 @runtime_checkable
 class Attend(Protocol):
-    """Function from queries, keys and values to the values that each query has mixed.
+    """Function from queries, keys and values to each query's weighted mean of the values.
 
     The mask is True where a query may attend to a key. Other engines have functions of their own
     here, which read keys and values of earlier tokens from their caches.
@@ -53,10 +53,11 @@ def attend_masked(
     kv: KV,
     mask: Bool[Tensor, "batch 1 queries keys"],
 ) -> Float[Tensor, "batch heads queries dim"]:
-    """Return the values that each query has mixed, weighted by its scores of the keys.
+    """Return each query's mean of the values, weighted by its attention to the keys.
 
-    On a GPU and in half precision, kernels for heads that share keys are slow. A few queries of the
-    heads that share keys are therefore processed as queries of a single head.
+    On a GPU, and in half precision on any device, kernels for heads that share keys are slow. If
+    there are few queries, those of all heads that share keys are therefore processed as queries of
+    a single head.
 
     Args:
         queries: rotated queries.

@@ -1,11 +1,11 @@
-"""Feed-forward network, and matrix products with the experts that are chosen for each row."""
+"""Feed-forward network, and matrix products of rows with the experts chosen for each of them."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-_MOST_STATIC_ROWS = 1024  # above this number of slots, a GPU may wait for the host
+_MOST_STATIC_ROWS = 1024  # with more slots, waiting for the GPU costs less than static shapes
 
 
 class FeedForward(nn.Module):
@@ -36,7 +36,7 @@ class FeedForward(nn.Module):
 
 
 class ExpertSlots:
-    """Slots, each of which is one row and the one expert that is active for it.
+    """Pairs (slots) of a row and one of the experts that are active for it.
 
     There are three ways to multiply, with equal results up to rounding:
 

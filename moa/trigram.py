@@ -9,7 +9,7 @@ NUM_EARLIER = 2  # number of tokens before its own that a trigram contains
 
 
 class TrigramInput(nn.Module):
-    """Adds to each token's embedding what it and the two tokens before it say together.
+    """Adds to each token's embedding a vector computed from it and the two embeddings before it.
 
     `x_i + W2 silu(W1 norm([x_i; x_{i-1}; x_{i-2}]))`; embeddings before the first token are zeros.
 
