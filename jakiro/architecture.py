@@ -69,9 +69,9 @@ def memory_shapes(config: JakiroConfig) -> list[tuple[int, int]]:
 
 
 def undone_rotation(config: JakiroConfig) -> Rotary | None:
-    """Return what undoes the rotation of the target's keys at negated positions, if it is needed.
+    """Return the `Rotary` that undoes the rotation of the target's keys at negated positions.
 
-    It is None if memory is made from keys as the target caches them, or not from keys.
+    The result is None if memory is made from keys as the target caches them, or not from keys.
     """
     settings, rotation = config.settings, config.target_record.key_rotation
     is_read = settings.trunk.attends_memory and settings.memory.source == "kv"

@@ -21,8 +21,8 @@ _Product = Callable[[Tensor], Tensor]
 class DraftHead:
     """The target's head, restricted to the draft vocabulary, or a head of the drafter's own.
 
-    The draft vocabulary are the tokens that may be drafted. A drafter's own head has rows for these
-    tokens only, and the scales of the target's family do not apply to its logits.
+    The draft vocabulary consists of the tokens that may be drafted. A drafter's own head has rows
+    for these tokens only, and the scales of the target's family do not apply to its logits.
 
     The rows of the head's matrix that belong to the draft vocabulary are copied on first use, so
     that drafting does not read the other rows. They are copied again after the target's head has

@@ -92,9 +92,9 @@ class TrunkSettings(Settings):
     the trunk's attention can start with that of a target layer, but there is no fit."""
     num_layers: int = Field(1, ge=0, le=4)
     """Number of layers of self-attention, as in drafters with several layers (Gumiho has two). The
-    feed-forward network between two of them is as wide as an expert; the experts are that of the
-    last one. With several layers or none, the trunk starts with random weights. 0: no token attends
-    to another one, so that levels are read off the last token and the feature before it, as in
+    feed-forward network between two of them is as wide as an expert; the experts follow the last
+    layer. With several layers or none, the trunk starts with random weights. 0: no token attends to
+    another one, so levels are predicted from the last token and the feature before it, as in
     Medusa and in tensor-decomposed heads."""
     first_position: bool = True
     """Whether self-attention attends to the first token of a text. If false, this token takes no

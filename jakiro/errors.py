@@ -79,7 +79,7 @@ class RequestError(JakiroError, RuntimeError):
             f"{part} of the request raised an exception",
             expected="a result for every sequence of tokens",
             got=f"{type(error).__name__}: {error}",
-            remedy=f"mend or remove {part}",
+            remedy=f"correct or remove {part}",
         )
 
 

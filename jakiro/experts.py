@@ -110,7 +110,7 @@ class MixtureOfExperts(nn.Module):
         own_levels = num_parallel - int(self.published_contrast)
         self.norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
-        # Experts of which only some run have separate matrices, so that the others are not read.
+        # If only some experts run, each has its own matrices, so that those of others are not read.
         self.gate_up: nn.Linear | nn.Parameter = (
             _stacked_linear(num_experts, hidden, 2 * intermediate_size)
             if self.is_sparse

@@ -14,7 +14,9 @@ adapt = typer.Typer(
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Argument(help="Folder that `jakiro serve --adapt-folder` names.")]
+Folder = Annotated[
+    Path, typer.Argument(help="Folder that was passed to `jakiro serve --adapt-folder`.")
+]
 
 
 @adapt.callback()
@@ -24,7 +26,7 @@ def _group() -> None:
 
 @adapt.command()
 def show(folder: Folder) -> None:
-    """Show the versions of a drafter: their tau before and after, and whose texts taught them."""
+    """Show the versions of a drafter: tau before and after, and the users who taught them."""
     from inference.adaptation.versions import VersionFolder
     from jakiro.errors import CheckpointError
 
@@ -72,6 +74,6 @@ def _drafters(folder: Path) -> list[Path]:
             f"there are no versions in {folder}",
             expected="the folder of a server",
             got="no folder",
-            remedy="pass the folder that --adapt-folder has named",
+            remedy="name the folder that was passed to `jakiro serve --adapt-folder`",
         )
     return sorted(path for path in folder.iterdir() if path.is_dir())

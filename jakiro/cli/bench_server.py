@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from inference.benchmark.server.document import LoadDocument
     from inference.benchmark.server.run import LoadTrack
 
-# Names of the options that only servers have.
+# Names of the options that apply only to servers.
 OF_SERVERS = (
     "model",
     "chat",
@@ -82,9 +82,9 @@ def bench_server(context: Context, prompts: Path | None, json_file: Path | None)
         json_file: path of the file for the measured values; None for none.
 
     Raises:
-        ConfigError: the file of prompts is missing among the options, or an option has no effect.
-        Exit: a request failed, or an answer differs from the one alone; or the measurement was
-            interrupted.
+        ConfigError: no file of prompts was given, or an option has no effect.
+        Exit: a request failed; an answer differs from that to the same request sent alone; or the
+            measurement was interrupted.
     """
     from inference.benchmark.server.document import LoadSettings
     from inference.benchmark.server.run import measure_load

@@ -56,7 +56,7 @@ def chat(
     """Chat with a target in the terminal; colors show which tokens were drafted.
 
     If standard input is not a terminal, each of its lines is a message. Lines with a wrong command
-    are then reported and left out, and the exit code is 2.
+    are then reported and skipped, and the exit code is 2.
     """
     refuse_missing_parts(drafter, target)
     from jakiro.cli.dialogue import Dialogue, DialogueSettings

@@ -71,9 +71,10 @@ def connect(
     offline: Annotated[
         Literal["wait", "write"],
         typer.Option(
-            help="What happens while the server cannot be reached. wait: nothing. write: the "
-            "drafter goes on alone, which lm=MODEL can do. Such text is faint and underlined until "
-            "the server has verified it, and what the target would not have written is replaced."
+            help="What happens while the server cannot be reached. wait: nothing is written. "
+            "write: the drafter goes on alone, which only lm=MODEL can do. Such text is faint and "
+            "underlined until the server has verified it, and the part that the target would not "
+            "have written is replaced."
         ),
     ] = "wait",
     stats: options.Stats = False,
@@ -112,11 +113,11 @@ def connect(
 
 
 def _refuse_silent(drafter: str) -> None:
-    """Refuse drafters that cannot go on with any text, or whose tokens have no text here."""
+    """Raise an error for a drafter that cannot continue every text without the server."""
     if not drafter.startswith("lm="):
         raise ConfigError(
             f"the drafter {drafter} cannot write alone while the server cannot be reached",
-            expected="--drafter lm=MODEL, a model that can go on with any text",
+            expected="--drafter lm=MODEL, a model that can continue every text",
             got=drafter,
             remedy="use such a model, or leave out --offline write",
         )
@@ -137,7 +138,8 @@ def _chat(
 ) -> None:
     """Answer each line of standard input.
 
-    Each answer has random numbers of its own, because its prompt depends on those of the others.
+    Each answer has random numbers of its own, because its prompt contains the earlier answers,
+    which depend on theirs.
     """
     dialogue = messages("", system)[:-1]
     seed = chosen["seed"]
@@ -199,7 +201,7 @@ def _answer(
 
 
 def _say_provisional(output: "OfflineOutput") -> None:
-    """Say what was written alone, if anything was."""
+    """Print the number of tokens that were written without the server, if there are any."""
     counts = output.provisional
     if counts.num_written:
         say(

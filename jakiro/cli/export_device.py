@@ -37,7 +37,7 @@ def export_device(
         ),
     ] = "int8",
 ) -> None:
-    """Write a folder with which a machine without the target drafts for `jakiro connect`.
+    """Write a folder with which `jakiro connect` drafts on a machine without the target.
 
     The folder has the drafter, the target's tokenizer and chat template, its embedding, and the
     rows of its head for the tokens that may be drafted; the target's layers are not in it.

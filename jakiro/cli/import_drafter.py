@@ -180,7 +180,7 @@ def _agreement_of(
 ) -> "Agreement | None":
     """Return the agreement of a drafter; None for an alternative that the target does not support.
 
-    An alternative has a name, which is printed.
+    Only alternatives have a name, which is printed.
     """
     from inference.benchmark.agreement import measure_agreement
     from jakiro.errors import TargetNotSupported

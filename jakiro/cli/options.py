@@ -237,7 +237,7 @@ def _checked_overrides(overrides: list[str] | None) -> list[str] | None:
 
 
 def readable_settings(path: Path) -> Path:
-    """Return the path or the name of a settings file that is YAML, as those that it extends are.
+    """Return the path or name of a settings file, if it and the files that it extends are YAML.
 
     Raises:
         ConfigError: a file cannot be read, or is not YAML.

@@ -1,4 +1,4 @@
-"""Text in a terminal whose end may still be replaced: faint and underlined until it is verified."""
+"""Text in a terminal that is faint and underlined until the server has verified it."""
 
 import os
 import shutil

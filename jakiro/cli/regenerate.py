@@ -83,7 +83,7 @@ def _inputs_fingerprint(
     settings: "RegenerationSettings",
     sources: "Sequence[Source]",
 ) -> str | None:
-    """Return a hash of what determines the answers, by the sizes and times of the target's files.
+    """Return a hash of all that determines the answers, with sizes and times of the target's files.
 
     Without a local copy of the target, or if a drafter takes part in sampling, return None.
     """

@@ -36,7 +36,9 @@ def serve(
     target: options.TargetOfDrafter = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; others than this machine's own require a key."),
+        typer.Option(
+            help="Address to listen on. If other machines can reach it, requests require a key."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8000,
     model_name: Annotated[
@@ -119,7 +121,9 @@ def serve(
     ] = 1_048_576,
     receive_seconds: Annotated[
         float,
-        typer.Option(help="Seconds in which the headers of a request, and then its body, arrive."),
+        typer.Option(
+            help="Seconds in which the headers of a request, and then its body, must arrive."
+        ),
     ] = 10.0,
     stall_seconds: Annotated[
         float, typer.Option(help="Seconds after which a client that takes no data is disconnected.")
@@ -153,8 +157,8 @@ def serve(
     adapt_folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the versions of the drafter's weights; by default, they are lost at "
-            "the end."
+            help="Folder for the versions of the drafter's weights; by default, they are lost when "
+            "the server ends."
         ),
     ] = None,
     adapt_tokens: Annotated[

@@ -140,7 +140,7 @@ def train(
 
 
 def _refuse_unusable(context: options.Context, settings: "TrainSettings") -> None:
-    """Raise an error for what can be found wrong before the slow imports."""
+    """Raise an error for the mistakes that can be found before the slow imports."""
     chosen = context.params
     if chosen["dry_run"] and chosen["learning_curve"] is not None:
         raise ConfigError(

@@ -19,7 +19,7 @@ _BY_TYPE = {
 
 
 class _NamedValues:
-    """Part of a command that names the values of its options; a class of typer must follow it."""
+    """Mix-in that names the values of a command's options; a base class of typer follows it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, whose values have names."""

@@ -139,7 +139,7 @@ def _verified(
 
 
 def _refuse_unusable(context: Context) -> None:
-    """Raise an error for options that do not fit together or name what does not exist."""
+    """Raise an error for options that do not fit together, or that name a missing model."""
     chosen = context.params
     if chosen["samples"] is not None and chosen["quick"]:
         raise ConfigError(

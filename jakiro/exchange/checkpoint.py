@@ -65,7 +65,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class DraftCheckpoint:
-    """A published drafter, of which only the config and the headers have been read.
+    """A published drafter; only its config and the headers of its files have been read so far.
 
     Attributes:
         source: folder or hub id, as given.

@@ -59,7 +59,7 @@ class Eagle3Config:
             default: value if the config has none.
 
         Raises:
-            CheckpointError: it is neither.
+            CheckpointError: the value is neither true nor false.
         """
         found = self.get(name)
         if not isinstance(found, bool | None):
@@ -74,7 +74,7 @@ class Eagle3Config:
             tensor: name of the tensor.
 
         Raises:
-            CheckpointError: it does.
+            CheckpointError: the config contradicts the tensors.
         """
         is_there = self._table.has(tensor)
         if self.flag(flag, default=is_there) != is_there:
@@ -107,8 +107,8 @@ class Eagle3Config:
     def open_settings(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
         """The settings that configs in the layout of EAGLE name, but not always correctly.
 
-        Configs that older versions of SpecForge wrote name a normed feedback that was not trained,
-        and templates of ModelOpt a normed residual.
+        Configs that older versions of SpecForge wrote claim a normalized feedback that was not
+        trained, and those from templates of ModelOpt a normalized residual.
         """
         if self.is_certain:
             return ()

@@ -20,8 +20,8 @@ from jakiro.target.attention_shape import HeadShape
 from jakiro.target.record import TargetRecord, check_target
 from jakiro.utils.settings import merge, validate_settings
 
-# Settings of a target by which it changes its embeddings or logits. Published drafters may or may
-# not apply them, which nobody has measured.
+# Settings of a target by which it changes its embeddings or logits. Whether published drafters
+# apply them has not been measured.
 _SCALES = (
     "logits_scaling",
     "logit_scale",
@@ -66,7 +66,7 @@ class ImportPlan:
     target: TargetRecord | None = None
 
     def candidates(self, num_layers: int) -> list[DrafterSettings]:
-        """Return the possible settings, one of which the measured agreement selects.
+        """Return the possible settings, from which the measured agreement selects.
 
         Args:
             num_layers: number of layers of the target.
@@ -241,7 +241,7 @@ def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
 
 
 def check_scales(target: TargetAdapter, remedy: str) -> None:
-    """Raise an error if a target scales its embeddings or logits, as other projects may not.
+    """Raise an error if a target scales its embeddings or logits, which other projects may ignore.
 
     Args:
         target: target to check.

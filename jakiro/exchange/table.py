@@ -1,4 +1,4 @@
-"""The table of an import: each parameter of ours with the tensors that it is made from."""
+"""The table of an import: each of our parameters with the tensors that it is made from."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import reduce
@@ -16,7 +16,7 @@ Part = Literal["embeddings", "head"]
 
 
 class Conversion(NamedTuple):
-    """A parameter of ours.
+    """One of our parameters.
 
     Attributes:
         ours: name of the parameter.
@@ -66,7 +66,7 @@ class TensorTable:
         """Return the numbers of rows and columns of a matrix.
 
         Raises:
-            CheckpointError: the drafter has no such tensor, or it is no matrix with any numbers.
+            CheckpointError: the drafter has no such tensor, or it is not a matrix, or is empty.
         """
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
@@ -176,7 +176,7 @@ class TensorTable:
             )
 
     def converted(self) -> dict[str, Tensor]:
-        """Return the parameters of ours, in the dtype of the tensors.
+        """Return our parameters, in the dtype of the tensors.
 
         Raises:
             CheckpointError: a tensor cannot be read, or is not finite.

@@ -1,4 +1,4 @@
-"""Export of drafters for this project's plug-in for vLLM, which runs drafters of any trunk."""
+"""Export of drafters for this project's plug-in for vLLM, which runs trunks of every kind."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -40,7 +40,8 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
     """Return a drafter as the plug-in `inference.serving.vllm_plugin` loads it.
 
     Args:
-        drafter: drafter with any trunk, without a key for position 0 and without tail layers.
+        drafter: drafter with any kind of trunk of one layer, in which no token attends to
+            position 0, with experts that all run, and without tail layers.
         target: target of the drafter, some weights of which are copied.
 
     Raises:
@@ -94,7 +95,7 @@ def _check_settings(settings: DrafterSettings) -> None:
         )
     if settings.trunk.num_layers != 1:
         raise ConfigError(
-            "this drafter cannot be exported for vLLM, because its trunk has not one layer",
+            "this drafter cannot be exported for vLLM, because its trunk does not have one layer",
             expected="drafter.trunk.num_layers of 1",
             got=settings.trunk.num_layers,
             remedy="train a drafter with one layer",
@@ -123,7 +124,7 @@ def _check_settings(settings: DrafterSettings) -> None:
 
 
 def _exported_settings(settings: DrafterSettings) -> DrafterSettings:
-    """Return the settings of what remains without parallel levels."""
+    """Return the settings of the drafter without its parallel levels."""
     schedule = settings.schedule.model_copy(update={"parallel_levels": 0})
     return settings.model_copy(update={"schedule": schedule})
 
@@ -160,10 +161,10 @@ def _checksum(draft_ids: Tensor | None) -> str | None:
 
 
 def _handed_widths(drafter: JakiroDrafter, kv: _Parts) -> tuple[int, int]:
-    """Return the width of what vLLM hands from one drafted token to the next, and the ages' part.
+    """Return the width of the vector that vLLM hands from token to token, and its number of ages.
 
-    The ages, of which one would do, count drafted tokens since the last verified one. vLLM wants a
-    whole multiple of the number of heads.
+    An age is the number of drafted tokens since the last verified one. One age would be enough, but
+    vLLM requires that the number of heads divides the width.
     """
     hidden, trunk = drafter.config.target_record.hidden_size, drafter.config.settings.trunk
     features = hidden if trunk.reads_features else 0

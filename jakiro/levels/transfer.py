@@ -1,4 +1,4 @@
-"""States of tokens that were not read, for the last layers (Hidden Transfer, arXiv 2404.12022)."""
+"""Predicted states of later tokens, for the last layers (Hidden Transfer, arXiv 2404.12022)."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class HiddenTransfer(nn.Module):
 
     Args:
         hidden: width of hidden states.
-        num_levels: number of levels, each of which has one matrix, which starts as the identity.
+        num_levels: number of levels; each has one matrix, which starts as the identity.
     """
 
     beta = None  # there is no contrast between experts
@@ -76,7 +76,7 @@ class PseudoRows(NamedTuple):
 def with_features(
     output: ExpertsOutput, features: Float[Tensor, "batch rows hidden"]
 ) -> ExpertsOutput:
-    """Return an output whose states are replaced by what the last layers made of them.
+    """Return an output whose states are replaced by the features that the last layers computed.
 
     Args:
         output: output of `HiddenTransfer`.

@@ -1,4 +1,4 @@
-"""Attention kernels without those of cuDNN, which plan anew for each number of queries and keys."""
+"""Attention without cuDNN, whose kernels are planned again for each number of queries and keys."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

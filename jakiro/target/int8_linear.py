@@ -98,8 +98,8 @@ def _product(
 ) -> Float[Tensor, "rows out_features"]:
     """Return the product of the inputs `quantized / levels` and the weight.
 
-    The operator gets no scales, since it may multiply by them in another order, and so round
-    otherwise, for other numbers of rows. Without scales it returns sums of integers.
+    The operator gets no scales, because it may multiply by them in an order that depends on the
+    number of rows, and round differently. Without scales, it returns sums of integers.
     """
     zero_point = levels + 1  # the operator takes unsigned inputs
     sums: Tensor = torch.ops.onednn.qlinear_pointwise(

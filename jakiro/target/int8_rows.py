@@ -1,4 +1,4 @@
-"""Vectors with 8 bits for each value, for what affects drafts only: embeddings and memory.
+"""Vectors with 8 bits for each value, for data that affects drafts only: embeddings and memory.
 
 Each group of values has its own scale in float16. The target itself is never quantized.
 """

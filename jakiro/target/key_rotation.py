@@ -45,7 +45,7 @@ def measured_rotation(
     width = 2 * len(frequencies)
     if len(set(shapes)) > 1 or (shapes[0].key_dim, shapes[0].value_dim) != (width, width):
         return None
-    if frequencies.is_meta:  # a target without values, of which only the memory is estimated
+    if frequencies.is_meta:  # a target without values, whose memory is estimated
         return KeyRotation(frequencies=(1.0,) * len(frequencies), scale=float(scale))
     angles = (_OFFSET * frequencies.float()).to(torch.float32)
     cos, sin = angles.cos(), angles.sin()

@@ -53,8 +53,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def publish(partial: Path, final: Path) -> None:
     """Rename a finished folder once all its contents are on disk.
 
-    Everyone who may read the folder may read its files: safetensors writes files that only their
-    owner may read.
+    Its files get the permissions of the folder, because only their owner may read the files that
+    safetensors writes.
 
     Args:
         partial: finished folder under its temporary name.

@@ -1,4 +1,4 @@
-"""Copies between host and device that wait for nothing that is still under way."""
+"""Copies between host and device that do not wait for the device's current work."""
 
 import torch
 from torch import Tensor

@@ -48,7 +48,7 @@ def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> N
 
 
 def hub_options(name_or_path: str | Path) -> dict[str, bool]:
-    """Return arguments of `from_pretrained` that prevent requests to a hub out of reach.
+    """Return arguments of `from_pretrained` that prevent requests to a hub that does not answer.
 
     Without them, the libraries try again for half a minute before they report an error.
 
@@ -60,7 +60,7 @@ def hub_options(name_or_path: str | Path) -> dict[str, bool]:
 
 
 def why_out_of_reach() -> str | None:
-    """Return in words that a model is not on this machine and why it cannot come from the hub.
+    """Return in words why a model that is not on this machine cannot come from the hub either.
 
     Returns:
         None if the hub may be within reach.

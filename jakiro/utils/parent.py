@@ -1,4 +1,4 @@
-"""The bond of a process to its parent: it does not outlive it, even if it is stopped."""
+"""The end of a process together with its parent, even while the process is stopped."""
 
 import ctypes
 import os

@@ -75,7 +75,7 @@ def rope_frequencies(
     """
     if rope.kind == "default":
         return None, 1.0
-    import torch  # settings, of which those of a rotary embedding are a part, need no torch
+    import torch  # not needed to read and check settings
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
