@@ -293,6 +293,6 @@ def _length(
         "the beginning or end of a response",
         got=f"{type(tokenizer).__name__}, which reports no offsets and has a token "
         "that spans the beginning or end of a response",
-        remedy="put the tokenizer.json of a fast tokenizer into the target's folder, provide the "
-        "records as input_ids with loss_mask",
+        remedy="put the tokenizer.json of a fast tokenizer into the target's folder, or provide "
+        "the records as input_ids with loss_mask",
     )

@@ -63,7 +63,7 @@ def write_shards(
         raise DataError(
             f"{source} contains nothing to write",
             expected="at least one record that is kept",
-            got=f"{len(records)} records, of which none is kept",
+            got=f"{len(records)} records, none of them kept",
             remedy="add records that name no person",
         )
     ensure_writable_folder(folder)

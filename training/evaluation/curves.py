@@ -18,7 +18,7 @@ from jakiro.utils.wording import counted
 from training.evaluation.metrics import metrics_of_run, read_evaluations
 
 _LABEL_LIMIT = 60  # characters
-_FEW = 3  # largest number of evaluations between which a curve says little
+_FEW = 3  # up to this number of evaluations, the title states it, because curves say little
 _LEGEND_LINE, _SIZE = 0.22, (9.6, 6.4)  # inches
 _MARKED: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.5}
 

@@ -239,8 +239,8 @@ class Run:
 
     def _report_length(self) -> None:
         """Log how often the run reads its data, as a warning if that is very often."""
-        counted = self._settings.with_steps(len(self._inputs.sequences))
-        length, is_long = length_of(counted, len(self._inputs.sequences))
+        settings = self._settings.with_steps(len(self._inputs.sequences))
+        length, is_long = length_of(settings, len(self._inputs.sequences))
         (_logger.warning if is_long else _logger.info)(length)
 
     @property

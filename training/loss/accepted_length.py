@@ -120,13 +120,13 @@ class AcceptedLength:
         """
         if not self._settings.accepted_length_weight:
             return
-        places = self._batch.token_ids
+        shape = self._batch.token_ids.shape
         # No value depends on the target's features.
         examples = gather_examples(output, output.features[:, :, 0, 0], self._batch, sample, 1.0)
         of_text = text_log_probs(examples, self._heads, self._settings.chunk_size)
-        whole = of_text.new_zeros(places.numel(), of_text.shape[1])
+        whole = of_text.new_zeros(shape.numel(), of_text.shape[1])
         whole = whole.index_copy(0, examples.indices, of_text)
-        self._log_probs.append(whole.unflatten(0, tuple(places.shape)))
+        self._log_probs.append(whole.unflatten(0, tuple(shape)))
 
     def added_to(self, terms: LossTerms) -> LossTerms:
         """Return the loss terms of all anchor samples, with this term subtracted from the loss."""

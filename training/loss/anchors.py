@@ -11,9 +11,9 @@ The queries of a moa trunk do not interact, so each position of a sequence can h
 distance. If queries interact, either through the target's last layers or through features that are
 fed back, the anchors of neighboring positions must be consistent with each other.
 
-A drafter that goes on writing alone, because its server cannot be reached, is at ever longer
-distances from its last verified token. Far anchors train this: from one position of a document on,
-all positions have the same anchor.
+A drafter that goes on writing alone, for example because its server cannot be reached, drafts at
+ever longer distances from its last verified token. Far anchors train this: from one position of a
+document on, all positions have the same anchor.
 """
 
 from dataclasses import dataclass

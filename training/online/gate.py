@@ -23,7 +23,7 @@ class GateResult(NamedTuple):
     Attributes:
         before: tau of the drafter in use.
         after: tau of the new one.
-        low: lower bound of after / before, which is exceeded with a probability of 97.5%.
+        low: lower end of the 95% interval of after / before.
         older: after / before on the older half of the prompts.
     """
 
@@ -33,7 +33,7 @@ class GateResult(NamedTuple):
     older: float
 
     def is_better(self, largest_loss: float) -> bool:
-        """Return whether the new drafter is better beyond noise, and not at the expense of others.
+        """Return whether the new drafter is better beyond noise, without a loss on older prompts.
 
         Args:
             largest_loss: share of tau that the older half of the prompts may lose.

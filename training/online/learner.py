@@ -34,7 +34,7 @@ from training.online.rows import batches, cut
 from training.setup.adapters import add_adapters, merged
 
 _NICENESS = 19  # the lowest priority
-# Forward KL alone, as in arXiv 2310.07177: it is what drafts are accepted by.
+# Forward KL alone, as in arXiv 2310.07177, because only the draft distribution affects acceptance.
 _OBJECTIVE = ObjectiveSettings(
     token_weight=1.0, token_loss="kl", feature_weight=0.0, contrast_weight=0.0
 )
@@ -62,8 +62,8 @@ def learn(lesson: Lesson, parent_process: int | None = None) -> LessonResult:
         parent_process: id of the server, with which this process ends; None for its parent.
 
     Raises:
-        JakiroError: the drafter, its version or the target cannot be loaded, or are others than
-            those of the server; or the loss is not finite.
+        JakiroError: the drafter, its version or the target cannot be loaded, or differs from that
+            of the server; or the loss is not finite.
     """
     parent_process = parent_process or os.getppid()
     folder = VersionFolder(lesson.folder, lesson.identity)

@@ -137,10 +137,10 @@ def choose_micro_batch(
     """
     own = with_micro_batch(settings, 1).batch.accumulation(num_processes)
     sizes = [size for size in range(1, own + 1) if own % size == 0]
-    counted = count_steps(settings)
+    with_length = count_steps(settings)
 
     def needed(size: int) -> int:
-        return estimate(with_micro_batch(counted, size), num_processes, device).device_bytes
+        return estimate(with_micro_batch(with_length, size), num_processes, device).device_bytes
 
     num_fitting = bisect_right(sizes, int(USABLE * memory), key=needed)
     if not num_fitting:

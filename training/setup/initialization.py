@@ -33,7 +33,7 @@ def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None
         target: the frozen target.
 
     Raises:
-        ConfigError: in the same cases as for `read_attention`.
+        ConfigError: in the same cases as for `read_attention` and `check_view`.
     """
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     _attention_to_start_from(settings, target, heads)

@@ -1,4 +1,4 @@
-"""Loading of what the settings of a run name: target, tokenizer, and the drafter to start from."""
+"""Loading of the target, the tokenizer, and the drafter to start from that settings name."""
 
 import hashlib
 from typing import Any

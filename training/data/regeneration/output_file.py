@@ -38,7 +38,7 @@ def check_apart(path: Path, data: Sequence[str]) -> None:
 
 _logger = get_logger(__name__)
 
-_FINISHED = "finished"  # what the complete file was made from, and its size in bytes
+_FINISHED = "finished"  # hash of the inputs of the complete file, and its size in bytes
 RAISED_FROM = "raised_from"  # the limit with which the earlier records were written
 
 
@@ -79,8 +79,8 @@ class OutputFile:
 
         Args:
             fingerprint: JSON values of everything that determines the records, by name.
-            limit: name of the setting that may be larger than before. If it is, the file begins
-                anew, and `earlier` has its previous records. None if no setting may differ.
+            limit: name of the setting that may be larger than before. If it is, the file starts
+                again, and `earlier` has its previous records. None if no setting may differ.
 
         Raises:
             ConfigError: another process writes to the file, or the file was made with settings
@@ -149,19 +149,19 @@ class OutputFile:
             ) from error
 
     def mark_finished(self, inputs: str) -> None:
-        """Store that the file is complete, and what it was made from.
+        """Store that the file is complete, and the hash of its inputs.
 
         Args:
-            inputs: hash of what the records were made from.
+            inputs: hash of everything that determines the records.
         """
         known = json.loads(self._settings.read_bytes())
         self._store({**known, _FINISHED: [inputs, self.path.stat().st_size]})
 
     def is_finished_from(self, inputs: str) -> bool:
-        """Return whether the file is complete and was made from the same; if so, count its records.
+        """Return whether the file is complete and has the same inputs; if so, count its records.
 
         Args:
-            inputs: hash of what the records would be made from.
+            inputs: hash of everything that would determine the records.
         """
         if not (self.path.exists() and self._settings.exists()):
             return False

@@ -202,7 +202,7 @@ class Regenerator:
             DataError: data is missing or malformed.
         """
         written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_records)
-        # Sampled answers of a certain length would be too frequent if only the others were redone.
+        # Sampling only the answers again that were cut off would bias the lengths of answers.
         limit = None if self._settings.temperature else "max_new_tokens"
         facts = fingerprint_fields(self._decoder, self._settings, sources)
         with output.claim(facts, limit), closing(output.earlier()) as records:

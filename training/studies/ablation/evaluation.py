@@ -21,7 +21,7 @@ from training.studies.ablation.trees import Trees, trees_key
 
 
 class MeasurementInputs(Settings):
-    """What a stored measurement was made from.
+    """The inputs of a stored measurement.
 
     Attributes:
         key: hash of everything that determines the figures, except for the machine.
@@ -91,10 +91,10 @@ class Measurement:
         return first.model_copy(update={"methods": tuple(methods), "trees": tuple(trees)})
 
     def recalled(self, run: ArmRun) -> ArmRun:
-        """Return a run without a drafter with what is known of it, if it was measured separately.
+        """Return a run whose drafter is missing, with the facts of its stored measurement.
 
-        Its measurement may come from another machine. If there is no such measurement, or if the
-        drafter is there, return the run unchanged.
+        The run must have been measured separately, maybe on another machine. If there is no such
+        measurement, or if the drafter is there, return the run unchanged.
 
         Args:
             run: a run, which may be unfinished.
@@ -156,7 +156,7 @@ class Measurement:
         return self.folder / f"{name}.inputs.json"
 
     def _stored_inputs(self, name: str) -> MeasurementInputs | None:
-        """Return what a measurement was made from; None unless the measurement is stored."""
+        """Return the inputs of a measurement; None unless the measurement is stored."""
         path = self._inputs_file(name)
         if not (path.exists() and self._document(name).exists()):
             return None

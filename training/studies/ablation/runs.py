@@ -29,7 +29,7 @@ _logger = get_logger(__name__)
 
 
 class MeasuredRun(Settings):
-    """What a study keeps of a run that it measured, so that it can continue without the drafter.
+    """Facts about a measured run that a study stores, to continue without the run's drafter.
 
     Attributes:
         weights: SHA-256 of the file of the drafter's weights.
@@ -63,8 +63,8 @@ class ArmRun:
         seed: seed of the initial weights, the order of the sequences, and the anchors.
         settings: complete settings of the run, including its run folder.
         value: value of the setting that is swept; None if there is no sweep.
-        measured: what is known of the run from its stored measurement; None if the drafter is in
-            the run folder, or has to be trained.
+        measured: facts about the run from its stored measurement; None if the drafter is in the
+            run folder, or has to be trained.
     """
 
     arm: str
