@@ -217,7 +217,7 @@ class Bench:
 
 
 def summary(bench: Bench) -> dict[str, Any]:
-    """Return what was measured, without texts."""
+    """Return all measured values, without texts."""
     requests = bench.requests
     stages = sorted({own["stage"] for own in requests})
     return {

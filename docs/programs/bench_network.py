@@ -334,7 +334,7 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return figures as tables in Markdown: milliseconds by profile, and traffic on a LAN.
 
     Args:
-        found: figures as of `figures`.
+        found: figures, as `figures` returns them.
         temperature: temperature of the texts.
     """
     own = [row for row in found if row["temperature"] == temperature]
@@ -364,7 +364,7 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
 
 
 def _described(drafter: Drafter) -> dict[str, Any]:
-    """Return what tells a drafter apart from others, so that figures name their drafter."""
+    """Return the facts that identify a drafter, so that figures name their drafter."""
     if not isinstance(drafter, TrainedDrafter | SmallLMDrafter):
         return {"kind": type(drafter).__name__}
     model = drafter.model if isinstance(drafter, TrainedDrafter) else drafter.model.model
