@@ -308,7 +308,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for (method, profile, temperature), own in groups.items():
         tokens = sum(row["tokens"] for row in own)
         forwards = [row["forwards"] for row in own if row["forwards"]]
-        new = tokens - len(own)  # the first token is that of the prompt
+        new = tokens - len(own)  # the first token comes from reading the prompt
         found.append(
             {
                 "method": method,

@@ -64,7 +64,7 @@ def chain_drafter(method: str, target: TargetAdapter, length: int) -> Drafter:
         settings = SmallLMSettings.model_construct(depth=length, children=1, breadth=1)
         return SmallLMDrafter(model, target.model, settings)
     model = JakiroDrafter.from_pretrained(packaged_drafter(path) or path).eval()
-    # Drafting so deep is no use for speed, so the limit of a usual shape is lower.
+    # `model_construct` skips the limit of depth, which suits drafting for speed.
     shape = TreeShape.model_construct(
         autoregressive_levels=length,
         parallel_levels=0,

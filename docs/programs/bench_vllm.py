@@ -42,7 +42,7 @@ from jakiro.utils.pretrained import local_model
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 UNAIDED = "vLLM"
-PAUSE = 0.25  # seconds until threads of the engine before no longer wait by spinning
+PAUSE = 0.25  # seconds after which threads of the previous engine no longer spin
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
@@ -123,7 +123,7 @@ class VllmEngine:
     def generate(self, prompts: list[list[int]]) -> dict[str, Any]:
         """Continue prompts together."""
         answer = self._ask({"prompts": prompts} | self.limits)
-        # With n-grams, vLLM does not draft in every step and counts those steps only in which it
+        # With n-grams, vLLM does not draft in every step and counts only the steps in which it
         # does. A step emits one token more than it accepts drafts.
         num_tokens = sum(len(text) - 1 for text in answer["texts"])
         steps = answer["drafts"] if self._drafts_always else num_tokens - answer["accepted"]

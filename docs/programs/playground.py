@@ -27,7 +27,7 @@ PICTURE = Path(__file__).parents[1] / "figures" / "playground.png"
 MODEL = "smollm2-135m-instruct"
 QUESTION = "Write a Python function that checks whether a word is a palindrome."
 WIDTH, HEIGHT = 1280, 760
-NUM_COLORS = 128  # which keeps the file small
+NUM_COLORS = 128  # few, to keep the file small
 SWITCHES = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 
 

@@ -22,7 +22,7 @@ PREFIX = "vllm:spec_decode_num_"
 def main() -> None:
     """Load a model and generate until the input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where libraries write
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what libraries print
     requests = _lines(sys.stdin)
     import torch
     import vllm
