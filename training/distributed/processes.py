@@ -68,10 +68,11 @@ class Processes:
         try:
             yield
         except Exception as error:
-            self.gather(str(error))
+            # A message can be empty, as that of a MemoryError.
+            self.gather(str(error) or type(error).__name__)
             raise
-        for message in self.gather(""):
-            if message:
+        for message in self.gather(None):
+            if message is not None:
                 raise JakiroError(message)
 
     def find_ended(self) -> list[int]:

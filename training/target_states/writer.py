@@ -86,12 +86,8 @@ class ShardFolder:
         self._update(lambda index: index.without(damaged))
         return [shard.file for shard in damaged]
 
-    def tidy(self) -> None:
-        """Remove the lock files, which are needed only while shards are written."""
-        for lock in self.path.glob(".*.lock"):
-            lock.unlink(missing_ok=True)
-
     def _lock(self, name: str) -> FileLock:
+        # The file of a lock stays: after its removal, two processes could lock two files.
         return FileLock(self.path / f".{name}.lock")
 
     def _update(self, change: Callable[[TargetStateIndex], TargetStateIndex]) -> None:
@@ -171,10 +167,7 @@ class TargetStateWriter:
                 if is_mine:
                     sequences = self.folder.index.sequences_of(number)
                     self.folder.add(self._write_shard(number, self._read(sequences, advance)))
-        is_complete = not self.folder.unfinished()
-        if is_complete:
-            self.folder.tidy()
-        return is_complete
+        return not self.folder.unfinished()
 
     def _new_index(self, shard_bytes: int) -> TargetStateIndex:
         index = TargetStateIndex(

@@ -86,15 +86,12 @@ class OutputFile:
             ConfigError: another process writes to the file, or the file was made with settings
                 other than `fingerprint`.
         """
-        lock = self.path.with_name(f".{self.path.name}.lock")
+        # The file of the lock stays: after its removal, two processes could lock two files.
         try:
-            with FileLock(lock, timeout=0):
-                try:
-                    self._check_or_store(fingerprint, limit)
-                    self._find_end()
-                    yield
-                finally:
-                    lock.unlink(missing_ok=True)
+            with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0):
+                self._check_or_store(fingerprint, limit)
+                self._find_end()
+                yield
         except Timeout as error:
             raise ConfigError(
                 f"another process is writing to {self.path}",
@@ -216,6 +213,8 @@ class OutputFile:
                 remedy="choose another file",
             )
         known = json.loads(settings.read_bytes())
+        if self.earlier_limit is None:
+            self._earlier.unlink(missing_ok=True)  # `forget_earlier` may have been interrupted
         if self.earlier_limit is None and _is_raised(limit, known, fingerprint):
             assert limit is not None
             self._store({**fingerprint, RAISED_FROM: known[limit]})

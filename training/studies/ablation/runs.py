@@ -1,8 +1,6 @@
 """Training runs of a study: every arm with every seed, in this process or with DeepSpeed."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +10,12 @@ from pydantic import JsonValue
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jakiro.config import JakiroConfig
-from jakiro.errors import JakiroError
+from jakiro.errors import EXIT_CODE_INTERRUPTED, JakiroError
 from jakiro.utils.files import checksum, ensure_writable_folder, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings, dump_settings, validate_settings
 from training.config import TrainSettings
+from training.distributed.launch import LaunchOptions, command, launch
 from training.loop.run_fingerprint import run_fingerprint
 from training.loop.run_folder import RunFolder
 from training.studies.ablation.arms import SizedArm
@@ -211,13 +210,13 @@ def _launch(run: ArmRun) -> None:
     folder = ensure_writable_folder(run.settings.run_folder)
     config = folder / "launch.yaml"
     write_atomically(config, dump_settings(run.settings))
-    program = str(Path(sys.executable).with_name("deepspeed"))
-    command = [program, "--module", "training.train", "--config", str(config)]
-    finished = subprocess.run(command, check=False)
+    code = launch(command(run.settings, config, (), LaunchOptions()), run.settings)
+    if code == EXIT_CODE_INTERRUPTED:
+        raise KeyboardInterrupt
     if not run.folder.is_finished:
         raise JakiroError(
             f"training {run.name} with seed {run.seed} failed",
             expected="a finished run",
-            got=f"exit code {finished.returncode}",
-            remedy=f"see the messages above, or repeat the command: {' '.join(command)}",
+            got=f"exit code {code}",
+            remedy="see the messages above; the same command continues the study",
         )

@@ -172,6 +172,7 @@ def test_with_a_larger_limit_only_records_with_cut_answers_are_answered_again(
         assert written.records > 0
         assert written.kept + written.records == len(RECORDS)
     assert sorted(path.name for path in tmp_path.iterdir() if "grown" in path.name) == [
+        ".grown.jsonl.lock",
         "grown.jsonl",
         "grown.jsonl.settings",
     ]

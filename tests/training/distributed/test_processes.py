@@ -1,0 +1,48 @@
+"""The processes of a run learn of each other's errors."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from jakiro.errors import JakiroError
+from training.distributed.processes import Processes
+
+
+@dataclass(frozen=True)
+class Second(Processes):
+    """The second of two processes, for which a list stands in for the messages of the first."""
+
+    of_first: list[Any] = field(default_factory=list)
+
+    def gather(self, part: Any) -> list[Any]:
+        return [self.of_first.pop(), part]
+
+
+@dataclass(frozen=True)
+class First(Processes):
+    """The first of two processes, which keeps its messages to the second."""
+
+    sent: list[Any] = field(default_factory=list)
+
+    def gather(self, part: Any) -> list[Any]:
+        self.sent.append(part)
+        return [part, None]
+
+
+def test_an_error_without_a_message_stops_the_other_process_as_well() -> None:
+    first = First(0, 2, torch.device("cpu"))
+    with pytest.raises(MemoryError), first.together():
+        raise MemoryError
+    second = Second(1, 2, torch.device("cpu"), of_first=first.sent)
+    with pytest.raises(JakiroError, match="MemoryError"), second.together():
+        pass
+
+
+def test_no_process_raises_an_error_if_all_succeed() -> None:
+    first = First(0, 2, torch.device("cpu"))
+    with first.together():
+        pass
+    with Second(1, 2, torch.device("cpu"), of_first=first.sent).together():
+        pass
