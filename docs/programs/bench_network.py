@@ -18,10 +18,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, NamedTuple
 
 import httpx2
@@ -271,14 +272,16 @@ class Bench:
         )
         server = Server(lambda: decoder, settings)
         ready = Event()
-        thread = Thread(target=lambda: asyncio.run(server.run_until_drained(lambda _: ready.set())))
-        thread.start()
-        ready.wait()
-        try:
-            yield server
-        finally:
-            server.drain()
-            thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            serving = pool.submit(asyncio.run, server.run_until_drained(lambda _: ready.set()))
+            serving.add_done_callback(lambda _: ready.set())  # also if the server does not start
+            try:
+                ready.wait()
+                if serving.done():
+                    raise JakiroError("the server has ended", got=f"exit code {serving.result()}")
+                yield server
+            finally:
+                server.drain()
 
     def save(self) -> None:
         """Write the rows and figures so far."""

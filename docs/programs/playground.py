@@ -39,8 +39,13 @@ def serving(model: str) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         found = (re.search(r"playground: (\S+)", line) for line in process.stderr)
-        yield next(match[1] for match in found if match)
-        process.terminate()
+        try:
+            address = next((match[1] for match in found if match), None)
+            if address is None:
+                sys.exit(f"error: {' '.join(command)} has not started a server")
+            yield address
+        finally:
+            process.terminate()
 
 
 def picture_of(address: str, scheme: Literal["light", "dark"]) -> Image.Image:

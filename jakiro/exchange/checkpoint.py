@@ -1,8 +1,8 @@
 """A published drafter on disk: its config, the shapes of its tensors, and the tensors."""
 
 import pickle
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class DraftCheckpoint:
         if stored.file.suffix == ".bin":
             tensor = _unpickled(stored.file)[stored.name].clone()
         else:
-            with safe_open(stored.file, framework="pt") as opened:
+            with _opened(stored.file) as opened:
                 tensor = opened.get_tensor(stored.name)
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise _unusable(
@@ -218,13 +218,20 @@ def _stored_in(file: Path) -> list[Stored]:
             Stored(file, name, tuple(part.shape), _NAMES.get(part.dtype, str(part.dtype)))
             for name, part in parts.items()
         ]
+    with _opened(file) as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return [
+            Stored(file, name, tuple(part.get_shape()), str(part.get_dtype()))
+            for name, part in slices.items()
+        ]
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file, and explain why it cannot be read."""
     try:
         with safe_open(file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return [
-                Stored(file, name, tuple(part.get_shape()), str(part.get_dtype()))
-                for name, part in slices.items()
-            ]
+            yield opened
     except (SafetensorError, OSError) as error:
         raise _unusable(file, "a complete safetensors file", summary_of(error)) from error
 

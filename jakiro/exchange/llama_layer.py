@@ -13,6 +13,18 @@ from moa import AttentionBias
 _DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
 
 
+class RopeParameters(BaseModel):
+    """Kind and parameters of a rotary embedding; `LayerConfig.rope` checks all but the base.
+
+    Attributes:
+        rope_theta: base of the rotary embedding; None if the config names it elsewhere.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    rope_theta: float | None = Field(None, gt=0)
+
+
 class LayerConfig(BaseModel):
     """The keys of a published drafter's config that determine its layer; others are ignored.
 
@@ -46,7 +58,7 @@ class LayerConfig(BaseModel):
     rms_norm_eps: float = Field(1e-6, gt=0)
     rope_theta: float | None = Field(None, gt=0)
     rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: RopeParameters = RopeParameters()
     max_position_embeddings: int | None = None
     hidden_act: str = "silu"
     partial_rotary_factor: float = 1.0
@@ -57,18 +69,17 @@ class LayerConfig(BaseModel):
     @property
     def heads(self) -> AttentionShape:
         """The geometry of self-attention."""
-        parameters = self.rope_parameters or {}
         return AttentionShape(
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
-            rope_theta=float(self.rope_theta or parameters.get("rope_theta") or _DEFAULT_BASE),
+            rope_theta=self.rope_theta or self.rope_parameters.rope_theta or _DEFAULT_BASE,
         )
 
     @property
     def scaling(self) -> dict[str, Any]:
         """The parameters of the rotary embedding, under the names of transformers."""
-        return self.rope_scaling or self.rope_parameters or {}
+        return self.rope_scaling or dict(self.rope_parameters)
 
     @property
     def rope(self) -> RopeSettings:
@@ -99,15 +110,16 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or "its heads"
         raise cannot_import(source, f"a usable {name} in config.json", first["msg"]) from error
-    theta = (config.rope_parameters or {}).get("rope_theta")
-    if None not in (theta, config.rope_theta) and theta != config.rope_theta:
-        both = f"{config.rope_theta:g} and {theta:g}"
+    bases = {config.rope_theta, config.rope_parameters.rope_theta} - {None}
+    if len(bases) > 1:
+        both = f"{config.rope_theta:g} and {config.rope_parameters.rope_theta:g}"
         raise cannot_import(source, "one rope_theta in config.json", both)
     window = config.sliding_window if config.use_sliding_window else None
+    rotated = config.scaling.get("partial_rotary_factor", config.partial_rotary_factor)
     checks: tuple[tuple[str, object, object], ...] = (
         ("num_hidden_layers", config.num_hidden_layers, 1),
         ("hidden_act", config.hidden_act, "silu"),
-        ("partial_rotary_factor", config.partial_rotary_factor, 1.0),
+        ("partial_rotary_factor", rotated, 1.0),
         ("sliding_window", window, None),
         ("logit_scale", config.logit_scale, 1.0),
     )

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,51 @@ from jakiro.errors import DataError
 PROGRAM = Path(__file__).parents[2] / "docs" / "programs" / "bench_network.py"
 
 
+@pytest.fixture
+def module() -> Any:
+    spec = spec_from_file_location("bench_network", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded: Any = module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.mark.timeout(20)
+def test_a_server_that_does_not_start_is_an_error(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        async def run_until_drained(self, _: Any) -> int:
+            raise OSError("no port is free")
+
+        def drain(self) -> None:
+            pass
+
+    monkeypatch.setattr(module, "Server", Failing)
+    monkeypatch.setattr(module, "SpeculativeDecoder", lambda *_, **__: None)
+    bench = object.__new__(module.Bench)
+    bench.model = bench.tokenizer = None
+    bench.arguments = Namespace(capacity=64)
+    with pytest.raises(OSError, match="no port is free"), bench._server(None):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_texts_are_measured_in_stretches_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pair = save_pair(tmp_path)
     lines = [json.dumps({"prompt": f"def f {number}"}) for number in range(2)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-    spec = spec_from_file_location("bench_network", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
     given = ["--target", pair / "target", "--trained", f"own={pair / 'drafter'}"]
     given += ["--lm", pair / "target", "--prompts", tmp_path / "prompts.jsonl", "--tokens", 6]
     given += ["--capacity", 64, "--profiles", "LAN", "disconnections", "--num-prompts", 2]

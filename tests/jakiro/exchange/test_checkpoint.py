@@ -51,6 +51,21 @@ def test_truncated_files_are_refused(layout: str, tmp_path: Path) -> None:
         read_checkpoint(folder)
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_file_that_was_damaged_after_its_header_was_read_is_refused(
+    is_removed: bool, tmp_path: Path
+) -> None:
+    folder = save_published(tmp_path, eagle_weights(), eagle_config())
+    checkpoint = read_checkpoint(folder)
+    file = folder / "model.safetensors"
+    if is_removed:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="a complete safetensors file"):
+        checkpoint.tensor("fc.bias")
+
+
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     weights = eagle_weights()
     weights["fc.bias"][3] = float("nan")

@@ -33,6 +33,17 @@ def test_both_names_of_the_rotary_base_are_read() -> None:
         ({"hidden_size": None}, "a usable hidden_size"),
         ({"rms_norm_eps": float("inf")}, "a usable rms_norm_eps"),
         ({"rope_theta": float("inf")}, "a usable rope_theta"),
+        ({"rope_parameters": {"rope_theta": "large"}}, r"a usable rope_parameters\.rope_theta"),
+        ({"rope_parameters": {"rope_theta": [1e4]}}, r"a usable rope_parameters\.rope_theta"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, r"a usable rope_parameters\.rope_theta"),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": "5e5"}},
+            r"one rope_theta in config\.json; got: 10000 and 500000",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor 1.0; got: 0.5",
+        ),
         ({"num_hidden_layers": 2}, "num_hidden_layers 1; got: 2"),
         ({"hidden_act": "gelu"}, "hidden_act silu; got: gelu"),
         ({"logit_scale": 0.5}, "logit_scale 1.0; got: 0.5"),
