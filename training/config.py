@@ -131,11 +131,11 @@ class EvaluationSettings(Settings):
 
         Args:
             num_steps: number of steps of the run.
-            has_data: whether there are held-out sequences or prompts.
+            has_data: whether there is anything to measure.
         """
-        if self.every != "auto":
-            return self.every
-        return max(1, num_steps // _NUM_EVALUATIONS) if has_data else None
+        if not has_data:
+            return None
+        return max(1, num_steps // _NUM_EVALUATIONS) if self.every == "auto" else self.every
 
 
 class CheckpointSettings(Settings):

@@ -18,8 +18,9 @@ from jakiro.errors import CheckpointError
 from jakiro.utils.files import checksum
 from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import reason_of, refuse_files_elsewhere, summary_of
+from jakiro.utils.pretrained import reason_of, refuse_files_elsewhere
 from jakiro.utils.strict_json import parse_json
+from jakiro.utils.wording import summary_of
 
 _SAFETENSORS = "model.safetensors"
 _INDEX = f"{_SAFETENSORS}.index.json"

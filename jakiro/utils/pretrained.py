@@ -33,6 +33,7 @@ from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reac
 from jakiro.utils.logs import bars_in_terminals, get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.model_names import CHECK_THE_PATH, find_gguf, no_such_model
+from jakiro.utils.wording import summary_of
 
 _logger = get_logger(__name__)
 
@@ -326,16 +327,6 @@ def reason_of(error: Exception, name_or_path: str | Path) -> str:
     if missing is not None and isinstance(error, OSError):
         return missing
     return summary_of(error)
-
-
-def summary_of(error: Exception) -> str:
-    """Return the message of an error on one line: its first line, or all if a list follows it."""
-    first, *others = str(error).strip().splitlines() or [""]
-    if first.rstrip().endswith(":"):  # a list follows
-        first = " ".join(" ".join((first, *others)).split())
-    if isinstance(error, OSError | ValueError) and first:
-        return first
-    return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def refuse_files_elsewhere(folder: Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers with their nouns, for messages: "1 prompt", "2 prompts"."""
+"""Parts of messages: numbers with their nouns, and summaries of the errors of libraries."""
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -10,3 +10,13 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
         plural: the noun in the plural; None to add an s.
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def summary_of(error: Exception) -> str:
+    """Return the message of an error on one line: its first line, or all if a list follows it."""
+    first, *others = str(error).strip().splitlines() or [""]
+    if first.rstrip().endswith(":"):  # a list follows
+        first = " ".join(" ".join((first, *others)).split())
+    if isinstance(error, OSError | ValueError) and first:
+        return first
+    return f"{type(error).__name__}: {first}".removesuffix(": ")

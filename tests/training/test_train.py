@@ -270,7 +270,9 @@ def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:
         ("auto", 1000, True, 100),
         ("auto", 5, True, 1),
         ("auto", 1000, False, None),
-        (7, 9, False, 7),
+        (7, 9, True, 7),
+        (7, 9, False, None),
+        (None, 9, True, None),
     ],
 )
 def test_automatic_evaluations_are_ten_if_there_is_anything_to_measure(

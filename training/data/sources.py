@@ -11,6 +11,7 @@ from jakiro.utils.files import checksum
 from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.logs import get_logger
 from jakiro.utils.strict_json import parse_json, parse_json_line
+from jakiro.utils.wording import summary_of
 
 _SKIPPING = "skip such records: --skip-bad-records, or data.skip_bad_records=true in settings"
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted
@@ -163,9 +164,10 @@ class HubSource:
     def _load(self) -> Any:
         from datasets import config, load_dataset  # slow to import, and not needed for files
 
-        if hub_options(self.name):  # only datasets in the cache can be loaded
-            config.HF_HUB_OFFLINE = True
+        was_offline = config.HF_HUB_OFFLINE
         try:
+            if hub_options(self.name):  # only datasets in the cache can be loaded
+                config.HF_HUB_OFFLINE = True
             return load_dataset(self.name, split=self.split)
         except (
             OSError,
@@ -175,9 +177,11 @@ class HubSource:
             raise DataError(
                 f"cannot load the dataset {self.name!r}",
                 expected=f"a file, a folder, or a dataset of the hub with a split {self.split!r}",
-                got=str(error).splitlines()[0],
+                got=summary_of(error),
                 remedy="check data.paths",
             ) from error
+        finally:
+            config.HF_HUB_OFFLINE = was_offline
 
 
 Source = FileSource | HubSource

@@ -12,6 +12,7 @@ from torch import Tensor
 from jakiro.errors import NumericalError, ResourceError
 from jakiro.utils.files import is_disk_full
 from jakiro.utils.memory import is_out_of_memory
+from jakiro.utils.wording import summary_of
 from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.distributed.processes import Processes
@@ -130,7 +131,7 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
         what = "an evaluation" if evaluates else "an optimizer step"
         raise ResourceError(
             f"there is too little memory for {what}",
-            got=str(error).strip().splitlines()[0] if str(error) else "a failed allocation",
+            got=summary_of(error),
             remedy=_remedy(settings, evaluates=evaluates),
         ) from error
 
@@ -156,7 +157,7 @@ def lost_processes_explained(
         raise ResourceError(
             "another process of this run ended" + _described(processes, last_step),
             expected="all processes until the end of the run",
-            got=str(error).strip().splitlines()[0],
+            got=summary_of(error),
             remedy="see whether that process printed an error, or whether the system killed it, "
             "for example for lack of memory; the same command resumes the run from its last "
             "checkpoint",

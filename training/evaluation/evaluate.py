@@ -38,15 +38,25 @@ class Evaluation:
 
     @property
     def has_data(self) -> bool:
-        """Whether there are validation sequences or prompts."""
-        return bool(self._inputs.prompts) or len(self._inputs.validation) > 0
+        """Whether there is anything to measure on validation sequences or prompts."""
+        return self._measures_losses or self._measures_decoding
+
+    @property
+    def _measures_losses(self) -> bool:
+        return len(self._inputs.validation) > 0 and self._settings.evaluation.num_sequences > 0
+
+    @property
+    def _measures_decoding(self) -> bool:
+        return bool(self._inputs.prompts and self._settings.evaluation.temperatures)
 
     def warn_if_nothing_to_measure(self) -> None:
-        """Log a warning if there are neither validation sequences nor prompts."""
-        if self._processes.is_first and not self.has_data:
+        """Log a warning if evaluations are set, but there is nothing to measure."""
+        is_set = isinstance(self._settings.evaluation.every, int)
+        if is_set and self._processes.is_first and not self.has_data:
             _logger.warning(
                 "evaluation.every is set, but there is nothing to evaluate on; set "
-                "data.validation_size or evaluation.prompts"
+                "data.validation_size or evaluation.prompts, and evaluation.num_sequences or "
+                "evaluation.num_prompts"
             )
 
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
@@ -59,9 +69,9 @@ class Evaluation:
         metrics are left out.
         """
         results: dict[str, Any] = {}
-        if len(self._inputs.validation) and self._settings.evaluation.num_sequences:
+        if self._measures_losses:
             results |= self._measure_losses(drafter)
-        if self._inputs.prompts:
+        if self._measures_decoding:
             results["decoding"] = self._measure_decoding(drafter)
         return results
 

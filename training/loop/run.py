@@ -232,8 +232,7 @@ class Run:
                     _logger.warning(found.warning)
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
-        if every is not None:
-            evaluation.warn_if_nothing_to_measure()
+        evaluation.warn_if_nothing_to_measure()
         if every is not None and not state.step:
             self._evaluate(trainer, evaluation)
 

@@ -22,6 +22,7 @@ from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils.pretrained import TORCH_DTYPES, load_config
+from jakiro.utils.wording import summary_of
 from training.config import TrainSettings, anchor_rule
 from training.input_settings import TargetSettings
 from training.loss.batch import Batch
@@ -152,7 +153,7 @@ def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
         raise CheckpointError(
             f"cannot build the target {name_or_path} from its config",
             expected="a folder or hub id with the config.json of a causal language model",
-            got=str(error).strip().splitlines()[0],
+            got=summary_of(error),
             remedy="check target.name_or_path",
         ) from error
     return TargetAdapter(model.eval().requires_grad_(False))

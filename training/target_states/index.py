@@ -14,6 +14,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
 from jakiro.utils.files import checksum, fingerprint, write_atomically
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import summary_of
 from training.data.packing import PackedSequence
 from training.input_settings import TargetStateDtype
 from training.setup.preparation import RunInputs
@@ -229,7 +230,7 @@ def read_index(folder: Path) -> TargetStateIndex | None:
         raise CheckpointError(
             f"the index of the target states in {folder} cannot be read",
             expected="an index that `jakiro features` has written",
-            got=str(error).strip().splitlines()[0],
+            got=summary_of(error),
             remedy="write the target states again into another folder",
         ) from error
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import checksum, ensure_writable_folder
 from jakiro.utils.pretrained import TORCH_DTYPES
+from jakiro.utils.wording import summary_of
 from training.data.packing import collate
 from training.loss.batch import Batch
 from training.loss.views import read_batch
@@ -197,7 +198,7 @@ class TargetStateWriter:
             raise CheckpointError(
                 f"cannot write {final}",
                 expected="enough free disk space",
-                got=str(error).strip().splitlines()[0],
+                got=summary_of(error),
                 remedy="free disk space and run the command again; finished shards are kept",
             ) from error
         finally:

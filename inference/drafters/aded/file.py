@@ -24,6 +24,7 @@ from jakiro.errors import CheckpointError, TargetMismatch
 from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import write_atomically
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import summary_of
 
 CHUNK: Final = 1 << 20  # number of trigrams that are counted at once
 
@@ -168,7 +169,7 @@ def load_trigrams(
             record = _record_of(file.metadata())
             keys, ids, weights = (file.get_tensor(name) for name in ("keys", "ids", "weights"))
     except _DAMAGE as error:
-        raise unusable_table(path, str(error).strip().splitlines()[0]) from error
+        raise unusable_table(path, summary_of(error)) from error
     got = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(

@@ -18,7 +18,6 @@ from jakiro.utils.pretrained import (
     load_config,
     load_tokenizer,
     local_tokenizer,
-    summary_of,
 )
 
 
@@ -149,19 +148,6 @@ def test_all_causes_of_a_missing_tokenizer_are_named(saved: Path) -> None:
     with pytest.raises(CheckpointError, match=r"from one of: \(1\) .*\(2\) .*; remedy") as caught:
         load_tokenizer(saved)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "summary"),
-    [
-        ("first\nsecond", "first"),
-        ("one of: \n (1) a, \n (2) b", "one of: (1) a, (2) b"),
-        ("one of:", "one of:"),
-        ("", "ValueError"),
-    ],
-)
-def test_an_error_is_summarized_in_one_line(text: str, summary: str) -> None:
-    assert summary_of(ValueError(text)) == summary
 
 
 def test_an_empty_tokenizer_is_refused(saved: Path) -> None:

@@ -1,6 +1,8 @@
-"""A noun in a message agrees with its number."""
+"""A noun in a message agrees with its number, and an error is summarized in one line."""
 
-from jakiro.utils.wording import counted
+import pytest
+
+from jakiro.utils.wording import counted, summary_of
 
 
 def test_a_noun_agrees_with_its_number() -> None:
@@ -18,3 +20,16 @@ def test_a_plural_that_does_not_end_in_s_is_given() -> None:
         "1 process",
         "2 processes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("first\nsecond", "first"),
+        ("one of: \n (1) a, \n (2) b", "one of: (1) a, (2) b"),
+        ("one of:", "one of:"),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_is_summarized_in_one_line(text: str, summary: str) -> None:
+    assert summary_of(ValueError(text)) == summary

@@ -145,9 +145,17 @@ def test_a_data_set_of_a_hub_that_cannot_be_reached_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
+
+    def load(*_: object, **__: object) -> None:
+        assert datasets.config.HF_HUB_OFFLINE  # the library asks no hub in this mode
+        raise RuntimeError
+
     with pytest.raises(DataError, match="cannot load the dataset 'owner/chats'"):
         HubSource("owner/chats", "train").num_records()
-    assert datasets.config.HF_HUB_OFFLINE  # the library asks no hub in this mode
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(DataError, match=r"'owner/chats'; .*got: RuntimeError; "):
+        HubSource("owner/chats", "train").num_records()
+    assert not datasets.config.HF_HUB_OFFLINE  # other datasets may be on this machine
 
 
 @pytest.mark.parametrize("read", [FileSource.fingerprint, FileSource.num_records])
