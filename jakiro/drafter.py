@@ -1,5 +1,6 @@
 """The drafter: memory encoder, trunk and mixture of experts as one Hugging Face model."""
 
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -230,12 +231,13 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
         kind = config.get("model_type", "")
         if kind in (JakiroConfig.model_type, ""):  # an incomplete config raises an error later
             return
+    quoted = shlex.quote(str(path))
     raise CheckpointError(
         f"{path} is a {kind} model, not a drafter",
         expected="a drafter that `jakiro train` wrote, or the name of a training-free drafter",
         remedy="to decode with this model, use it as the target of a drafter that needs no "
-        f"training: `jakiro generate lookup PROMPT --target {path}`; if it is a drafter of another "
-        f"project, convert it first: `jakiro import {path}`",
+        f"training: `jakiro generate lookup PROMPT --target {quoted}`; if it is a drafter of "
+        f"another project, convert it first: `jakiro import {quoted}`",
     )
 
 

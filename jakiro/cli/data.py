@@ -95,7 +95,7 @@ def small_lm(
             metavar="FILE.jsonl", help='JSONL file with an object {"text": ...} per line.'
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New or empty folder to write.")],
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 2,
     hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps, each of 2,048 tokens.")] = 600,
@@ -109,7 +109,7 @@ def small_lm(
 @data.command()
 def shards(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="File of training records.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New or empty folder to write.")],
     records_per_shard: Annotated[
         int, typer.Option(min=1, help="Number of records in each Parquet file.")
     ] = 5000,

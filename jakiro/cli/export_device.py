@@ -1,5 +1,6 @@
 """The command `jakiro export-device`."""
 
+import shlex
 from typing import Annotated, Literal
 
 import typer
@@ -60,5 +61,7 @@ def export_device(
         size = (out / file).stat().st_size / 1e6
         typer.echo(f"{file}: {size:.1f} MB, sha256 {digest}")
     typer.echo(f"wrote {out}; to use it:")
-    typer.echo(f"  jakiro serve --target {name} --drafter {drafter} --remote-sessions 8")
-    typer.echo(f"  jakiro connect http://HOST:8000/v1 --drafter {out}    # on the other machine")
+    serve = ["jakiro", "serve", "--target", name, "--drafter", drafter, "--remote-sessions", "8"]
+    connect = ["jakiro", "connect", "http://HOST:8000/v1", "--drafter", str(out)]
+    typer.echo(f"  {shlex.join(serve)}")
+    typer.echo(f"  {shlex.join(connect)}    # on the other machine")

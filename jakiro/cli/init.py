@@ -1,5 +1,6 @@
 """The command `jakiro init`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -47,11 +48,11 @@ def init(
         if Path(path).suffix in _FILES and not Path(path).exists():
             say(f"warning: there is no file {path} yet; `jakiro train` needs it")
     typer.echo(f"wrote {out}; next:")
-    if not data:
-        typer.echo(f"  jakiro synthesize --target {target} --conversations 1000 --out {paths[0]}")
-    typer.echo(f"  jakiro train --config {out} --dry-run")
-    typer.echo(f"  jakiro train --config {out}")
-    typer.echo(f"  jakiro verify --drafter runs/{short_name(target)}/drafter")
+    write_data = ["synthesize", "--target", target, "--conversations", "1000", "--out", paths[0]]
+    train = ["train", "--config", str(out)]
+    verify = ["verify", "--drafter", f"runs/{short_name(target)}/drafter"]
+    for words in (*([] if data else [write_data]), [*train, "--dry-run"], train, verify):
+        typer.echo(f"  {shlex.join(['jakiro', *words])}")
 
 
 def _exists(path: Path) -> ConfigError:

@@ -6,10 +6,10 @@ from transformers import PreTrainedTokenizerBase
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.exchange.writing import written_folder
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.device_target import EmbeddingForm, write_device_target
 from jakiro.target.record import check_target, check_tokenizer
+from jakiro.utils.files import written_folder
 
 
 def export_device(

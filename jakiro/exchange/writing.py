@@ -5,10 +5,6 @@ An exported drafter comes with the commands with which other engines serve it.
 
 import json
 import shlex
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +15,7 @@ from torch import Tensor
 from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
 from jakiro.exchange.plan import ImportPlan, described
-from jakiro.utils.files import checksum, publish, write_atomically
+from jakiro.utils.files import checksum, write_atomically, written_folder
 from jakiro.utils.settings import merge
 
 SETTINGS_FILE = "train.yaml"
@@ -97,24 +93,6 @@ def checksums_in(folder: Path) -> dict[str, str]:
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return {file.name: checksum(file) for file in files}
-
-
-@contextmanager
-def written_folder(folder: Path) -> Iterator[Path]:
-    """Yield the temporary path of a folder, which gets its name when it is complete.
-
-    Args:
-        folder: folder to write, which must not exist yet.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
-        yield partial
-        publish(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:

@@ -5,8 +5,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from jakiro.errors import ConfigError
@@ -69,6 +71,24 @@ def publish(partial: Path, final: Path) -> None:
         _bring_to_disk(path)
     partial.rename(final)
     _bring_to_disk(final.parent)
+
+
+@contextmanager
+def written_folder(folder: Path) -> Iterator[Path]:
+    """Yield the temporary path of a folder, which gets its name when it is complete.
+
+    Args:
+        folder: folder to write, which must not exist yet, or must be empty.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        yield partial
+        publish(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:

@@ -254,12 +254,12 @@ def load_config(
 
     path = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(path, what, remedy)
-    in_cache_only = bool(hub_options(path))
+    hub: dict[str, Any] = hub_options(path)
     try:
-        if find_adapter_config_file(path, local_files_only=in_cache_only) is not None:
+        if find_adapter_config_file(path, local_files_only=bool(hub)) is not None:
             from peft import PeftConfig  # an optional package, and slow to import
 
-            path = PeftConfig.from_pretrained(path).base_model_name_or_path or path
+            path = PeftConfig.from_pretrained(path, **hub).base_model_name_or_path or path
         return AutoConfig.from_pretrained(path, **_NO_CODE, **hub_options(path))
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error

@@ -6,15 +6,13 @@ of a single word, and names that consist of ordinary words, are not found.
 """
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from jakiro.errors import ConfigError, DataError
-from jakiro.utils.files import ensure_writable_folder
+from jakiro.utils.files import ensure_writable_folder, written_folder
 from training.data.sources import find_sources
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*")
@@ -40,7 +38,7 @@ def write_shards(
 
     Args:
         source: file or folder of records, such as those that `jakiro synthesize` writes.
-        folder: folder to write, which must not contain Parquet files yet.
+        folder: folder to write, which must be new or empty.
         records_per_shard: number of records in each Parquet file; the last one may have fewer.
         leave_out_persons: whether records that seem to name persons are left out.
 
@@ -48,12 +46,13 @@ def write_shards(
         The number of records read, and the number of records written.
 
     Raises:
-        ConfigError: the folder contains Parquet files, or cannot be written to.
+        ConfigError: the folder contains files, or cannot be written to.
         DataError: the records cannot be read or written, or there is nothing to write.
     """
-    if any(folder.glob("*.parquet")):
+    folder = ensure_writable_folder(folder).resolve()
+    if any(folder.iterdir()):
         raise ConfigError(
-            f"{folder} contains Parquet files",
+            f"{folder} contains files",
             expected="a new or empty folder",
             remedy="choose another folder, or remove these files",
         )
@@ -66,16 +65,18 @@ def write_shards(
             got=f"{len(records)} records, none of them kept",
             remedy="add records that name no person",
         )
-    ensure_writable_folder(folder)
-    partial = Path(mkdtemp(dir=folder))
     try:
-        for number, start in enumerate(range(0, len(kept), records_per_shard)):
-            path = partial / f"part-{number:03}.parquet"
-            _write_table(kept[start : start + records_per_shard], path, source)
-        for path in partial.iterdir():
-            path.rename(folder / path.name)
-    finally:
-        shutil.rmtree(partial)
+        with written_folder(folder) as partial:
+            partial.mkdir()
+            for number, start in enumerate(range(0, len(kept), records_per_shard)):
+                path = partial / f"part-{number:03}.parquet"
+                _write_table(kept[start : start + records_per_shard], path, source)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the records of {source} to {folder}",
+            got=error,
+            remedy="free disk space, or choose another folder",
+        ) from error
     return len(records), len(kept)
 
 
@@ -89,12 +90,6 @@ def _write_table(records: Sequence[dict[str, Any]], path: Path, source: Path) ->
     try:
         table = Table.from_pydict(columns)
         write_table(table, path, compression="zstd", compression_level=19)
-    except OSError as error:
-        raise DataError(
-            f"cannot write the records of {source} to {path.parent.parent}",
-            got=error,
-            remedy="free disk space, or choose another folder",
-        ) from error
     except ArrowException as error:
         raise DataError(
             f"cannot write the records of {source} as a table",

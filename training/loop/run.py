@@ -1,6 +1,7 @@
 """A training run: resumption, optimizer steps, metrics, evaluations, checkpoints, and export."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -85,17 +86,25 @@ class Run:
         is_finished = self._folder.is_finished_for(self._settings, self._inputs.facts)
         if not is_finished:
             self._target_states = open_target_states(self._inputs)
-        is_first = self._processes.is_first
-        with self._folder.claim(self._settings, self._inputs.facts) if is_first else nullcontext():
-            self._processes.wait()
+        with self._claimed():
             if is_finished:
                 _logger.info(f"the run in {self._folder.path} is already finished")
             else:
-                shown = progress_bar(progress, is_shown=is_first)
+                shown = progress_bar(progress, is_shown=self._processes.is_first)
                 with exhaustion_explained(self._settings), shown as bar:
                     self._train(bar)
             self._processes.wait()
         return self._folder.drafter
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Let the first process lock the run folder before all processes enter the block."""
+        with ExitStack() as held:
+            with self._processes.together():
+                if self._processes.is_first:
+                    folder = self._folder.claim(self._settings, self._inputs.facts)
+                    held.enter_context(folder)
+            yield
 
     def _train(self, progress: Progress) -> None:
         sampler = self._build_sampler()

@@ -95,10 +95,12 @@ class Trainer:
         self._watch.add(first_sequence, terms.total)
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
-        norm = self._local_norm()
+        is_last = self.engine.is_gradient_accumulation_boundary()
+        norm = self._local_norm() if is_last else None  # the step deletes the gradients
         self.engine.step()
-        global_norm = self.engine.get_global_grad_norm()
-        self._norm = norm if global_norm is None else global_norm
+        if norm is not None:
+            global_norm = self.engine.get_global_grad_norm()
+            self._norm = norm if global_norm is None else global_norm
 
     @property
     def facts(self) -> dict[str, float | None]:

@@ -52,9 +52,9 @@ def test_an_exported_drafter_drafts_without_the_target(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = tmp_path / "device"
+    out = tmp_path / "my device"
     assert exit_code("export-device", str(drafter), "--out", str(out)) == 0
-    assert f"--drafter {out}" in capsys.readouterr().out
+    assert f"--drafter '{out}'" in capsys.readouterr().out
     hidden = drafter.with_name("elsewhere")
     shutil.move(drafter.with_name("target"), hidden)
     try:

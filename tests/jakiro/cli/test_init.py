@@ -29,12 +29,13 @@ def test_a_settings_file_is_written_and_the_next_commands_are_shown(target: str)
 
 
 def test_given_data_need_not_be_synthesized(target: str) -> None:
-    words = ["init", target, "--data", "chats.jsonl", "--out", "own.yaml"]
+    words = ["init", target, "--data", "chats.jsonl", "--out", "my own.yaml"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "synthesize" not in result.output
     assert "warning: there is no file chats.jsonl yet" in result.output
     assert "jakiro verify --drafter runs/target/drafter" in result.output
-    assert 'paths: ["chats.jsonl"]' in Path("own.yaml").read_text()
+    assert "jakiro train --config 'my own.yaml' --dry-run" in result.output
+    assert 'paths: ["chats.jsonl"]' in Path("my own.yaml").read_text()
 
 
 @pytest.mark.parametrize(("num_records", "held_out"), [(3, 0), (45, 4), (1000, 32)])

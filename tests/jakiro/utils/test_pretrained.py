@@ -182,6 +182,25 @@ def test_nothing_is_asked_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.Mo
     assert all(options["local_files_only"] for options in asked)
 
 
+def test_nothing_is_asked_for_adapters_in_the_cache_of_a_hub_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def read(_adapters: str, **options: Any) -> None:
+        asked.append(options)
+        raise ValueError("no such file")
+
+    monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
+    monkeypatch.setattr(
+        "transformers.utils.peft_utils.find_adapter_config_file", lambda *_, **__: "adapters"
+    )
+    monkeypatch.setattr("peft.PeftConfig.from_pretrained", read)
+    with pytest.raises(CheckpointError, match="no such file"):
+        load_config("owner/other")
+    assert asked == [{"local_files_only": True}]
+
+
 def test_an_unknown_dtype_is_refused_with_the_known_names(saved: Path) -> None:
     with pytest.raises(ConfigError, match=r"dtype= cannot be used.* bfloat16, .*got: 'bf17'"):
         load_causal_lm(saved, dtype="bf17")

@@ -1,6 +1,7 @@
 """Parquet shards contain the records of a JSONL file; those that name persons can be left out."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,34 @@ def test_records_that_name_persons_are_left_out(source: Path, tmp_path: Path) ->
 
 def test_shards_are_not_overwritten(source: Path, tmp_path: Path) -> None:
     write_shards(source, tmp_path / "shards")
-    with pytest.raises(ConfigError, match="contains Parquet files"):
+    with pytest.raises(ConfigError, match="contains files"):
         write_shards(source, tmp_path / "shards")
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_an_interruption_leaves_all_records_or_none(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
+    rename, renamed = Path.rename, []
+
+    def interrupt(path: Path, target: Path) -> Path:
+        renamed.append(path)
+        if len(renamed) > num_before:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(Path, "rename", interrupt)
+        write_shards(source, tmp_path / "shards", records_per_shard=1)
+    assert len(list((tmp_path / "shards").iterdir())) in (0, len(RECORDS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chats.jsonl", "shards"]
+
+
+def test_the_folder_may_be_a_link(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "shards").symlink_to(tmp_path / "disk")
+    write_shards(source, tmp_path / "shards")
+    assert len(_read(tmp_path / "disk")) == len(RECORDS)
 
 
 def test_an_empty_result_is_an_error(tmp_path: Path) -> None:

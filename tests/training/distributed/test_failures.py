@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers.processes import start_training
 from helpers.training import TEXTS, tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,6 +43,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
     kept = sorted((settings.run_folder / "checkpoints").glob("step-*"))
     assert not kept or str(kept[-1]) in str(caught.value)
     assert not settings.run_folder.joinpath("drafter").exists()
+
+
+@pytest.mark.slow
+def test_a_run_folder_in_use_is_reported_once_by_two_processes(workshop: Path) -> None:
+    settings = tiny_run(workshop, batch={"micro_batch_size": 1})
+    settings.run_folder.mkdir(parents=True)
+    with FileLock(settings.run_folder / ".lock"):
+        trainees = start_training(settings, workshop, num_processes=2)
+        assert [trainee.end() for trainee in trainees] == [2, 2]
+    first, second = (trainee.errors for trainee in trainees)
+    assert first.strip().splitlines()[-1].startswith("error: another process is training in ")
+    assert "error: " not in second
 
 
 def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> None:

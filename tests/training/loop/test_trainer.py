@@ -10,6 +10,7 @@ from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.training import TinyTraining, batch_for, tiny_run, tiny_training
 from helpers.variants import VARIANTS
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from jakiro.errors import ConfigError
 from training.config import anchor_rule
@@ -42,6 +43,25 @@ def test_the_engine_has_the_drafter_and_nothing_of_the_target(workshop: Path) ->
             assert not outside & set(map(id, engine.modules()))
             engine.destroy()
     assert not any(part.requires_grad for part in inputs.target.model.parameters())
+
+
+def test_the_norm_of_the_gradient_is_computed_once_in_a_step(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms: list[Tensor] = []
+
+    def norm_of(gradients: list[Tensor]) -> Tensor:
+        norms.append(get_total_norm(gradients))
+        return norms[-1]
+
+    monkeypatch.setattr("training.loop.trainer.get_total_norm", norm_of)
+    batch = {"global_batch_size": 4, "micro_batch_size": 2}
+    settings = tiny_run(workshop, steps=2, batch=batch, evaluation={"num_prompts": 0}, log_every=1)
+    train(settings)
+    recorded = [
+        line["gradient_norm"] for line in read_metrics(settings.run_folder) if "loss" in line
+    ]
+    assert recorded == pytest.approx([float(norm) for norm in norms])
 
 
 @pytest.mark.parametrize(
