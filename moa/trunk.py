@@ -289,7 +289,7 @@ class Trunk(nn.Module):
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to; with several layers, one for each.
         """
-        stores = self._stores(store)
+        stores = self.stores(store)
         read, stream = self._start(embeddings, inputs)
         if self.self_attention is not None:
             stream = self.self_attention(read, positions, self_mask, stores[0], stream)
@@ -328,7 +328,12 @@ class Trunk(nn.Module):
         assert isinstance(last_layer, FurtherLayer)
         last(last_layer.kv(stream, positions))
 
-    def _stores(self, store: Stores) -> tuple[KVStore, ...]:
+    def stores(self, store: Stores) -> tuple[KVStore, ...]:
+        """Return one store for each layer of self-attention.
+
+        Args:
+            store: one store for each layer, or one that keeps nothing, for all layers.
+        """
         return store if isinstance(store, tuple) else (store,) * len(self.kv_shapes)
 
     def _start(self, embeddings: Tensor, inputs: TrunkInputs) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,8 @@ def regenerate(
 
     regenerator = Regenerator(load_decoder(target, drafter, dtype, device, check), settings)
     total = sum(source.num_records() for source in sources)
-    with output.kept_when_interrupted(), writing_progress("Answering", total) as advance:
+    progress = writing_progress("Answering", total, settings.batch_size)
+    with output.kept_when_interrupted(), progress as advance:
         written = regenerator.write(sources, output, advance)
     if inputs is not None and output.path.exists():
         output.mark_finished(inputs)

@@ -1,11 +1,11 @@
-"""Options and the key of commands that send requests to a running server."""
+"""Options of commands that send requests to a running server, and the keys of servers."""
 
 import os
 from typing import Annotated
 
 import typer
 
-_KEY = "JAKIRO_API_KEY"
+KEY_VARIABLE = "JAKIRO_API_KEY"
 PANEL = "A running server"
 
 ServerUrl = Annotated[
@@ -44,5 +44,10 @@ Concurrency = Annotated[
 
 def server_key() -> str | None:
     """Return the key in the environment, the first one of several; None if there is none."""
-    keys = [key for key in os.environ.get(_KEY, "").split(",") if key]
-    return keys[0] if keys else None
+    return next(iter(keys_in_environment()), None)
+
+
+def keys_in_environment() -> tuple[str, ...]:
+    """Return the keys in the environment, which are separated by commas."""
+    keys = os.environ.get(KEY_VARIABLE, "").split(",")
+    return tuple(key.strip() for key in keys if key.strip())

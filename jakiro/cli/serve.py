@@ -12,6 +12,7 @@ from jakiro.cli import options
 from jakiro.cli.generate import load_decoder
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import say
+from jakiro.cli.remote_server import KEY_VARIABLE, keys_in_environment
 from jakiro.errors import ConfigError
 from jakiro.utils.extras import require_extra
 from jakiro.utils.logs import quiet_libraries
@@ -19,7 +20,6 @@ from jakiro.utils.logs import quiet_libraries
 if TYPE_CHECKING:
     from inference.serving.learning.adaptation import Learner
 
-_KEY = "JAKIRO_API_KEY"
 _SHORTEST_KEY = 8  # number of characters
 
 
@@ -267,19 +267,18 @@ def _print_new_key(name: str | None) -> None:
 
 def _api_keys() -> tuple[str, ...]:
     """Return the keys in the environment; errors do not show them."""
-    given = os.environ.get(_KEY)
-    keys = tuple(key.strip() for key in (given or "").split(",") if key.strip())
-    if given is not None and not keys:
+    keys = keys_in_environment()
+    if KEY_VARIABLE in os.environ and not keys:
         raise ConfigError(
-            f"{_KEY} has no key",
+            f"{KEY_VARIABLE} has no key",
             expected="one or more keys, separated by commas",
             got="a variable that is empty",
-            remedy=f"set {_KEY} to a long random text, or unset it",
+            remedy=f"set {KEY_VARIABLE} to a long random text, or unset it",
         )
     shortest = min(map(len, keys), default=_SHORTEST_KEY)
     if shortest < _SHORTEST_KEY:
         raise ConfigError(
-            f"a key in {_KEY} is too short",
+            f"a key in {KEY_VARIABLE} is too short",
             expected=f"at least {_SHORTEST_KEY} characters",
             got=shortest,
             remedy="use a longer random text",

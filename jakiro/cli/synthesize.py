@@ -78,7 +78,8 @@ def synthesize(
         check_template(tokenizer, settings, target)
 
     synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device, check), settings)
-    with output.kept_when_interrupted(), writing_progress("Writing", conversations) as advance:
+    progress = writing_progress("Writing", conversations, settings.batch_size)
+    with output.kept_when_interrupted(), progress as advance:
         counts = synthesizer.write(output, advance)
     _report(counts, output.num_records, out)
 

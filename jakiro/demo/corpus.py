@@ -97,7 +97,7 @@ def split_of(path: str) -> Split:
     return "dev" if percent < _PERCENT_TEST + _PERCENT_DEV else "train"
 
 
-def write_texts(
+def cached_texts(
     recipe: TextRecipe,
     corpus: Corpus,
     model: PreTrainedModel,

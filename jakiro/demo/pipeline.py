@@ -21,7 +21,7 @@ from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompt_file import prompt_of
-from jakiro.demo.corpus import Corpus, load_corpus, write_texts
+from jakiro.demo.corpus import Corpus, cached_texts, load_corpus
 from jakiro.demo.presets import PRESETS, DrafterRecipe, Preset
 from jakiro.demo.prompts import prompts_from_split
 from jakiro.demo.report import JAKIRO, results_of, show_next, show_results, show_text
@@ -133,7 +133,7 @@ def _prepare(
 
 def _train(demo: _Demo, device: Device) -> Path:
     preset, folder, model, tokenizer = demo.preset, demo.folder, demo.model, demo.tokenizer
-    texts = write_texts(preset.texts, demo.corpus, model, tokenizer, folder, demo.progress)
+    texts = cached_texts(preset.texts, demo.corpus, model, tokenizer, folder, demo.progress)
     return train_drafter(
         preset.drafter, demo.target, texts, folder, model, tokenizer, device, demo.progress
     )

@@ -17,17 +17,13 @@ from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.exchange.table import TensorTable
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import HeadShape
+from jakiro.target.ends import SCALES
 from jakiro.target.record import TargetRecord, check_target
-from jakiro.utils.settings import merge, validate_settings
+from jakiro.utils.settings import flattened, merge, validate_settings
 
 # Settings of a target by which it changes its embeddings or logits. Whether published drafters
 # apply them has not been measured.
-_SCALES = (
-    "logits_scaling",
-    "logit_scale",
-    "final_logit_softcapping",
-    "embedding_multiplier",
-)
+_SCALES = (*SCALES, "embedding_multiplier")
 _RELATIVE_ERROR = 2.0**-7  # of a number in bfloat16, the coarsest dtype of published weights
 # The norm of the output has a name of its own for each of its uses.
 _OUTPUT_NORMS = {"head": "head_norm.weight", "feedback": "experts.output_norm.weight"}
@@ -128,21 +124,13 @@ def distinctions(values: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         values: nested settings.
     """
-    flat = [dict(_flattened(each)) for each in values]
+    flat = [dict(flattened(each)) for each in values]
     names = sorted({name for each in flat for name in each})
     differing = [name for name in names if len({repr(each.get(name)) for each in flat}) > 1]
     return [
         ", ".join(f"{name} {_shown(each[name])}" for name in differing if name in each)
         for each in flat
     ]
-
-
-def _flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _shown(value: object) -> object:

@@ -67,7 +67,7 @@ class LevelMasks(nn.Module):
             torch.cat((positions, (positions[:, :, None] + ahead[1:]).flatten(1)), dim=1),
             self._own_mask(self_mask),
             self._inputs(inputs),
-            tuple(_stored_up_to(count, own) for own in _several(store, trunk)),
+            tuple(_stored_up_to(count, own) for own in trunk.stores(store)),
         )
         masks = stream[:, count:].unflatten(1, (count, self.num_levels))
         output = experts(torch.cat((stream[:, :count, None], masks), dim=2))
@@ -98,10 +98,6 @@ class LevelMasks(nn.Module):
     def _behind(self, visible: Tensor) -> Tensor:
         """Return what queries may attend to, followed by the same for the masks behind them."""
         return torch.cat((visible, visible.repeat_interleave(self.num_levels, dim=2)), dim=2)
-
-
-def _several(store: Stores, trunk: Trunk) -> tuple[KVStore, ...]:
-    return store if isinstance(store, tuple) else (store,) * len(trunk.kv_shapes)
 
 
 def _stored_up_to(count: int, store: KVStore) -> KVStore:

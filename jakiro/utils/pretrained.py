@@ -33,7 +33,7 @@ from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reac
 from jakiro.utils.logs import bars_in_terminals, get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.model_names import CHECK_THE_PATH, find_gguf, no_such_model
-from jakiro.utils.wording import summary_of
+from jakiro.utils.wording import rounded, summary_of
 
 _logger = get_logger(__name__)
 
@@ -270,15 +270,7 @@ def describe_model(model: PreTrainedModel) -> str:
     path = Path(str(model.name_or_path))
     name = path.name if path.exists() else str(path)
     dtype = str(model.dtype).removeprefix("torch.")
-    return f"{name}, {dtype}, {_rounded(model.num_parameters())} parameters"
-
-
-def _rounded(count: int) -> str:
-    """Return a count with three significant digits and a suffix, such as 135M."""
-    for suffix, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:#.3g}".rstrip(".") + suffix
-    return str(count)
+    return f"{name}, {dtype}, {rounded(model.num_parameters())} parameters"
 
 
 def choose_device(device: Device) -> torch.device:

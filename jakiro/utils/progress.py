@@ -52,16 +52,19 @@ def seconds_left(task: Task) -> float | None:
     """Estimate the time that a task still takes, from its mean speed since its start.
 
     Batches complete many steps at the same moment, so the speed of the last seconds says little.
+    The first steps of a batch say as little, because most of the work so far is in the others.
 
     Args:
         task: the task; its field `begun`, if it has one, is the number of steps that were complete
-            when its clock started.
+            when its clock started, and its field `batch_size` the number of steps in progress at
+            the same time.
 
     Returns:
-        Seconds; None if the number of steps is unknown or none has been completed since the start.
+        Seconds; None if the number of steps is unknown, or if fewer steps than those of a batch
+        have been completed since the start.
     """
     steps = task.completed - task.fields.get("begun", 0)
-    if task.total is None or task.elapsed is None or steps <= 0:
+    if task.total is None or task.elapsed is None or steps < task.fields.get("batch_size", 1):
         return None
     return max(task.total - task.completed, 0) * task.elapsed / steps
 
@@ -170,23 +173,28 @@ def tracked(progress: Progress) -> Track:
 
 
 @contextmanager
-def writing_progress(description: str, total: int) -> Iterator[Callable[[int, int], None]]:
+def writing_progress(
+    description: str, total: int, batch_size: int
+) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of generated records on standard error, with tokens per second.
 
     Args:
         description: the work in progress, such as "Writing".
         total: number of records at the end.
+        batch_size: number of records that are generated together.
 
     Yields:
         A function that receives the number of finished records and the number of tokens that have
         been generated so far. While there are no tokens, the records are those of earlier runs.
     """
     with ProgressDisplay(*COLUMNS_WITH_RATE) as display:
-        task = display.add_task(description, total=total, rate="")
+        task = display.add_task(description, total=total, rate="", batch_size=batch_size)
 
         def advance(records: int, tokens: int) -> None:
             if not tokens:
-                display.reset(task, completed=records, rate="", begun=records)
+                display.reset(
+                    task, completed=records, rate="", begun=records, batch_size=batch_size
+                )
             seconds = display.tasks[task].elapsed or 0
             rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
             display.update(task, completed=records, rate=rate)

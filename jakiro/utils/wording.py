@@ -1,4 +1,4 @@
-"""Parts of messages: numbers with their nouns, and summaries of the errors of libraries."""
+"""Parts of messages: numbers with their nouns, rounded numbers, and summaries of errors."""
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -10,6 +10,15 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
         plural: the noun in the plural; None to add an s.
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def rounded(count: int) -> str:
+    """Return a count with three significant digits and a suffix, such as 135M."""
+    value = float(f"{count:.3g}")
+    for suffix, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:#.3g}".rstrip(".") + suffix
+    return str(count)
 
 
 def summary_of(error: Exception) -> str:

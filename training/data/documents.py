@@ -57,20 +57,17 @@ def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
         )
 
 
-def check_vocabulary(
-    token_ids: npt.NDArray[np.int32], location: str, vocab_size: int | None
-) -> None:
+def check_vocabulary(highest: int, location: str, vocab_size: int | None) -> None:
     """Raise an error if a record has tokens that the target does not have.
 
     Args:
-        token_ids: token ids of the record.
+        highest: highest token id of the record.
         location: file and line of the record, for messages.
         vocab_size: size of the target's vocabulary; None if it is unknown.
 
     Raises:
-        RecordError: a token id is `vocab_size` or larger.
+        RecordError: the token id is `vocab_size` or larger.
     """
-    highest = int(token_ids.max(initial=0))
     if vocab_size is not None and highest >= vocab_size:
         raise RecordError(
             f"{location} has a token that the target does not have",
@@ -191,7 +188,8 @@ def encode_records(
                 for part, document in zip(parts, own, strict=True):
                     if not (any_mask or isinstance(part, _Text)):
                         check_mask(document.is_response, record.location)
-                    check_vocabulary(document.token_ids, record.location, vocab_size)
+                    highest = int(document.token_ids.max(initial=0))
+                    check_vocabulary(highest, record.location, vocab_size)
                 yield record, own
 
 

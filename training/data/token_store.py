@@ -14,11 +14,10 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from transformers import PreTrainedTokenizerBase
 
-from jakiro.errors import DataError
 from jakiro.target.record import template_fingerprint, tokenizer_fingerprint
 from jakiro.utils.files import ensure_writable_folder, fingerprint
 from training.data.counts import ReadCounts
-from training.data.documents import Document, encode_records
+from training.data.documents import Document, check_vocabulary, encode_records
 from training.data.sources import Intake, Source, find_sources, read_all
 from training.data.token_writer import hash_document, write_tokens
 
@@ -234,12 +233,6 @@ def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
 
 
 def _checked(store: TokenStore, vocab_size: int | None) -> TokenStore:
-    highest = 0 if store.counts is None else store.counts.highest_id
-    if vocab_size is not None and highest >= vocab_size:  # cached for another target
-        raise DataError(
-            "the data has a token that the target does not have",
-            expected=f"ids from 0 to {vocab_size - 1}",
-            got=highest,
-            remedy="use the target's tokenizer",
-        )
+    if store.counts is not None:  # it may have been stored for another target
+        check_vocabulary(store.counts.highest_id, "the data", vocab_size)
     return store

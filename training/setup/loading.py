@@ -1,6 +1,5 @@
 """Loading of the target, the tokenizer, and the drafter to start from that settings name."""
 
-import hashlib
 from typing import Any
 
 import torch
@@ -101,15 +100,6 @@ def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter |
             f"{start.config.target_record.name_or_path}; training starts with this drafter anyway"
         )
     return start
-
-
-def weights_fingerprint(drafter: JakiroDrafter) -> str:
-    """Return a hash of all weights, in hexadecimal."""
-    digest = hashlib.sha256()
-    for name, part in sorted(drafter.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(part.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _require_same_settings(name: str, found: DrafterSettings, wanted: DrafterSettings) -> None:

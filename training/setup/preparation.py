@@ -16,7 +16,7 @@ from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
-from jakiro.target.record import record_target
+from jakiro.target.record import hash_weights, record_target
 from jakiro.target.tail import TargetTail
 from jakiro.utils.pretrained import local_tokenizer
 from training.config import TrainSettings
@@ -33,7 +33,6 @@ from training.setup.loading import (
     load_tokenizer,
     read_start,
     vocab_size_of,
-    weights_fingerprint,
 )
 
 _MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
@@ -83,7 +82,7 @@ class RunInputs:
             "sequences_filled_with": f"split {self.sequences.counts.filled_with or 'never'}",
         }
         if self.start is not None:
-            facts["start_fingerprint"] = weights_fingerprint(self.start)
+            facts["start_fingerprint"] = hash_weights(self.start)
         return facts
 
 

@@ -20,6 +20,7 @@ from inference.benchmark.report.style import CURVE, THEME
 from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
+from jakiro.utils.wording import rounded
 from training.config import TrainSettings
 from training.data.held_out import split_validation
 from training.data.packing import PackedSequences
@@ -128,18 +129,11 @@ def _paint(panel: Any, name: str, points: Sequence[Point]) -> None:
     panel.plot(tokens, [getattr(point, name) for point in points], "o-", color=CURVE)
     panel.set_title("validation loss" if name == "loss" else name)
     panel.set_xscale("log", base=2)
-    panel.set_xticks(tokens, [_short(count) for count in tokens])
+    panel.set_xticks(tokens, [rounded(count) for count in tokens])
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.grid(axis="y")
     panel.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _short(count: int) -> str:
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
 
 
 @dataclass(frozen=True)

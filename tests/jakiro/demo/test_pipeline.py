@@ -54,7 +54,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     replace("load_corpus", lambda: Corpus((), (), (), "0" * 64))
     replace("prompts_from_split", prompts_from_split)
-    replace("write_texts", lambda *args: args[4] / "texts.jsonl")
+    replace("cached_texts", lambda *args: args[4] / "texts.jsonl")
     replace("train_drafter", train_drafter)
     replace("choose_plan", lambda *_, **__: CHOICE)
     changes = {"num_prompts": 1, "num_tree_prompts": 1, "max_new_tokens": 4}

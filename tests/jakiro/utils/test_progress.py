@@ -110,7 +110,7 @@ def test_the_times_of_a_bar_say_what_they_are() -> None:
 def test_generated_records_are_shown_with_tokens_per_second(
     clock: _Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with writing_progress("Writing", 10) as advance:
+    with writing_progress("Writing", 10, 4) as advance:
         clock.now += 40
         advance(4, 8000)
     assert "Writing: 4 of 10, " in (printed := capsys.readouterr().err)
@@ -121,7 +121,7 @@ def test_records_that_are_complete_at_the_same_moment_do_not_make_the_estimate_s
     clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "ProgressDisplay", partial(_display, clock))
-    with writing_progress("Writing", 120) as advance:
+    with writing_progress("Writing", 120, 40) as advance:
         advance(20, 0)  # of an earlier run
         clock.now += 600
         for records in range(21, 61):
@@ -129,6 +129,21 @@ def test_records_that_are_complete_at_the_same_moment_do_not_make_the_estimate_s
         clock.now += 30
         advance(60, 60_000)
     assert "10:30 elapsed, about 15:45 left" in capsys.readouterr().err
+
+
+def test_the_first_record_of_a_batch_says_nothing_about_the_time_left(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "ProgressDisplay", partial(_display, clock))
+    with writing_progress("Writing", 3032, 32) as advance:
+        advance(32, 0)  # of an earlier run
+        for records, seconds in ((33, 60), (63, 60), (64, 60)):
+            clock.now += seconds
+            advance(records, 1000 * records)
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.endswith("1:00 elapsed")
+    assert second.endswith("2:00 elapsed")
+    assert third.endswith("3:00 elapsed, about 278:15 left")
 
 
 def test_lines_are_written_while_nothing_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
 from training.data.dialogues import Dialogue, Turn, run_dialogues
+from training.data.documents import check_vocabulary
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.rows import (
     Answer,
@@ -284,13 +285,7 @@ class Regenerator:
                 got=len(question),
                 remedy="lower --max-new-tokens, or skip such records with --skip-bad-records",
             )
-        if max(question) >= spec.vocab_size:
-            raise RecordError(
-                f"{record.location} has a token that the target does not have",
-                expected=f"ids from 0 to {spec.vocab_size - 1}",
-                got=max(question),
-                remedy="use the target's tokenizer",
-            )
+        check_vocabulary(max(question), record.location, spec.vocab_size)
         return question
 
 

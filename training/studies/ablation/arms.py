@@ -1,7 +1,7 @@
 """Arms of a study: a base and its variants, with expert widths that make them equally large."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,13 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.target.record import TargetRecord
-from jakiro.utils.settings import apply_overrides, merge, read_layered_yaml, validate_settings
+from jakiro.utils.settings import (
+    apply_overrides,
+    flattened,
+    merge,
+    read_layered_yaml,
+    validate_settings,
+)
 from training.config import TrainSettings
 
 BASE = "base"
@@ -97,7 +103,7 @@ def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> 
 
 
 def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
-    keys = list(_dotted(delta))
+    keys = [key for key, _ in flattened(delta)]
     closed = [key for key in keys if key == _WIDTH or not is_open(key)]
     if closed or not keys:
         raise ConfigError(
@@ -107,14 +113,6 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
             got=", ".join(closed) or "nothing",
             remedy="put settings that all arms share into the base, or change them with --set",
         )
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _check_names(arms: Sequence[Arm]) -> None:

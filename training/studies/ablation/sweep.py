@@ -1,14 +1,14 @@
 """Sweeps over the values of a setting, such as the learning rate, for every arm separately."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from jakiro.errors import ConfigError
-from jakiro.utils.settings import Settings, merge, validate_settings
+from jakiro.utils.settings import Settings, flattened, merge, validate_settings
 from training.config import TrainSettings
 from training.studies.ablation.arms import SizedArm, is_open
 
@@ -46,7 +46,7 @@ class Sweep(Settings):
         return replace(sized, arm=replace(sized.arm, settings=changed))
 
     def _is_whole(self, settings: Mapping[str, Any]) -> bool:
-        return isinstance(dict(_numbers(settings))[self.key], int)
+        return isinstance(_numbers(settings)[self.key], int)
 
 
 def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
@@ -61,7 +61,7 @@ def parse_sweep(text: str, arms: Sequence[SizedArm]) -> Sweep:
             arm does not accept a value.
     """
     key, _, listed = text.partition("=")
-    known = [name for name, _ in _numbers(arms[0].arm.settings.model_dump())]
+    known = _numbers(arms[0].arm.settings.model_dump())
     allowed = [name for name in known if not is_open(name) and not name.startswith(_FIXED)]
     if key not in allowed:
         raise ConfigError(
@@ -97,10 +97,10 @@ def _parsed(listed: str, text: str) -> tuple[float, ...]:
     return values
 
 
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the dotted names and values of all settings that are numbers."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{key}", value
+def _numbers(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values of all settings that are numbers, by their dotted names."""
+    return {
+        name: value
+        for name, value in flattened(settings)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inference.benchmark.stats import Ratio
+from jakiro.utils.wording import rounded
 from training.studies.ablation.results import (
     ArmExperts,
     ArmRow,
@@ -158,7 +159,7 @@ def _result_cells(row: ArmRow) -> list[str]:
     is_base = row.verdict == "base"
     return [
         row.arm,
-        _short(row.parameters),
+        rounded(row.parameters),
         f"{row.intermediate_size}",
         f"{row.temperature:g}",
         *([] if row.trees is None else [row.trees]),
@@ -167,14 +168,6 @@ def _result_cells(row: ArmRow) -> list[str]:
         "1" if is_base else with_interval(row.speed_ratio),
         "" if is_base else row.verdict,
     ]
-
-
-def _short(count: int) -> str:
-    """Return a number with three digits, which suffice because all arms are about equally large."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count}"
 
 
 def _remarks(results: StudyResults) -> Iterator[str]:

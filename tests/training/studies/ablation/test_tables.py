@@ -54,7 +54,7 @@ def test_the_terminal_shows_every_arm_at_every_temperature(results: StudyResults
         if row.arm != "base":
             assert with_interval(row.tau_ratio) in line
             assert row.verdict in line
-    assert "1.23 M" in text
+    assert "1.23M" in text
     assert "verdicts on tau, about" in " ".join(text.split())
 
 
