@@ -48,7 +48,7 @@ class OutputFile:
     Next to this file, another file whose name ends in `.settings` contains the settings with which
     the records were generated, so that a later run with the same settings can continue the file.
     While records are written again with a larger limit, the earlier records are in a file whose
-    name ends in `.earlier`.
+    name ends in `.earlier`. A hidden file whose name ends in `.lock` stays after the first run.
 
     Args:
         path: path of the file, which need not exist.
