@@ -25,6 +25,8 @@ def save_pair(folder: Path, settings: DrafterSettings | None = None) -> Path:
     model.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
     drafter = tiny_drafter(TargetAdapter(model), settings)
+    if drafter.own_head is not None:  # adapters do not change it, so it must be good already
+        drafter.own_head.load_state_dict(model.lm_head.state_dict())
     drafter.save_pretrained(folder / "drafter")
     return folder
 

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +100,21 @@ def test_a_drafter_that_was_replaced_meanwhile_is_refused(lesson: Lesson, tmp_pa
         learn(_with(lesson, tmp_path, identity="0" * 32))
 
 
-def _start(lesson: Lesson) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
+@contextmanager
+def _process(lesson: Lesson) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process that learns from a lesson."""
+    with subprocess.Popen(
         COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert process.stdin is not None
-    process.stdin.write(lesson.model_dump_json().encode())
-    process.stdin.close()
-    return process
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(lesson.model_dump_json().encode())
+        process.stdin.close()
+        yield process
+
+
+def _output(process: "subprocess.Popen[bytes]") -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read()
 
 
 def test_the_process_reports_a_lesson_that_it_cannot_use(
@@ -127,15 +136,16 @@ def test_a_process_that_is_killed_leaves_a_whole_version_or_none(
     lesson: Lesson, tmp_path: Path
 ) -> None:
     started = time.monotonic()
-    output = _start(_with(lesson, tmp_path / "whole")).communicate()[0]
+    with _process(_with(lesson, tmp_path / "whole")) as process:
+        output = _output(process)
     seconds = time.monotonic() - started
     assert read_result(output).outcome == "better"
     for number in range(6):
         folder = tmp_path / f"killed-{number}"
-        process = _start(_with(lesson, folder))
-        time.sleep(seconds * (0.3 + 0.14 * number))
-        os.kill(process.pid, signal.SIGKILL)
-        output = process.communicate()[0]
+        with _process(_with(lesson, folder)) as process:
+            time.sleep(seconds * (0.3 + 0.14 * number))
+            os.kill(process.pid, signal.SIGKILL)
+            output = _output(process)
         versions = VersionFolder(folder, lesson.identity)
         for found in versions.numbers:
             assert versions.read(found).record.number == 1

@@ -97,7 +97,7 @@ def _parsed(listed: str, text: str) -> tuple[float, ...]:
     return values
 
 
-def _numbers(settings: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(settings: Mapping[str, Any]) -> dict[str, int | float]:
     """Return the values of all settings that are numbers, by their dotted names."""
     return {
         name: value

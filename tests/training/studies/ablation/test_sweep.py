@@ -126,9 +126,10 @@ def test_processes_can_share_the_arms_of_a_study(command: list[str], workshop: P
     assert exit_code("ablate", *command, "--train-only", "contrast-loss-off") == 0
     assert {run.partition("/")[0] for run in _trained(out)} == {"contrast-loss-off"}
     assert len(_trained(out)) == 4
-    assert [path.name for path in (out / "measurements").rglob("*.json")] == [
-        "contrast-loss-off-seed-0.json"
-    ]
+    assert {path.name for path in (out / "measurements").rglob("*.json")} == {
+        "contrast-loss-off-seed-0.json",
+        "contrast-loss-off-seed-0.inputs.json",
+    }
     assert not (out / "results.json").exists()
     before = _modified(out, "drafter/*.safetensors")
     assert exit_code("ablate", *command, "--train-only", "base") == 0
