@@ -49,14 +49,17 @@ class TreeArm(NamedTuple):
 
         In sampled trees of a trained drafter, the position of a candidate is its depth, the index
         of its parent among the expanded nodes, and its index among its siblings. In all other
-        trees, it is the candidate's depth and rank (see `DraftTree.rank`).
+        trees, it is the candidate's depth and its rank in the whole tree. Candidates of a sampled
+        tree have ranks among fewer candidates (see `DraftTree.rank`); in the whole tree, they are
+        ordered by these ranks, and candidates of the same rank by depth.
 
         Args:
             tree: verified tree.
             path: accepted nodes.
         """
         if self.shape is None or not self.shape.sampled:
-            ranked = [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
+            ranks = _ranks(tree)
+            ranked = [(tree.depth[node] - 1, ranks[node], 0) for node in path]
             # Nodes that exceed the budget, if a drafter proposes any, are not counted.
             return [position for position in ranked if position[1] < self.block[1]]
         children = self.shape.children
@@ -110,6 +113,20 @@ def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
             size = (cut.max_nodes, cut.depth)
             arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
     return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]
+
+
+def _ranks(tree: SequenceTree) -> Sequence[int]:
+    """Return the rank of each node in the whole tree."""
+    if not tree.sampled:
+        return tree.rank
+    # Padding comes last.
+    valid = {node for siblings in tree.children.values() for node in siblings}
+    nodes = range(len(tree.rank))
+    order = sorted(nodes, key=lambda node: (node not in valid, tree.rank[node], tree.depth[node]))
+    ranks = [0] * len(order)
+    for rank, node in enumerate(order):
+        ranks[node] = rank
+    return ranks
 
 
 class Slowness:
