@@ -43,10 +43,15 @@ class Costs(Settings):
     def verify_seconds(self, num_nodes: int) -> float:
         """Return the seconds to verify `num_nodes` nodes, interpolated between measured numbers.
 
-        Above the largest measured number, this is the time for the largest measured number.
+        Above the largest measured number, the line through the last two measured numbers goes on,
+        unless it falls.
         """
         known = sorted(self.verify)
         above = next((count for count in known if count >= num_nodes), known[-1])
+        if num_nodes > above and len(known) > 1:
+            last = self.verify[above]
+            slope = (last - self.verify[known[-2]]) / (above - known[-2])
+            return last + max(0.0, slope) * (num_nodes - above)
         below = max((count for count in known if count <= num_nodes), default=above)
         if above == below:
             return self.verify[above]
