@@ -66,6 +66,7 @@ class LinkTraffic:
     num_resumes: int = 0  # number of sessions after the first one
     bytes_up: int = 0  # size of the bodies of requests
     bytes_down: int = 0  # size of the bodies of responses
+    has_ended: bool = False  # whether the text has ended, so that no request is sent again
 
 
 class _Problem(BaseModel):
@@ -150,7 +151,8 @@ class ServerLink:
         Raises:
             PromptError: the server refuses the prompt or an option.
             ConfigError: there is no such interface, or the key is refused.
-            ResourceError: the server cannot be reached, or has no room.
+            ResourceError: the server cannot be reached or has no room, or its answers cannot be
+                read.
         """
         body = request.model_dump_json().encode()
         parsed = partial(parse_message, kind=SessionOpened)
@@ -179,7 +181,7 @@ class ServerLink:
             StepConflict: another tree was submitted for this step, by another client.
             MessageError: the server refuses the tree.
             ConfigError: the key is refused.
-            ResourceError: the server cannot be reached.
+            ResourceError: the server cannot be reached, or its answers cannot be read.
         """
         path = f"verify/sessions/{sent.session}/steps/{sent.step}"
         parsed = partial(_answered_step, row_bytes=row_bytes)
@@ -207,7 +209,7 @@ class ServerLink:
         Raises:
             MessageError: the server refuses the request.
             ConfigError: the key is refused.
-            ResourceError: the server cannot be reached.
+            ResourceError: the server cannot be reached, or its answers cannot be read.
         """
         path = f"verify/sessions/{asked.session}/memory?from={asked.begin}&to={asked.end}"
 
@@ -247,7 +249,11 @@ class ServerLink:
         limit: int,
         traffic: LinkTraffic,
     ) -> tuple[HttpAnswer, AnswerT | None]:
-        """Return the first final response, and its content unless the request was refused."""
+        """Return the first final response, and its content unless the request was refused.
+
+        An answer that cannot be read is no final response: a page of a proxy, for example, may take
+        the place of the server's answer for a while, and the same request can be sent again.
+        """
         started, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             wait = pause * (1 + random.random())
@@ -264,11 +270,12 @@ class ServerLink:
                 if "retry-after" in response.headers:
                     wait = max(wait, seconds_to_wait(response.headers["retry-after"]))
             except (httpx2.HTTPError, MessageError) as error:
-                failure = self._unreachable(_described(error))
+                failure = self._unanswered(error)
             left = self._patience - (time.monotonic() - started)
-            if left <= 0:
+            if left > 0:
+                self._sleep(min(wait, left))
+            if left <= 0 or traffic.has_ended:
                 raise failure
-            self._sleep(min(wait, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
             traffic.num_repeats += 1
 
@@ -307,6 +314,17 @@ class ServerLink:
             remedy="end other texts with this key, or try again later"
             if is_limit
             else "try again later, or check the log of the server",
+        )
+
+    def _unanswered(self, error: httpx2.HTTPError | MessageError) -> ResourceError:
+        """Return the error for a server that does not answer, or not with what was asked for."""
+        if isinstance(error, httpx2.HTTPError):
+            return self._unreachable(_described(error))
+        return ResourceError(
+            f"the answers of the server at {self.url} cannot be read",
+            expected="an answer of jakiro serve of the same version",
+            got=_described(error),
+            remedy="check that no proxy or sign-in page answers in place of the server",
         )
 
     def _unreachable(self, got: str) -> ResourceError:
