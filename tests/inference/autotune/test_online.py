@@ -11,6 +11,7 @@ from inference import SpeculativeDecoder
 from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
 from inference.autotune.online import (
+    MOST_LEARNERS,
     SHORTEST_PAUSE,
     AutoRun,
     AutoTree,
@@ -249,3 +250,13 @@ def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
     assert trees.new_run(GREEDY, 1)._learner is first._learner
     assert trees.new_run(GREEDY, 2)._learner is not first._learner
     assert trees.new_run(SAMPLING, 1)._learner is not first._learner
+
+
+def test_the_estimates_of_the_least_recently_used_kinds_of_runs_are_dropped() -> None:
+    trees = AutoTree(PLAN, COSTS)
+    first, second = (trees.new_run(GREEDY, batch)._learner for batch in (1, 2))
+    for batch in range(3, MOST_LEARNERS + 2):
+        assert trees.new_run(GREEDY, 1)._learner is first
+        trees.new_run(GREEDY, batch)
+    assert len(trees._learners) == MOST_LEARNERS
+    assert trees.new_run(GREEDY, 2)._learner is not second
