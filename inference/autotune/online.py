@@ -42,8 +42,8 @@ class AutoTree:
     """Selects trees for all requests of a decoder, and learns from all of them.
 
     Args:
-        trees: the largest trees: their shapes for a trained drafter, or their limits for a drafter
-            of any other kind.
+        trees: the largest trees: their shapes for a drafter that is a model, or their limits for a
+            drafter of any other kind.
         costs: costs of target and drafter on this machine.
         on_reset: function that is called when what was learned about trees is discarded.
     """
