@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import httpx2
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.client.address import server_address
+from inference.client.failures import described, refused_key
 from inference.client.patience import seconds_to_wait
 from inference.device.received import HttpAnswer, answer_to
 from inference.remote.client_session import Fetch, Send
@@ -129,7 +130,7 @@ class ServerLink:
         try:
             response = answer_to(self._http, "GET", "verify", b"", _FRAME_BYTES)
         except httpx2.HTTPError as error:
-            raise self._unreachable(_described(error)) from error
+            raise self._unreachable(described(error)) from error
         if response.status in _REPEATED:
             raise self._not_taken(response)
         if response.status != httpx2.codes.OK:
@@ -283,12 +284,7 @@ class ServerLink:
         """Return the error for a response that is final."""
         status, problem = response.status, _problem(response)
         if status in _REFUSED:
-            return ConfigError(
-                f"the server at {self.url} refuses the API key",
-                expected="a key that the server accepts",
-                got=f"status {status} with {'this key' if self._has_key else 'no key'}",
-                remedy="set the environment variable JAKIRO_API_KEY to a key of the server",
-            )
+            return refused_key(self.url, status, has_key=self._has_key)
         if status == httpx2.codes.NOT_FOUND:
             return self._no_interface(f"status {status}")
         return ResourceError(f"the server at {self.url} has failed: {problem.message}")
@@ -319,11 +315,11 @@ class ServerLink:
     def _unanswered(self, error: httpx2.HTTPError | MessageError) -> ResourceError:
         """Return the error for a server that does not answer, or not with what was asked for."""
         if isinstance(error, httpx2.HTTPError):
-            return self._unreachable(_described(error))
+            return self._unreachable(described(error))
         return ResourceError(
             f"the answers of the server at {self.url} cannot be read",
             expected="an answer of jakiro serve of the same version",
-            got=_described(error),
+            got=described(error),
             remedy="check that no proxy or sign-in page answers in place of the server",
         )
 
@@ -348,8 +344,3 @@ def _problem(response: HttpAnswer) -> _Problem:
         return _Refusal.model_validate_json(response.content).error
     except ValidationError:
         return _Problem(message=f"status {response.status} without a description")
-
-
-def _described(error: Exception) -> str:
-    text: Any = str(error) or "no further description"
-    return f"{type(error).__name__}: {text}"
