@@ -101,11 +101,15 @@ class Conversation:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
 
     def _end_turn(self) -> None:
-        if self._is_closing:
-            if self._context is not None:
-                self._context.close()
-            self._context, self._cached, self._is_closing = None, [], False
-        self._turn.release()
+        while True:
+            if self._is_closing:
+                if self._context is not None:
+                    self._context.close()
+                self._context, self._cached, self._is_closing = None, [], False
+            self._turn.release()
+            # `close` may have been called since the check, and have found the lock still held.
+            if not (self._is_closing and self._turn.acquire(blocking=False)):
+                return
 
     def _num_shared(self, prompt: list[int]) -> int:
         """Return how many tokens at the start of the prompt, without its last token, are cached."""

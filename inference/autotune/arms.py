@@ -35,8 +35,8 @@ class TreeArm(NamedTuple):
         budget: limits of the trees.
         block: exclusive upper bounds of the node positions in such a tree.
         seconds: seconds of a step with such a tree, according to the cost model: to verify it and,
-            for a trained drafter, to draft it.
-        shape: shape of a trained drafter's trees; None for other drafters.
+            for a drafter that is a model, to draft it.
+        shape: shape of the trees of a drafter that is a model; None for other drafters.
     """
 
     budget: Budget
@@ -47,16 +47,19 @@ class TreeArm(NamedTuple):
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
         """Return the positions of the nodes of a path.
 
-        In sampled trees of a trained drafter, the position of a candidate is its depth, the index
+        In sampled trees with a shape, the position of a candidate is its depth, the index
         of its parent among the expanded nodes, and its index among its siblings. In all other
-        trees, it is the candidate's depth and rank (see `DraftTree.rank`).
+        trees, it is the candidate's depth and its rank in the whole tree. Candidates of a sampled
+        tree have ranks among fewer candidates (see `DraftTree.rank`); in the whole tree, they are
+        ordered by these ranks, and candidates of the same rank by depth.
 
         Args:
             tree: verified tree.
             path: accepted nodes.
         """
         if self.shape is None or not self.shape.sampled:
-            ranked = [(tree.depth[node] - 1, tree.rank[node], 0) for node in path]
+            ranks = _ranks(tree)
+            ranked = [(tree.depth[node] - 1, ranks[node], 0) for node in path]
             # Nodes that exceed the budget, if a drafter proposes any, are not counted.
             return [position for position in ranked if position[1] < self.block[1]]
         children = self.shape.children
@@ -80,8 +83,8 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
     """Return the distinct tree sizes, the largest last.
 
     Args:
-        trees: the largest trees: their shapes for a trained drafter, or their limits for a drafter
-            of any other kind.
+        trees: the largest trees: their shapes for a drafter that is a model, or their limits for a
+            drafter of any other kind.
         sampling: options by which tokens are selected.
         costs: costs of target and drafter on this machine.
     """
@@ -98,7 +101,7 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
 def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
     arms: dict[NodePosition, tuple[tuple[int, int], TreeArm]] = {}
     for depth in range(1, shape.depth + 1):
-        for num_nodes in NODE_COUNTS:
+        for num_nodes in sorted({*NODE_COUNTS, shape.max_nodes}):
             budget = Budget(num_nodes, depth)
             cut = shape.within(budget)
             if cut is None or cut.autoregressive_levels not in costs.draft:
@@ -110,6 +113,20 @@ def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
             size = (cut.max_nodes, cut.depth)
             arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
     return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]
+
+
+def _ranks(tree: SequenceTree) -> Sequence[int]:
+    """Return the rank of each node in the whole tree."""
+    if not tree.sampled:
+        return tree.rank
+    # Padding comes last.
+    valid = {node for siblings in tree.children.values() for node in siblings}
+    nodes = range(len(tree.rank))
+    order = sorted(nodes, key=lambda node: (node not in valid, tree.rank[node], tree.depth[node]))
+    ranks = [0] * len(order)
+    for rank, node in enumerate(order):
+        ranks[node] = rank
+    return ranks
 
 
 class Slowness:

@@ -13,10 +13,11 @@ from inference.autotune.measurement import (
     target_facts,
     verifications,
 )
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import OWN_FORMS, DraftForms
 from inference.engine.context import Context
-from inference.protocol import Budget
+from inference.protocol import Budget, CostAware, Drafter
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
@@ -43,10 +44,15 @@ class Costs(Settings):
     def verify_seconds(self, num_nodes: int) -> float:
         """Return the seconds to verify `num_nodes` nodes, interpolated between measured numbers.
 
-        Above the largest measured number, this is the time for the largest measured number.
+        Above the largest measured number, the line through the last two measured numbers goes on,
+        unless it falls.
         """
         known = sorted(self.verify)
         above = next((count for count in known if count >= num_nodes), known[-1])
+        if num_nodes > above and len(known) > 1:
+            last = self.verify[above]
+            slope = (last - self.verify[known[-2]]) / (above - known[-2])
+            return last + max(0.0, slope) * (num_nodes - above)
         below = max((count for count in known if count <= num_nodes), default=above)
         if above == below:
             return self.verify[above]
@@ -83,7 +89,7 @@ class Costs(Settings):
 
 def measure_costs(
     target: TargetAdapter,
-    model: JakiroDrafter | None = None,
+    model: JakiroDrafter | SmallLMDrafter | None = None,
     max_passes: int = 0,
     forms: DraftForms = OWN_FORMS,
     batch: int = 1,
@@ -95,9 +101,10 @@ def measure_costs(
 
     Args:
         target: the frozen target.
-        model: the drafter; None to time only verification.
+        model: the trained drafter, or the drafter with a small language model; None to time only
+            verification.
         max_passes: largest number of trunk passes to time.
-        forms: formats of the weights that the drafter computes with.
+        forms: formats of the weights that a trained drafter computes with.
         batch: number of sequences that are decoded together.
     """
     _logger.info("measuring the times of verification and drafting on this machine")
@@ -124,7 +131,7 @@ def timed_passes(model: JakiroDrafter) -> int:
 
 def known_costs(
     target: TargetAdapter,
-    model: JakiroDrafter | None,
+    model: JakiroDrafter | SmallLMDrafter | None,
     folder: Path | None = None,
     forms: DraftForms = OWN_FORMS,
     batch: int = 1,
@@ -133,14 +140,19 @@ def known_costs(
 
     Args:
         target: the frozen target.
-        model: the trained drafter; None to time only verification.
+        model: the trained drafter, or the drafter with a small language model; None to time only
+            verification.
         folder: folder of the cache; None for the user's cache folder.
-        forms: formats of the weights that the drafter computes with.
+        forms: formats of the weights that a trained drafter computes with.
         batch: number of sequences that are decoded together.
     """
-    passes = 0 if model is None else timed_passes(model)
+    passes = 0
     key = target_facts(target)
-    if model is not None:
+    if isinstance(model, SmallLMDrafter):
+        passes = model.settings.depth
+        key = [*key, target_facts(model.model), model.settings.model_dump(mode="json")]
+    elif model is not None:
+        passes = timed_passes(model)
         key = [*key, passes, facts_of(model), forms.model_dump()]
     if batch > 1:
         key = [*key, f"{batch} sequences"]
@@ -151,28 +163,45 @@ def known_costs(
     return cached(Costs, "costs", key, measure, folder)
 
 
+def costs_with(target: TargetAdapter, drafter: Drafter, batch: int = 1) -> Costs:
+    """Return the costs of a target with any drafter, from the cache if they are known.
+
+    Only the passes of models take time: those of trained drafters and of small language models. The
+    drafting of all other drafters costs nothing.
+
+    Args:
+        target: the frozen target.
+        drafter: drafter of the trees, which may have a slow part.
+        batch: number of sequences that are decoded together.
+    """
+    slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
+    if isinstance(slow, TrainedDrafter):
+        return known_costs(target, slow.model, forms=slow.forms, batch=batch)
+    return known_costs(target, slow if isinstance(slow, SmallLMDrafter) else None, batch=batch)
+
+
 def facts_of(model: JakiroDrafter) -> object:
     """Return everything in a drafter on which times depend, as JSON-serializable data."""
     return model.config.settings.model_dump(mode="json")
 
 
 def _draftings(
-    target: TargetAdapter, model: JakiroDrafter, max_passes: int, forms: DraftForms, batch: int
+    target: TargetAdapter,
+    model: JakiroDrafter | SmallLMDrafter,
+    max_passes: int,
+    forms: DraftForms,
+    batch: int,
 ) -> dict[int, Callable[[], object]]:
-    """Return, for each number of trunk passes, a function that drafts as in a decoding step.
+    """Return, for each number of passes, a function that drafts as in a decoding step.
 
-    Each function encodes the memory of new tokens and proposes a tree.
+    Each function reads new tokens and proposes a tree.
     """
     length = min(CONTEXT, target.spec.max_position // 2)
     tokens = [0] * (length + 1)
     greedy = Sampling(LogitsProcessorList(), do_sample=False)
-    parallel = model.config.settings.schedule.parallel_levels
-    largest = TreeShape(autoregressive_levels=max_passes, parallel_levels=parallel)
-    drafter = TrainedDrafter(model, target, largest, forms)
+    drafter, budgets = _timed_trees(target, model, max_passes, forms)
 
-    def start(passes: int) -> Callable[[], object]:
-        shape = TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
-        budget = Budget(shape.max_nodes, shape.depth)
+    def start(budget: Budget) -> Callable[[], object]:
         context = Context(target, drafter, greedy, batch, length + 1)
         with torch.inference_mode():
             context.read([tokens] * batch, 0, length)
@@ -185,4 +214,22 @@ def _draftings(
 
         return draft
 
-    return {passes: start(passes) for passes in range(1, max_passes + 1)}
+    return {passes: start(budget) for passes, budget in enumerate(budgets, start=1)}
+
+
+def _timed_trees(
+    target: TargetAdapter,
+    model: JakiroDrafter | SmallLMDrafter,
+    max_passes: int,
+    forms: DraftForms,
+) -> tuple[Drafter, list[Budget]]:
+    """Return the drafter to time, and the limits of its trees with 1, 2, ... passes."""
+    several = range(1, max_passes + 1)
+    if isinstance(model, SmallLMDrafter):
+        return model, [Budget(model.max_nodes, passes) for passes in several]
+    parallel = model.config.settings.schedule.parallel_levels
+    shapes = [
+        TreeShape(autoregressive_levels=passes, parallel_levels=parallel) for passes in several
+    ]
+    drafter = TrainedDrafter(model, target, shapes[-1], forms)
+    return drafter, [Budget(shape.max_nodes, shape.depth) for shape in shapes]

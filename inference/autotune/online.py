@@ -32,6 +32,7 @@ FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
 # number of drafted steps after which the largest tree and a step without drafts are tried
 EXPLORE_EVERY = 32
+MOST_LEARNERS = 64  # largest number of kinds of runs whose estimates are kept
 # If this many drafted steps in a row take this many times as long as expected, the load of the
 # machine has changed, and steps without drafts are timed again.
 SURPRISES, SURPRISING = 3, 1.5
@@ -41,8 +42,8 @@ class AutoTree:
     """Selects trees for all requests of a decoder, and learns from all of them.
 
     Args:
-        trees: the largest trees: their shapes for a trained drafter, or their limits for a drafter
-            of any other kind.
+        trees: the largest trees: their shapes for a drafter that is a model, or their limits for a
+            drafter of any other kind.
         costs: costs of target and drafter on this machine.
         on_reset: function that is called when what was learned about trees is discarded.
     """
@@ -58,10 +59,12 @@ class AutoTree:
         self._on_reset = on_reset
         self.request_counter = RequestCounter()
         self._lock = Lock()
-        self._learners: dict[object, _Learner] = {}
+        self._learners: dict[object, _Learner] = {}  # the most recently used is last
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
         """Return the policy of a run; runs with the same sampling and batch size share estimates.
+
+        If there are too many kinds of runs, the estimates of the least recently used are dropped.
 
         Args:
             sampling: options by which tokens are selected.
@@ -69,10 +72,13 @@ class AutoTree:
         """
         key = (sampling.description, batch)
         with self._lock:
-            if key not in self._learners:
+            learner = self._learners.pop(key, None)
+            if learner is None:
                 arms = tree_arms(self.trees, sampling, self.costs)
-                self._learners[key] = _Learner(arms, self.costs.verify_seconds(0))
-            learner = self._learners[key]
+                learner = _Learner(arms, self.costs.verify_seconds(0))
+            self._learners[key] = learner
+            if len(self._learners) > MOST_LEARNERS:
+                del self._learners[next(iter(self._learners))]
         return AutoRun(learner, self._lock)
 
     def reset(self) -> None:

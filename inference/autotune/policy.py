@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from transformers import GenerationConfig
 
-from inference.autotune.costs import known_costs
+from inference.autotune.costs import costs_with
 from inference.autotune.online import AutoTree, LaneTrees
 from inference.autotune.search import largest_trees
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.request import Request
@@ -41,16 +42,14 @@ def policy_for(
     if tree != "auto" or drafter is None:
         return AlwaysDraft.with_all_of(drafter)
     with num_threads(threads):
-        if isinstance(drafter, TrainedDrafter):
-            costs = known_costs(target, drafter.model, forms=drafter.forms)
+        costs = costs_with(target, drafter)
+        if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
             return AutoTree(drafter.plan, costs)
         limits = Budget(drafter.max_nodes, drafter.max_depth)
-        if isinstance(drafter, CostAware) and isinstance(drafter.slow_part, TrainedDrafter):
-            slow = drafter.slow_part
-            costs = known_costs(target, slow.model, forms=slow.forms)
+        if isinstance(drafter, CostAware) and costs.draft:
             forget = drafter.use_costs(costs.verify_seconds, costs.draft)
             return AutoTree(limits, costs, forget)
-        return AutoTree(limits, known_costs(target, None))
+        return AutoTree(limits, costs)
 
 
 def fixed_policy(
@@ -73,14 +72,10 @@ def fixed_policy(
         batch: number of sequences of a full batch.
         threads: number of threads of decoding steps; None for torch's current number.
     """
-    if not isinstance(policy, AutoTree):
+    if not isinstance(policy, AutoTree) or drafter is None:
         return policy
-    slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
     with num_threads(threads):
-        if isinstance(slow, TrainedDrafter):
-            costs = known_costs(target, slow.model, forms=slow.forms, batch=batch)
-        else:
-            costs = known_costs(target, None, batch=batch)
+        costs = costs_with(target, drafter, batch)
     return LaneTrees(AutoTree(policy.trees, costs), policy.costs, batch)
 
 

@@ -18,6 +18,7 @@ from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
 from inference.trees.shape import TreeShape
+from jakiro.utils.pretrained import end_ids
 
 
 class TransformersDecoding:
@@ -106,7 +107,7 @@ class TransformersDecoding:
 
     def _continuation(self, sequence: list[int], watch: "_ForwardTimer") -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
-        ids = sequence[: _end(sequence, _end_tokens(self._model))]
+        ids = sequence[: _end(sequence, set(end_ids(self._model.generation_config)))]
         # Without drafts, every token after the one from prefill needs one forward pass.
         is_drafting = self.kind != TRANSFORMERS
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
@@ -168,12 +169,6 @@ def _watched(model: PreTrainedModel, compute: Compute) -> Iterator[_ForwardTimer
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _end_tokens(model: PreTrainedModel) -> set[int]:
-    config: Any = model.generation_config
-    end = config.eos_token_id
-    return set() if end is None else {end} if isinstance(end, int) else set(end)
 
 
 def _end(sequence: Sequence[int], end_tokens: set[int]) -> int:

@@ -3,13 +3,14 @@
 import asyncio
 from difflib import get_close_matches
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.client.address import server_address
 from inference.client.answer import AnswerReader, ServerAnswer
+from inference.client.failures import described, refused_key
 from inference.client.request import ServerRequest
 from jakiro.errors import ConfigError, JakiroError, ResourceError
 
@@ -124,7 +125,7 @@ class ServerClient:
         except TimeoutError:
             return reader.end(f"no complete answer within {self.seconds:g} seconds")
         except httpx2.HTTPError as error:
-            return reader.end(_described(error))
+            return reader.end(described(error))
         return reader.end()
 
     async def send(self, path: str, content: bytes) -> ServerAnswer:
@@ -140,7 +141,7 @@ class ServerClient:
                 head = {"content-type": "application/json"}
                 response = await self._http.post(path, content=content, headers=head)
         except (TimeoutError, httpx2.HTTPError) as error:
-            return reader.end(_described(error))
+            return reader.end(described(error))
         _note(response, reader)
         return reader.end()
 
@@ -178,12 +179,7 @@ class ServerClient:
         """
         status = response.status_code
         if status in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
-            raise ConfigError(
-                f"the server at {self.url} refuses the API key",
-                expected="a key that the server accepts",
-                got=f"status {status} with {'this key' if self._has_key else 'no key'}",
-                remedy="set the environment variable JAKIRO_API_KEY to a key of the server",
-            )
+            raise refused_key(self.url, status, has_key=self._has_key)
         if status >= httpx2.codes.INTERNAL_SERVER_ERROR:
             raise ResourceError(
                 f"the server at {self.url} is not ready",
@@ -221,7 +217,7 @@ class ServerClient:
         return ResourceError(
             f"cannot reach the server at {self.url}",
             expected="a server that is running and can be reached from here",
-            got=_described(error),
+            got=described(error),
             remedy="start the server, or check --url",
         )
 
@@ -234,8 +230,3 @@ def _note(response: httpx2.Response, reader: AnswerReader) -> None:
         reader.add(response.content)
     else:
         reader.refuse(response.content)
-
-
-def _described(error: Exception) -> str:
-    text: Any = str(error) or "no further description"
-    return f"{type(error).__name__}: {text}"

@@ -143,8 +143,9 @@ class RemoteDecoder:
         Raises:
             PromptError: the server refuses the prompt or an option.
             ConfigError: the server refuses the key, or the drafter cannot be used.
-            ResourceError: the server cannot be reached any more.
-            MessageError: the server has another target than before, or answers wrongly.
+            ResourceError: the server cannot be reached any more, or its answers cannot be read.
+            MessageError: the server has another target than before, refuses a tree, or answers with
+                something that contradicts the text so far.
             StepConflict: another client has submitted trees for this text.
         """
         text = self._text(prompt, **options)

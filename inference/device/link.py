@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import httpx2
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.client.address import server_address
+from inference.client.failures import described, refused_key
 from inference.client.patience import seconds_to_wait
 from inference.device.received import HttpAnswer, answer_to
 from inference.remote.client_session import Fetch, Send
@@ -66,6 +67,7 @@ class LinkTraffic:
     num_resumes: int = 0  # number of sessions after the first one
     bytes_up: int = 0  # size of the bodies of requests
     bytes_down: int = 0  # size of the bodies of responses
+    has_ended: bool = False  # whether the text has ended, so that no request is sent again
 
 
 class _Problem(BaseModel):
@@ -128,7 +130,7 @@ class ServerLink:
         try:
             response = answer_to(self._http, "GET", "verify", b"", _FRAME_BYTES)
         except httpx2.HTTPError as error:
-            raise self._unreachable(_described(error)) from error
+            raise self._unreachable(described(error)) from error
         if response.status in _REPEATED:
             raise self._not_taken(response)
         if response.status != httpx2.codes.OK:
@@ -150,7 +152,8 @@ class ServerLink:
         Raises:
             PromptError: the server refuses the prompt or an option.
             ConfigError: there is no such interface, or the key is refused.
-            ResourceError: the server cannot be reached, or has no room.
+            ResourceError: the server cannot be reached or has no room, or its answers cannot be
+                read.
         """
         body = request.model_dump_json().encode()
         parsed = partial(parse_message, kind=SessionOpened)
@@ -179,7 +182,7 @@ class ServerLink:
             StepConflict: another tree was submitted for this step, by another client.
             MessageError: the server refuses the tree.
             ConfigError: the key is refused.
-            ResourceError: the server cannot be reached.
+            ResourceError: the server cannot be reached, or its answers cannot be read.
         """
         path = f"verify/sessions/{sent.session}/steps/{sent.step}"
         parsed = partial(_answered_step, row_bytes=row_bytes)
@@ -207,7 +210,7 @@ class ServerLink:
         Raises:
             MessageError: the server refuses the request.
             ConfigError: the key is refused.
-            ResourceError: the server cannot be reached.
+            ResourceError: the server cannot be reached, or its answers cannot be read.
         """
         path = f"verify/sessions/{asked.session}/memory?from={asked.begin}&to={asked.end}"
 
@@ -247,7 +250,11 @@ class ServerLink:
         limit: int,
         traffic: LinkTraffic,
     ) -> tuple[HttpAnswer, AnswerT | None]:
-        """Return the first final response, and its content unless the request was refused."""
+        """Return the first final response, and its content unless the request was refused.
+
+        An answer that cannot be read is no final response: a page of a proxy, for example, may take
+        the place of the server's answer for a while, and the same request can be sent again.
+        """
         started, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             wait = pause * (1 + random.random())
@@ -264,11 +271,12 @@ class ServerLink:
                 if "retry-after" in response.headers:
                     wait = max(wait, seconds_to_wait(response.headers["retry-after"]))
             except (httpx2.HTTPError, MessageError) as error:
-                failure = self._unreachable(_described(error))
+                failure = self._unanswered(error)
             left = self._patience - (time.monotonic() - started)
-            if left <= 0:
+            if left > 0:
+                self._sleep(min(wait, left))
+            if left <= 0 or traffic.has_ended:
                 raise failure
-            self._sleep(min(wait, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
             traffic.num_repeats += 1
 
@@ -276,12 +284,7 @@ class ServerLink:
         """Return the error for a response that is final."""
         status, problem = response.status, _problem(response)
         if status in _REFUSED:
-            return ConfigError(
-                f"the server at {self.url} refuses the API key",
-                expected="a key that the server accepts",
-                got=f"status {status} with {'this key' if self._has_key else 'no key'}",
-                remedy="set the environment variable JAKIRO_API_KEY to a key of the server",
-            )
+            return refused_key(self.url, status, has_key=self._has_key)
         if status == httpx2.codes.NOT_FOUND:
             return self._no_interface(f"status {status}")
         return ResourceError(f"the server at {self.url} has failed: {problem.message}")
@@ -309,6 +312,17 @@ class ServerLink:
             else "try again later, or check the log of the server",
         )
 
+    def _unanswered(self, error: httpx2.HTTPError | MessageError) -> ResourceError:
+        """Return the error for a server that does not answer, or not with what was asked for."""
+        if isinstance(error, httpx2.HTTPError):
+            return self._unreachable(described(error))
+        return ResourceError(
+            f"the answers of the server at {self.url} cannot be read",
+            expected="an answer of jakiro serve of the same version",
+            got=described(error),
+            remedy="check that no proxy or sign-in page answers in place of the server",
+        )
+
     def _unreachable(self, got: str) -> ResourceError:
         return ResourceError(
             f"cannot reach the server at {self.url}",
@@ -330,8 +344,3 @@ def _problem(response: HttpAnswer) -> _Problem:
         return _Refusal.model_validate_json(response.content).error
     except ValidationError:
         return _Problem(message=f"status {response.status} without a description")
-
-
-def _described(error: Exception) -> str:
-    text: Any = str(error) or "no further description"
-    return f"{type(error).__name__}: {text}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from inference.device.alone import AloneWriter
-from inference.device.background import in_background
 from inference.device.drafting import DeviceDrafting
 from inference.device.link import ServerLink
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
@@ -24,6 +23,7 @@ from inference.remote.client_session import ClientSession, Draft, Fetch, Open, S
 from inference.remote.messages import OpenSession, SessionOpened
 from inference.remote.provisional import ProvisionalText
 from jakiro.errors import ConfigError, ResourceError
+from jakiro.utils.background import in_background
 from jakiro.utils.pretrained import load_tokenizer
 
 

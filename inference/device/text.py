@@ -221,6 +221,7 @@ class RemoteText:
     def _close(self) -> None:
         """Free the session on the server, and the memory of the drafter."""
         known = self._session
+        self.traffic.has_ended = True  # a thread may still repeat a request
         if known.session_id is not None:
             self._link.end(known.session_id)
         if self._drafting is not None:

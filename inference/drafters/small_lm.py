@@ -14,7 +14,7 @@ from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
-from inference.trees.shape import TreeShape, check_size
+from inference.trees.shape import TreePlan, TreeShape, check_size
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
@@ -79,6 +79,12 @@ class SmallLMDrafter(Drafter):
         self.proposer_names = ("small model",)
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
         self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.sampled)]
+
+    @property
+    def plan(self) -> TreePlan:
+        """The shapes of the trees."""
+        greedy, sampling = self.shapes
+        return TreePlan(greedy=greedy, sampling=sampling)
 
     def __repr__(self) -> str:
         """Return a line with the small model and the limits of the trees."""

@@ -28,6 +28,7 @@ from inference.sampling.options import PREFIX_FREE
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import end_ids
 
 T = TypeVar("T")
 
@@ -63,8 +64,7 @@ class Handover:
         """The id of the token that fills up sequences that end early."""
         pad: Any = self.config.pad_token_id
         if pad is None:
-            eos: Any = self.config.eos_token_id
-            pad = eos[0] if isinstance(eos, list) else eos
+            pad = next(iter(end_ids(self.config)), None)
         return 0 if pad is None else int(pad)
 
     def requests(

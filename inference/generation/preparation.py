@@ -27,6 +27,7 @@ from inference.generation.unsupported import (
 from inference.sampling.options import Sampling
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import end_ids
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,7 @@ def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]
     given = config or model.generation_config
     if given is None or "pad_token_id" in generation or given.pad_token_id is not None:
         return generation
-    eos = given.eos_token_id
-    pad = eos[0] if isinstance(eos, list) and eos else eos
-    padding = {"pad_token_id": 0 if pad is None else pad}
+    padding = {"pad_token_id": next(iter(end_ids(given)), 0)}
     if config is None:
         return generation | padding
     return generation | {"generation_config": _changed(config, **padding)}

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import end_ids
 
 Tokens = tuple[int, ...]
 
@@ -77,9 +78,7 @@ class Reference:
 
     def ends(self, token: int) -> bool:
         """Return whether decoding stops after a token."""
-        config = self.model.generation_config
-        eos = None if config is None else config.eos_token_id
-        return token in (eos if isinstance(eos, list) else [eos])
+        return token in end_ids(self.model.generation_config)
 
     def _generate(self, prefixes: Sequence[Tokens], max_new_tokens: int, **arguments: Any) -> Any:
         sequences = [self.prompt_ids + prefix for prefix in prefixes]

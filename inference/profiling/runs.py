@@ -1,6 +1,5 @@
 """Time of whole runs: batches of prompts, autoregressive decoding, and parts of decoding steps."""
 
-import inspect
 import time
 from collections.abc import Callable
 from functools import partial
@@ -109,20 +108,14 @@ def by_transformers(model: PreTrainedModel, prompt: list[int], new_tokens: int) 
     return [int(token) for token in tokens[0]]
 
 
-def can_compile() -> bool:
-    """Return whether this version of the decoder can compile its target."""
-    return "compiled" in inspect.signature(SpeculativeDecoder).parameters
-
-
 def _methods(subject: ProfilingSubject) -> dict[str, Method]:
     count = subject.effort.new_tokens
     methods: dict[str, Method] = {
         "transformers": lambda ids: by_transformers(subject.model, ids, count),
         "autoregressive": _by_decoder(SpeculativeDecoder(subject.model), count),
     }
-    if can_compile() and not subject.is_quick:
-        kwargs: dict[str, Any] = {"compiled": True}
-        methods["compiled"] = _by_decoder(SpeculativeDecoder(subject.model, **kwargs), count)
+    if not subject.is_quick:
+        methods["compiled"] = _by_decoder(SpeculativeDecoder(subject.model, compiled=True), count)
     return methods
 
 
@@ -132,8 +125,7 @@ def _by_decoder(decoder: SpeculativeDecoder, new_tokens: int) -> Method:
 
 def _figure(seconds: dict[str, list[float]], name: str, goal: float) -> Figure:
     if name not in seconds:
-        reason = "not measured in a quick run" if can_compile() else "the decoder cannot compile"
-        return Figure(None, goal, {"note": reason})
+        return Figure(None, goal, {"note": "not measured in a quick run"})
     pairs = zip(seconds["transformers"], seconds[name], strict=True)
     return Figure(median_interval([theirs / ours for theirs, ours in pairs]), goal)
 

@@ -45,11 +45,6 @@ class StepBook:
         self.num_replays = 0
         self._digest: str | None = None  # digest of the tree that is being verified
 
-    @property
-    def is_deciding(self) -> bool:
-        """Whether a tree is being verified."""
-        return self._digest is not None
-
     def submit(self, step: int, digest: str) -> Decision:
         """Return the work to do for a submitted step.
 

@@ -92,6 +92,7 @@ _ROUTES = [
 ]
 _OPEN = {"/health", "/health/live"}  # paths that need no key, besides those of the playground
 _SESSIONS = "/v1/verify/sessions"
+_METHODS = ["DELETE", "GET", "POST", "PUT"]  # methods of all routes
 _PATHS = {*_OPEN, "/metrics", *(route.path for route in _ROUTES if "{" not in route.path)}
 
 
@@ -127,6 +128,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     # and clients would send their keys there.
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.paths = paths
     if remote:
         app.state.remote = RemoteSessions(service)
     return app
@@ -138,7 +140,7 @@ def _checks(
     """Return the checks that a request passes before it reaches its route, in this order."""
     settings = service.settings
     origins = settings.allowed_origins
-    cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    cors: dict[str, Any] = {"allow_methods": _METHODS, "allow_headers": ["*"]}
     failures = FailureLimit(settings.failures_per_minute)
     return [
         Middleware(Journal, service.telemetry, paths),
@@ -160,7 +162,8 @@ async def _api_error(_request: HttpRequest, error: ApiError) -> Response:
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:
-    expected = {404: f"one of {', '.join(sorted(_PATHS))}", 405: "another method"}
+    paths = sorted(request.app.state.paths)
+    expected = {404: f"one of {', '.join(paths)}", 405: "another method"}
     found = ApiError(
         error.status_code,
         f"{error.detail}; expected: {expected.get(error.status_code, 'another request')}; "

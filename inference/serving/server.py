@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -19,13 +20,13 @@ from inference.serving.app import create_app
 from inference.serving.checks.connection import Connection, ConnectionLimits
 from inference.serving.checks.keys import ApiKeys, read_keys
 from inference.serving.learning.adaptation import Adaptation, Learner
-from inference.serving.loading import Loading
 from inference.serving.remote.sessions import memory_note
 from inference.serving.scheduling.engine_thread import EngineThread
 from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError
+from jakiro.utils.background import in_background
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -63,7 +64,7 @@ class Server(uvicorn.Server):
         self.service = Service(settings)
         super().__init__(_config(self.service, _keys_of(settings)))
         self._load, self._learner = load, learner
-        self._loading: Loading[tuple[LoadedModel, Adaptation | None]] | None = None
+        self._loading: Future[tuple[LoadedModel, Adaptation | None]] | None = None
         self._adapting: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
         self._socket = listen(settings) if listener is None else listener
@@ -90,7 +91,7 @@ class Server(uvicorn.Server):
     @property
     def is_loading(self) -> bool:
         """Whether the thread that loads the model is still running."""
-        return self._loading is not None and not self._loading.is_done
+        return self._loading is not None and not self._loading.done()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain after the first signal, and end after the second one.
@@ -145,9 +146,9 @@ class Server(uvicorn.Server):
         self, serving: "asyncio.Future[None]", on_ready: Callable[[str], object]
     ) -> None:
         """Load the model, unless a signal arrives before."""
-        loading = self._loading = Loading(self._open)
-        await self._until(lambda: serving.done() or loading.is_done or self.service.is_draining)
-        if loading.is_done:
+        loading = self._loading = in_background(self._open)
+        await self._until(lambda: serving.done() or loading.done() or self.service.is_draining)
+        if loading.done():
             model, adaptation = loading.result()
             _logger.info("%s", model)
             if num_sessions := self.service.settings.remote_sessions:

@@ -20,6 +20,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -263,6 +264,14 @@ def load_config(
         return AutoConfig.from_pretrained(path, **_NO_CODE, **hub_options(path))
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
+
+
+def end_ids(config: GenerationConfig | None) -> list[int]:
+    """Return the tokens that end a text according to a generation config; none without a config."""
+    ends: Any = None if config is None else config.eos_token_id
+    if ends is None:
+        return []
+    return list(ends) if isinstance(ends, list | tuple) else [int(ends)]
 
 
 def describe_model(model: PreTrainedModel) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -224,3 +225,29 @@ def test_a_later_turn_may_fill_all_slots_of_the_targets_cache() -> None:
         room = 128 - 13 - len(prompt)  # the cache was rounded up to 128 slots
         second = decoder.generate(prompt, max_new_tokens=room, conversation=conversation)
         assert second.new_token_ids == decoder.generate(prompt, max_new_tokens=room).new_token_ids
+
+
+class ClosedAtTheEnd:
+    """The lock of a conversation that is closed right before the lock is released."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation, self.lock = conversation, Lock()
+        self.is_due = True
+
+    def acquire(self, blocking: bool = True) -> bool:
+        return self.lock.acquire(blocking)
+
+    def release(self) -> None:
+        if self.is_due:
+            self.is_due = False
+            self.conversation.close()
+        self.lock.release()
+
+
+def test_closing_at_the_very_end_of_a_turn_frees_the_caches(decoder: SpeculativeDecoder) -> None:
+    conversation = Conversation()
+    conversation._turn = ClosedAtTheEnd(conversation)  # type: ignore[assignment]
+    decoder.generate([1, 2, 3], max_new_tokens=4, conversation=conversation)
+    assert conversation.num_cached == 0
+    decoder.generate([1, 2, 3], max_new_tokens=4, conversation=conversation)
+    assert conversation.num_cached > 0

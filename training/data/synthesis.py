@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerBase
 from inference.decoder import SpeculativeDecoder
 from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
+from jakiro.utils.pretrained import end_ids
 from training.data.chat import CUT, Chat, Message
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.loops import STOP_LOOPS, ends_in_loop, repeats
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import (
-    ends_of,
     has_ended,
     random_seed,
     target_fingerprint,
@@ -108,7 +108,7 @@ class Synthesizer:
         self._decoder = decoder
         self._tokenizer: PreTrainedTokenizerBase = decoder.tokenizer
         self._settings = settings
-        self._ends = frozenset(ends_of(decoder))
+        self._ends = frozenset(end_ids(decoder.target.model.generation_config))
         self._special = frozenset(decoder.tokenizer.all_special_ids)
         self._check_target()
 

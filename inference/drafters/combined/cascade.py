@@ -34,7 +34,8 @@ LEVELS = 16  # number of levels of guesses with a rate of their own
 MEMORY = 256.0  # number of later steps after which an observation has the weight 1/e
 DOUBT = 4.0  # weight of the prior rates, as a number of decoding steps
 PRIOR = 0.5  # prior probability that the next level is correct as well
-LONGEST_REST = 64  # number of steps without the first drafter after which it is tried again
+# number of decoding steps without the first drafter after which it is tried again
+LONGEST_REST = 64
 
 
 class DraftCosts(NamedTuple):
@@ -71,6 +72,11 @@ class Cascade:
             guesses: candidates of the second drafter for each sequence.
             limit: limits of the trees of both drafters.
         """
+        depth = self._fastest(guesses, limit)
+        self._rested = 0 if depth else self._rested + 1
+        return depth
+
+    def _fastest(self, guesses: Sequence[Candidates], limit: Budget) -> int:
         right = [self._right(guess) for guess in guesses]
         expected = sum(1 + float(rates.sum()) for rates in right)
         missed = sum(1 - float(rates[:1].sum()) for rates in right)
@@ -90,7 +96,7 @@ class Cascade:
         return best + 1 if is_due or speeds[best] > expected / costs.verify(size) else 0
 
     def learn(self, guess: Candidates, asked: int, reached: int, emitted: Sequence[int]) -> None:
-        """Learn from the tokens of a step.
+        """Learn from the tokens of a sequence in a step.
 
         Args:
             guess: candidates of the second drafter.
@@ -98,7 +104,6 @@ class Cascade:
             reached: number of emitted tokens that the first drafter's tree contains as a path.
             emitted: tokens that followed the root.
         """
-        self._rested = 0 if asked else self._rested + 1
         if asked:
             # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
             known = asked if reached < len(emitted) else min(asked, reached)

@@ -32,7 +32,10 @@ def encoder_fingerprint(drafter: JakiroDrafter) -> str:
     """Return the fingerprint of everything that encodes memory, which is the same in every dtype.
 
     It depends on the sign of each weight of the encoders, on the settings of memory and trunk, and
-    on the target. Drafters that differ in other weights read the same memory.
+    on the target. Drafters that differ in other weights read the same memory. Nothing but the sign
+    is the same after rounding to bfloat16 and after rounding to float16, so drafters whose encoders
+    differ only in the size of weights have the same fingerprint. Rows of the other drafter's memory
+    can cost tokens per step, but do not change the text.
 
     Args:
         drafter: trained drafter, without adapters.

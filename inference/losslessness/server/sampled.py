@@ -22,6 +22,7 @@ from inference.losslessness.server.greedy import drafted_in
 from inference.losslessness.server.records import SeedCheck, ServerVerifySettings
 from jakiro.errors import ResourceError
 from jakiro.target.checks import CausalLM
+from jakiro.utils.pretrained import end_ids
 
 REPEATED_SEEDS = 20  # number of samples that are requested twice
 
@@ -202,7 +203,7 @@ def check_samples(
         threshold: smallest p-value that passes.
     """
     has_names = names_tokens(answers)
-    eos_ids = _eos_ids(model)
+    eos_ids = set(end_ids(model.generation_config))
     names = TokenNames(tokenizer, _vocab_size(model), eos_ids, special=has_names)
     read = _named_tokens if has_names else _only_token
     sequences = [read(answer, names) for answer in answers]
@@ -260,12 +261,6 @@ def _unknown(name: str) -> ResourceError:
         got=repr(name[:80]),
         remedy="check that --target is the model that the server serves",
     )
-
-
-def _eos_ids(model: CausalLM) -> set[int]:
-    config: Any = model.generation_config
-    eos = None if config is None else config.eos_token_id
-    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 def _vocab_size(model: CausalLM) -> int:

@@ -122,7 +122,7 @@ class FailureLimit:
         self._buckets: dict[str, TokenBucket] = {}  # the address with the last failure is last
 
     def check(self, address: str) -> None:
-        """Check an address before its key is compared.
+        """Check an address whose key is wrong, or new at this address.
 
         Args:
             address: address of a client.

@@ -58,6 +58,24 @@ def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates(
     assert sampled.positions(tree, [1, 4, 7]) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
 
 
+def test_siblings_of_sampled_trees_without_a_shape_have_different_ranks_in_the_whole_tree() -> None:
+    arm = TreeArm(Budget(12), (3, 12, 1), 1.0)
+    # Two children under the root and each of its children, and a deterministic child of the root.
+    token_ids, parent, depth = (
+        [5, 6, 7, 8, 7, 8, 9],
+        [-1, -1, 0, 0, 1, 1, -1],
+        [1, 1, 2, 2, 2, 2, 1],
+    )
+    kind, rank = [1] * 6 + [0], [0, 1, 0, 1, 0, 1, 0]
+    columns = [token_ids, parent, depth, kind, rank, [0] * 7, [1] * 7]
+    tree = SequenceTree.build(columns, None, 0)
+    ranks = [arm.positions(tree, [node])[0][1] for node in range(7)]
+    # The first candidates come before the second ones, and the upper level before the lower one.
+    assert ranks == [0, 4, 2, 5, 3, 6, 1]
+    # A smaller tree is known to lack the second candidates.
+    assert TreeArm(Budget(4), (3, 4, 1), 1.0).positions(tree, [1, 5]) == []
+
+
 def test_a_size_that_was_timed_on_a_quiet_machine_does_not_look_fast_on_a_busy_one() -> None:
     slowness = Slowness(num_arms=3)
     for load in (1.0, 3.0):

@@ -1,4 +1,4 @@
-"""Costs that were measured with a drafter are not used for another."""
+"""Costs of trees of any size follow from measured ones, which are those of one drafter."""
 
 from pathlib import Path
 
@@ -17,6 +17,15 @@ OTHERS = {
     "feedback": {"trunk": BASE.trunk.model_copy(update={"kind": "feedback"})},
     "hybrid": {"trunk": BASE.trunk.model_copy(update={"kind": "hybrid"})},
 }
+
+
+def test_verification_is_interpolated_and_larger_trees_cost_more() -> None:
+    costs = Costs(verify={0: 1.0, 8: 1.4, 16: 2.0, 24: 3.0}, draft={})
+    several = [costs.verify_seconds(count) for count in (0, 4, 8, 20, 24, 40)]
+    assert several == pytest.approx([1.0, 1.2, 1.4, 2.5, 3.0, 5.0])
+    falling = Costs(verify={0: 1.0, 8: 1.6, 16: 1.5}, draft={})
+    assert falling.verify_seconds(40) == 1.5
+    assert Costs(verify={0: 1.0}, draft={}).verify_seconds(40) == 1.0
 
 
 def test_drafters_that_differ_in_one_setting_are_measured_separately(

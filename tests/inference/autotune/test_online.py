@@ -4,20 +4,26 @@ import itertools
 
 import pytest
 import torch
+from helpers.losslessness import assert_follows_distribution, greedy_by_transformers
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
+from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
 from inference.autotune.online import (
+    MOST_LEARNERS,
     SHORTEST_PAUSE,
     AutoRun,
     AutoTree,
     _Learner,
 )
 from inference.draft_tree import SequenceTree
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -249,3 +255,45 @@ def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
     assert trees.new_run(GREEDY, 1)._learner is first._learner
     assert trees.new_run(GREEDY, 2)._learner is not first._learner
     assert trees.new_run(SAMPLING, 1)._learner is not first._learner
+
+
+def test_the_estimates_of_the_least_recently_used_kinds_of_runs_are_dropped() -> None:
+    trees = AutoTree(PLAN, COSTS)
+    first, second = (trees.new_run(GREEDY, batch)._learner for batch in (1, 2))
+    for batch in range(3, MOST_LEARNERS + 2):
+        assert trees.new_run(GREEDY, 1)._learner is first
+        trees.new_run(GREEDY, batch)
+    assert len(trees._learners) == MOST_LEARNERS
+    assert trees.new_run(GREEDY, 2)._learner is not second
+
+
+def _with_small_model(vocab: int, *, is_pair: bool) -> tuple[LlamaForCausalLM, SpeculativeDecoder]:
+    """Return a target, and a decoder with automatic trees for which drafting pays."""
+    model = tiny_llama(vocab=vocab, initializer_range=0.15)
+    small = SmallLMDrafter(tiny_llama(vocab=vocab, initializer_range=0.15), model)
+    costs = Costs(verify={0: 1.0, 24: 1.2}, draft={1: 0.02, 2: 0.04, 3: 0.06})
+    if not is_pair:
+        decoder = SpeculativeDecoder(model, small, tree="fixed")
+        decoder.policy = AutoTree(small.plan, costs)
+        return model, decoder
+    pair = CombinedDrafter(small, LookupDrafter(), CombinedSettings(num_nodes=5))
+    decoder = SpeculativeDecoder(model, pair, tree="fixed")
+    forget = pair.use_costs(costs.verify_seconds, costs.draft)
+    decoder.policy = AutoTree(Budget(pair.max_nodes, pair.max_depth), costs, forget)
+    return model, decoder
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["small model", "pair"])
+def test_automatic_trees_of_a_small_model_change_no_greedy_token(is_pair: bool) -> None:
+    model, decoder = _with_small_model(11, is_pair=is_pair)
+    for first in range(4):
+        prompt = [first, 2, 3, 2, 3]
+        output = decoder.generate(prompt, max_new_tokens=30, temperature=0)
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 30)
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["small model", "pair"])
+def test_samples_with_trees_that_are_learned_follow_the_targets_distribution(is_pair: bool) -> None:
+    model, decoder = _with_small_model(23, is_pair=is_pair)
+    stats = assert_follows_distribution(decoder, model, 0.8, batch=50, is_seeded=False)
+    assert stats.accepted.total() > 50

@@ -4,10 +4,12 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
+from inference.autotune.arms import tree_arms
 from inference.autotune.online import AutoTree, ReproducibleTree
 from inference.autotune.policy import fixed_policy, policy_for, refuse_shape, shapes_of
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft
 from inference.protocol import Budget, CostAware
@@ -39,6 +41,29 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert automatic.costs.draft
     budget = automatic.reproducible().new_run(no_processors(), 1).next_budget()
     assert budget is None or budget.num_nodes <= drafter.max_nodes
+
+
+def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
+    model = tiny_llama()
+    target, small = TargetAdapter(model), SmallLMDrafter(tiny_llama(seed=1), model)
+    automatic = policy_for(target, small, "auto", None)
+    assert isinstance(automatic, AutoTree)
+    assert automatic.trees == small.plan
+    assert sorted(automatic.costs.draft) == [1, 2, 3]
+    for do_sample in (False, True):
+        arms = tree_arms(small.plan, no_processors(do_sample=do_sample), automatic.costs)
+        for arm in arms:
+            assert arm.shape is not None
+            assert arm.seconds > automatic.costs.verify_seconds(arm.shape.max_nodes)
+        assert max(arm.shape.max_nodes for arm in arms if arm.shape) == small.max_nodes
+    lanes = fixed_policy(target, small, automatic, 2, None)
+    assert isinstance(lanes, ReproducibleTree)
+    assert lanes._auto.costs.draft
+    pair = CombinedDrafter(small, LookupDrafter())
+    together = policy_for(target, pair, "auto", None)
+    assert isinstance(together, AutoTree)
+    assert together.costs == automatic.costs
+    assert pair.cascades is not None
 
 
 def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -> None:

@@ -19,11 +19,6 @@ from jakiro.target.adapter import TargetAdapter
 COSTS = Costs(verify={0: 1.0, 4: 2.0, 8: 4.0}, draft={1: 0.5, 2: 1.0})
 
 
-@pytest.mark.parametrize(("count", "seconds"), [(0, 1.0), (2, 1.5), (4, 2.0), (7, 3.5), (99, 4.0)])
-def test_verification_times_are_interpolated(count: int, seconds: float) -> None:
-    assert COSTS.verify_seconds(count) == pytest.approx(seconds)
-
-
 def test_the_ceiling_counts_verification_and_drafting() -> None:
     shape = TreeShape(autoregressive_levels=2, parallel_levels=0, num_nodes=4)
     assert COSTS.ceiling(shape, tau=3.0) == pytest.approx(3.0 / (2.0 + 1.0))

@@ -1,6 +1,8 @@
 """What a device says about a server that cannot be used."""
 
+from contextlib import closing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
@@ -9,10 +11,13 @@ from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
-from inference.device.link import ServerLink
+from inference.device.link import LinkTraffic, ServerLink
+from inference.device.text import RemoteText
+from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
 
 KEY = "a key of the server"
+OPEN = OpenSession(prompt=[1, 2], seed=0, max_tokens=4)
 SHORT: dict[str, Any] = {"temperature": 0, "max_new_tokens": 4}
 
 
@@ -48,6 +53,42 @@ def test_something_else_at_the_address_is_named(body: Any) -> None:
         pytest.raises(ConfigError, match="verifies no drafts"),
     ):
         RemoteDecoder(url)
+
+
+def test_answers_that_cannot_be_read_are_asked_for_again_and_then_named() -> None:
+    traffic = LinkTraffic()
+    page = Made(200, b"<html>Please sign in</html>")
+    with (
+        false_server(lambda _path, _body: page) as url,
+        closing(ServerLink(url, patience=0.1)) as link,
+        pytest.raises(ResourceError, match=r"answers .* cannot be read") as found,
+    ):
+        link.open(OPEN, traffic)
+    assert "cannot reach" not in str(found.value)
+    assert traffic.num_repeats >= 1
+
+
+def test_a_closed_text_has_ended() -> None:
+    with closing(ServerLink("http://127.0.0.1:1", patience=0.0)) as link:
+        text = RemoteText(link, OPEN, Mock())
+        with pytest.raises(ResourceError):
+            next(text.steps())
+    assert text.traffic.has_ended
+
+
+def test_no_request_is_sent_again_for_a_text_that_has_ended() -> None:
+    traffic = LinkTraffic()
+
+    def sleep(_seconds: float) -> None:
+        assert not traffic.has_ended
+        traffic.has_ended = True
+
+    with (
+        closing(ServerLink("http://127.0.0.1:1", sleep=sleep)) as link,
+        pytest.raises(ResourceError, match="cannot reach the server"),
+    ):
+        link.open(OPEN, traffic)
+    assert traffic.num_calls == 1
 
 
 @pytest.mark.parametrize("fault", [LOST, UNANSWERED, BUSY])

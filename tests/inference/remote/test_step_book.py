@@ -37,7 +37,6 @@ def test_a_repeat_waits_while_its_tree_is_verified() -> None:
     book = StepBook()
     assert book.submit(1, "a") is Decision.DECIDE
     assert book.submit(1, "a") is Decision.WAIT
-    assert book.is_deciding
     assert _refused(book, 1, "b") == "step_conflict"
 
 

@@ -1,6 +1,7 @@
 """Errors, keys, limits, disconnecting clients and metrics, over a socket."""
 
 import asyncio
+import itertools
 import json
 import socket
 import time
@@ -146,6 +147,12 @@ def test_unknown_paths_and_methods_have_errors_of_the_same_form(server: Running)
         assert "expected: " in error["message"]
 
 
+def test_the_error_of_an_unknown_path_names_the_paths_of_this_server() -> None:
+    with running(tiny_decoder(), remote_sessions=1) as server:
+        message = httpx2.get(f"{server.url}/nothing").json()["error"]["message"]
+    assert "/v1/verify/sessions" in message
+
+
 @pytest.mark.parametrize("path", ["completions/", "chat/completions/"])
 def test_a_slash_at_the_end_redirects_nobody(server: Running, path: str) -> None:
     response = _post(server, json.dumps(_body()), path)
@@ -277,11 +284,11 @@ def test_keys_and_origins(caplog: pytest.LogCaptureFixture) -> None:
                 messages.add(response.text)
         assert len(messages) == 1
         assert httpx2.get(f"{server.root}/health").json()["ready"] is True
-        asked = {"access-control-request-method": "POST"}
-        for own, status in ((origin, 200), (other, 403)):
-            preflight = httpx2.options(
-                f"{server.url}/completions", headers={"origin": own, **asked}
-            )
+        methods = ("DELETE", "GET", "POST", "PUT")
+        for own, method in itertools.product((origin, other), methods):
+            asked = {"origin": own, "access-control-request-method": method}
+            preflight = httpx2.options(f"{server.url}/completions", headers=asked)
+            status = 200 if own == origin else 403
             assert preflight.status_code == status
             is_allowed = preflight.headers.get("access-control-allow-origin") == own
             assert is_allowed is (own == origin)

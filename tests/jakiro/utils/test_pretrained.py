@@ -9,11 +9,12 @@ import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 
 from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.utils.pretrained import (
     describe_model,
+    end_ids,
     load_causal_lm,
     load_config,
     load_tokenizer,
@@ -212,3 +213,11 @@ def test_float16_on_a_cpu_is_warned_of(
 ) -> None:
     load_causal_lm(saved, dtype=dtype, device="cpu")
     assert ("has float16 weights" in caplog.text) is is_slow
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"), [(None, []), (0, [0]), (3, [3]), ([3, 4], [3, 4]), ([], [])]
+)
+def test_the_tokens_that_end_a_text_are_a_list(ends: Any, expected: list[int]) -> None:
+    assert end_ids(GenerationConfig(eos_token_id=ends)) == expected
+    assert end_ids(None) == []

@@ -18,6 +18,7 @@ from inference.outputs import GenerateOutput
 from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
+from jakiro.utils.pretrained import end_ids
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.documents import check_vocabulary
 from training.data.regeneration.output_file import OutputFile
@@ -261,7 +262,7 @@ class Regenerator:
         while record.result is None and not record.is_unusable:
             seed = random_seed(self._settings.seed, record.number, record.turn)
             output = yield Turn(record.question, seed, temperature, options)
-            is_cut = not has_ended(output, ends_of(self._decoder))
+            is_cut = not has_ended(output, end_ids(self._decoder.target.model.generation_config))
             _count(output, is_cut, written)
             record.is_unusable = True
             with intake.guard():
@@ -300,15 +301,6 @@ def random_seed(*parts: int) -> int:
     """Return a random seed that depends on all `parts` and their order."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def ends_of(decoder: SpeculativeDecoder) -> list[int]:
-    """Return the tokens that end an answer, according to the target's generation config."""
-    config = decoder.target.model.generation_config
-    ends = None if config is None else config.eos_token_id
-    if ends is None:
-        return []
-    return ends if isinstance(ends, list) else [ends]
 
 
 def has_ended(output: GenerateOutput, ends: Collection[int]) -> bool:

@@ -4,7 +4,7 @@ from threading import Event
 
 import pytest
 
-from inference.device.background import in_background
+from jakiro.utils.background import in_background
 
 
 def test_the_result_arrives_when_the_call_has_ended() -> None:
