@@ -32,7 +32,7 @@ def _num_lines(source: str) -> int:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     ]
-    lengths = [len(ast.get_source_segment(source, text).splitlines()) for text in texts]
+    lengths = [(text.end_lineno or text.lineno) - text.lineno + 1 for text in texts]
     return len(source.splitlines()) - sum(lengths)
 
 

@@ -135,8 +135,10 @@ def test_the_fingerprint_names_the_folder_in_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit", "name"),
-    [("def " * 90, 9000, "token_ids"), ("def", 1500, "locations.npy")],
-    ids=["tokens", "records of documents"],
+    [
+        pytest.param("def " * 90, 9000, "token_ids", id="tokens", marks=pytest.mark.slow),
+        pytest.param("def", 1500, "locations.npy", id="records of documents"),
+    ],
 )
 def test_a_full_disk_is_named_and_leaves_nothing_that_is_mistaken_for_a_cache(
     workshop: Path, text: str, limit: int, name: str

@@ -161,8 +161,9 @@ def _assert_same_drafter(one: TrainSettings, other: TrainSettings, **tolerance: 
     torch.testing.assert_close(*(drafter.state_dict() for drafter in states), **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("zero_stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("zero_stage", [0, 3])
 def test_two_processes_start_with_the_weights_of_one(
     zero_stage: int, workshop: Path, alone: TrainSettings
 ) -> None:
