@@ -46,7 +46,8 @@ _SECONDS_TO_CLOSE = 2.0
 _FRAME_BYTES = 65_536  # largest size of an answer besides what depends on a text
 _ID_BYTES = 16  # largest size of the tokens of a byte of a prompt
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
-_REPEATED = {408, 425, 429, 502, 503, 504}  # status codes after which a request is sent again
+# Status codes after which a request is sent again. Those of networks that ask to sign in are last.
+_REPEATED = {408, 425, 429, 502, 503, 504, 302, 303, 307, 511}
 _REFUSED = {401, 403}
 _GONE = {404, 410}  # status codes of a session that the server does not have
 
@@ -252,8 +253,8 @@ class ServerLink:
     ) -> tuple[HttpAnswer, AnswerT | None]:
         """Return the first final response, and its content unless the request was refused.
 
-        An answer that cannot be read is no final response: a page of a proxy, for example, may take
-        the place of the server's answer for a while, and the same request can be sent again.
+        A small answer that cannot be read is no final response: a page of a proxy, for example, may
+        take the place of the server's answer for a while, and the same request can be sent again.
         """
         started, pause = time.monotonic(), _FIRST_PAUSE
         while True:

@@ -8,6 +8,7 @@ import torch
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.aded.file import vocabulary_size
 from inference.drafters.aded.index import check_vocabulary
+from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter
@@ -84,7 +85,9 @@ def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
         TargetMismatch: the vocabulary is larger or smaller than the drafter's target can have.
         ConfigError: the vocabulary is too large for the drafter.
     """
-    if isinstance(drafter, AdedDrafter):
+    if isinstance(drafter, DelegatingDrafter):
+        check_vocab_size(drafter.drafter, info)
+    elif isinstance(drafter, AdedDrafter):
         check_vocabulary(info.vocab_size)
     elif isinstance(drafter, TrainedDrafter):
         size = drafter.model.config.target_record.vocab_size

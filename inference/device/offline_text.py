@@ -175,6 +175,7 @@ class OfflineText(RemoteText):
         if (step := self._answered(answer)) is not None:
             yield step
             if rest := self._provisional.token_ids:
+                self._text = self._verified_text()
                 yield _provisional_step(*self._text.push(rest))
 
     def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
@@ -254,7 +255,6 @@ class OfflineText(RemoteText):
             self._provisional = ProvisionalText()
         if self._session.is_finished:
             self._provisional = ProvisionalText()
-        self._text = self._verified_text()
 
     def _verified_text(self) -> "_GrowingText":
         """Return the text of the verified tokens."""

@@ -13,7 +13,6 @@ from inference.serving.checks.rate_limits import FailureLimit
 
 ANY = "*"
 _SHOWN = 80  # largest number of characters of a header that an error shows
-_MAX_KNOWN = 10_000  # largest number of pairs of addresses and users that are kept
 
 
 def is_loopback(host: str) -> bool:
@@ -99,9 +98,8 @@ class HostCheck:
 class KeyCheck:
     """Refuses requests without a key, except those that are open, and names the user of others.
 
-    The user is in the state of the request. After too many wrong keys, an address can use only keys
-    that were accepted from it before. So keys cannot be guessed, and a client with a wrong key does
-    not lock out the others behind the same proxy.
+    The user is in the state of the request. After too many wrong keys, requests of an address are
+    refused whatever their key is, so that no answer tells which guess is right.
 
     Args:
         app: application behind the check.
@@ -117,7 +115,6 @@ class KeyCheck:
         self._keys = keys
         self._failures = failures
         self._open_paths = open_paths
-        self._known: dict[tuple[str, User], None] = {}  # the last accepted request is last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it.
@@ -142,11 +139,9 @@ class KeyCheck:
             ApiError: the request has no accepted key, or too many had none.
         """
         address = scope["client"][0] if scope.get("client") else ""
+        self._failures.check(address)
         user = self._keys.user_of(header_of(scope, b"authorization"))
-        if user is None or (address, user) not in self._known:
-            self._failures.check(address)
         if user is not None:
-            self._keep(address, user)
             return user
         self._failures.count(address)
         error = ApiError(
@@ -158,12 +153,6 @@ class KeyCheck:
         )
         error.headers["www-authenticate"] = "Bearer"
         raise error
-
-    def _keep(self, address: str, user: User) -> None:
-        self._known.pop((address, user), None)
-        self._known[address, user] = None
-        if len(self._known) > _MAX_KNOWN:
-            del self._known[next(iter(self._known))]
 
 
 class OriginCheck:

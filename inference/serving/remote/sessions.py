@@ -193,7 +193,8 @@ class RemoteSessions:
             request = await self._service.prepared(partial(model.request_of, prompt, options))
         except JakiroError as error:
             raise logged_api_error(error) from error
-        session.user.rate.count_tokens(len(request.token_ids))
+        num_verified = 0 if message.resume is None else len(message.resume.emitted)
+        session.user.rate.count_tokens(len(request.token_ids) + num_verified)
         self._service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
         decoder = model.engine.decoder
         offer = (await self.info()).memory

@@ -68,6 +68,19 @@ def test_answers_that_cannot_be_read_are_asked_for_again_and_then_named() -> Non
     assert traffic.num_repeats >= 1
 
 
+@pytest.mark.parametrize("status", [302, 511])
+def test_a_request_is_sent_again_while_a_network_asks_to_sign_in(status: int) -> None:
+    traffic = LinkTraffic()
+    page = Made(status, b"<html></html>", {"location": "http://127.0.0.1:1/sign-in"})
+    with (
+        false_server(lambda _path, _body: page) as url,
+        closing(ServerLink(url, patience=0.1)) as link,
+        pytest.raises(ResourceError, match=f"got: status {status}"),
+    ):
+        link.open(OPEN, traffic)
+    assert traffic.num_repeats >= 1
+
+
 def test_a_closed_text_has_ended() -> None:
     with closing(ServerLink("http://127.0.0.1:1", patience=0.0)) as link:
         text = RemoteText(link, OPEN, Mock())

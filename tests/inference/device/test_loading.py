@@ -15,6 +15,7 @@ from inference.device import RemoteDecoder
 from inference.device.loading import device_drafter
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.remote.messages import TreeLimits, VerifierInfo
@@ -108,6 +109,18 @@ def test_a_padded_vocabulary_fits_the_small_model(folder: Path, server: Running)
     for change in (0, 1, 2_000):
         with false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url:
             RemoteDecoder(url, f"lm={folder}", dtype="float32").close()
+
+
+def test_the_drafter_in_another_one_is_checked(
+    server: Running, decoder: SpeculativeDecoder
+) -> None:
+    model: Any = decoder.target.model
+    made = _stating(server, decoder.target.spec.vocab_size - 1)
+    with (
+        false_server(lambda _path, _body: Made(500), made) as url,
+        pytest.raises(TargetMismatch, match="does not fit the drafter"),
+    ):
+        RemoteDecoder(url, RepeatingDrafter(SmallLMDrafter(model, model)))
 
 
 @pytest.mark.parametrize("change", [-1, 1, 2**31])

