@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from jakiro.exchange.table import TensorTable, cannot_import, rows_joined, stacked_transposed
 from jakiro.target.attention_shape import AttentionShape
@@ -65,6 +65,11 @@ class LayerConfig(BaseModel):
     sliding_window: int | None = None
     use_sliding_window: bool = True
     logit_scale: float = 1.0
+
+    @field_validator("rope_parameters", mode="before")
+    @classmethod
+    def _accept_null(cls, value: object) -> object:
+        return RopeParameters() if value is None else value
 
     @property
     def heads(self) -> AttentionShape:

@@ -26,6 +26,13 @@ def test_both_names_of_the_rotary_base_are_read() -> None:
         layer_config(eagle_config(rope_theta=1e4, rope_parameters=parameters), "head")
 
 
+@pytest.mark.parametrize("name", ["rope_theta", "rope_scaling", "rope_parameters"])
+def test_a_rotary_value_may_be_null(name: str) -> None:
+    read = layer_config(eagle_config(**{name: None}), "head")
+    assert read.heads.rope_theta == 10_000.0
+    assert read.scaling == layer_config(eagle_config(), "head").scaling
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
