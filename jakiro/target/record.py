@@ -67,7 +67,8 @@ def record_target(
     """
     path = Path(name_or_path)
     return TargetRecord(
-        name_or_path=str(path.absolute()) if path.exists() else name_or_path,
+        # An empty name is no path, although Path("") is the working directory.
+        name_or_path=str(path.absolute()) if name_or_path and path.exists() else name_or_path,
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         kv_widths=spec.kv_widths,
