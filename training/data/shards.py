@@ -5,6 +5,7 @@ or a capitalized word after a title or initials. Names of places and works are f
 of a single word, and names that consist of ordinary words, are not found.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jakiro.errors import ConfigError, DataError
-from jakiro.utils.files import ensure_writable_folder, written_folder
+from jakiro.utils.files import ensure_writable_folder, is_disk_full, written_folder
 from training.data.sources import find_sources
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*")
@@ -46,7 +47,7 @@ def write_shards(
         The number of records read, and the number of records written.
 
     Raises:
-        ConfigError: the folder contains files, or cannot be written to.
+        ConfigError: the folder contains files, or cannot be written to or replaced.
         DataError: the records cannot be read or written, or there is nothing to write.
     """
     folder = ensure_writable_folder(folder).resolve()
@@ -56,6 +57,7 @@ def write_shards(
             expected="a new or empty folder",
             remedy="choose another folder, or remove these files",
         )
+    _ensure_replaceable(folder)
     records = _records(source)
     kept = _without_persons(records) if leave_out_persons else records
     if not kept:
@@ -75,9 +77,31 @@ def write_shards(
         raise DataError(
             f"cannot write the records of {source} to {folder}",
             got=error,
-            remedy="free disk space, or choose another folder",
+            remedy="free disk space, or choose another folder"
+            if is_disk_full(error)
+            else _new_folder_in(folder),
         ) from error
     return len(records), len(kept)
+
+
+def _ensure_replaceable(folder: Path) -> None:
+    """Raise an error if a finished folder cannot take the place of this empty one."""
+    if folder.is_mount():
+        got = "a mount point"
+    elif not os.access(folder.parent, os.W_OK | os.X_OK):
+        got = f"no permission to write into {folder.parent}"
+    else:
+        return
+    raise ConfigError(
+        f"cannot replace {folder} by the folder of finished files",
+        expected="a folder that can be renamed",
+        got=got,
+        remedy=_new_folder_in(folder),
+    )
+
+
+def _new_folder_in(folder: Path) -> str:
+    return f"choose a new folder in it, such as {folder / 'shards'}"
 
 
 def _write_table(records: Sequence[dict[str, Any]], path: Path, source: Path) -> None:

@@ -1,6 +1,8 @@
 """Parquet shards contain the records of a JSONL file; those that name persons can be left out."""
 
+import errno
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,6 +99,43 @@ def test_an_interruption_leaves_all_records_or_none(
         patched.setattr(Path, "rename", interrupt)
         write_shards(source, tmp_path / "shards", records_per_shard=1)
     assert len(list((tmp_path / "shards").iterdir())) in (0, len(RECORDS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chats.jsonl", "shards"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "answer", "got"),
+    [
+        (Path, "is_mount", True, "got: a mount point"),
+        (os, "access", False, "got: no permission to write into "),
+    ],
+)
+def test_a_folder_that_cannot_be_replaced_is_an_error_before_anything_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    answer: bool,
+    got: str,
+) -> None:
+    monkeypatch.setattr(owner, name, lambda *_: answer)
+    with pytest.raises(ConfigError, match=f"{got}.*choose a new folder in it"):
+        write_shards(tmp_path / "missing.jsonl", tmp_path / "shards")
+    assert not list((tmp_path / "shards").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "free disk space"), (errno.EBUSY, "choose a new folder in it")],
+)
+def test_a_remedy_fits_the_reason_why_nothing_was_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refuse(path: Path, target: Path) -> Path:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(DataError, match=remedy):
+        write_shards(source, tmp_path / "shards")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chats.jsonl", "shards"]
 
 
