@@ -1,12 +1,14 @@
-"""Identity of a drafter: its kind, its settings, and samples of its weights."""
+"""Identity of a drafter: its kind, its settings, its table, and samples of its weights."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
+from inference.drafters.aded.index import TrigramIndex
 from inference.protocol import Drafter
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.files import fingerprint
 
 _NUM_WEIGHTS = 256  # number of weights of each tensor that identify a drafter
 
@@ -25,6 +27,9 @@ def identity_of(drafter: Drafter) -> list[Any]:
         parts.append(_weights(model))
     elif isinstance(model, TargetAdapter):
         parts.append([model.spec.fingerprint, str(model.dtype)])
+    index = own.get("index")
+    if isinstance(index, TrigramIndex):
+        parts.append([fingerprint(column.tobytes()) for column in (index.keys, *index.rows)])
     inner = (own.get(name) for name in ("drafter", "first", "second"))
     return parts + [identity_of(other) for other in inner if isinstance(other, Drafter)]
 

@@ -1,10 +1,13 @@
-"""Drafters differ by their kinds, their settings and their weights."""
+"""Drafters differ by their kinds, their settings, their tables and their weights."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from helpers.models import tiny_drafter, tiny_llama
 
+from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.aded.index import Successors, TrigramIndex
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.identity import identity_of
 from inference.drafters.lookup import LookupDrafter, LookupSettings
@@ -30,6 +33,18 @@ def test_another_weight_is_another_drafter() -> None:
         next(drafter.model.parameters()).view(-1)[0] += 0.5
     assert identity_of(drafter) != before
     assert identity_of(_trained(seed=1)) != before
+
+
+def _index(key: int = 1, token: int = 2, weight: float = 0.5) -> TrigramIndex:
+    rows = Successors(np.array([[token]], np.int32), np.array([[weight]], np.float32))
+    return TrigramIndex(np.array([key], np.int64), rows)
+
+
+def test_another_table_is_another_drafter() -> None:
+    tables = [None, _index(), _index(key=2), _index(token=3), _index(weight=1.0)]
+    found = [identity_of(DelegatingDrafter(AdedDrafter(index=index))) for index in tables]
+    assert all(found.count(own) == 1 for own in found)
+    assert identity_of(AdedDrafter(index=_index())) == identity_of(AdedDrafter(index=_index()))
 
 
 def test_other_settings_are_another_drafter() -> None:
