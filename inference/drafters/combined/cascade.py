@@ -63,17 +63,20 @@ class Cascade:
         self._shape = shape
         self._first = FadingRates((shape.depth,), MEMORY)
         self._guesses = FadingRates((STRENGTHS, LEVELS), MEMORY)
-        self._rested = 0  # number of steps since the first drafter drafted
+        self._rested = 0  # number of steps since the first drafter's drafts were learned from
 
     def choose(self, guesses: Sequence[Candidates], limit: Budget) -> int:
         """Return the depth of the first drafter's next trees; 0 if it does not draft.
+
+        The first drafter counts as resting until `learn` reports that it drafted: if the depth is
+        positive, its trees can still be empty, because the second drafter gets all nodes.
 
         Args:
             guesses: candidates of the second drafter for each sequence.
             limit: limits of the trees of both drafters.
         """
         depth = self._fastest(guesses, limit)
-        self._rested = 0 if depth else self._rested + 1
+        self._rested += 1
         return depth
 
     def _fastest(self, guesses: Sequence[Candidates], limit: Budget) -> int:
@@ -105,6 +108,7 @@ class Cascade:
             emitted: tokens that followed the root.
         """
         if asked:
+            self._rested = 0
             # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
             known = asked if reached < len(emitted) else min(asked, reached)
             levels = np.arange(self._shape.depth)

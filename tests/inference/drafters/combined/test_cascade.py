@@ -77,6 +77,17 @@ def test_a_useless_first_drafter_rests_and_is_tried_again_after_a_while() -> Non
     assert cascade.choose([Candidates.none()], LIMIT) == 0
 
 
+def test_a_trial_without_nodes_for_the_first_drafter_is_repeated_in_the_next_step() -> None:
+    cascade = _taught(first_is_right=False)
+    for _ in range(LONGEST_REST):
+        cascade.choose([STRONG], LIMIT)
+    for _ in range(3):
+        assert cascade.choose([STRONG], LIMIT) > 0
+        cascade.learn(STRONG, 0, 0, RIGHT)  # the second drafter got all nodes
+    cascade.learn(STRONG, 1, 0, RIGHT)
+    assert cascade.choose([STRONG], LIMIT) == 0
+
+
 def test_levels_beyond_the_emitted_tokens_are_unknown() -> None:
     cascade = Cascade(SHAPE, COSTS)
     for _ in range(40):
