@@ -106,6 +106,8 @@ def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
             cut = shape.within(budget)
             if cut is None or cut.autoregressive_levels not in costs.draft:
                 continue
+            if cut.autoregressive_levels > cut.max_nodes:
+                continue  # a path has no node for the last passes: a shallower tree is the same
             seconds = costs.verify_seconds(cut.max_nodes) + costs.draft[cut.autoregressive_levels]
             block = (cut.depth, cut.max_nodes, 1)
             if cut.sampled:

@@ -36,6 +36,14 @@ def test_shapes_give_distinct_trees_whose_costs_include_drafting() -> None:
         )
 
 
+def test_no_tree_has_more_passes_than_nodes() -> None:
+    chain = TreeShape(autoregressive_levels=3, parallel_levels=0, num_nodes=24)
+    arms = tree_arms(TreePlan.of(chain), no_processors(do_sample=False), COSTS)
+    sizes = [(arm.budget.num_nodes, arm.budget.depth or 0) for arm in arms]
+    assert all(depth <= num_nodes for num_nodes, depth in sizes)
+    assert {(1, 1), (2, 2), (3, 3)} <= {*sizes}
+
+
 def test_larger_trees_are_assumed_to_have_more_tokens_accepted() -> None:
     taus = [arm.assumed_tau for arm in tree_arms(Budget(24), no_processors(), COSTS)]
     assert taus == sorted(taus)
