@@ -16,8 +16,8 @@ class JakiroConfig(PreTrainedConfig):
     """The `config.json` of a drafter.
 
     Args:
-        drafter: fields of `DrafterSettings`; None only in a config that no drafter is built from.
-        target: fields of `TargetRecord`; None only in such a config as well.
+        drafter: fields of `DrafterSettings`; None only in a config without a drafter.
+        target: fields of `TargetRecord`; None only in a config without a drafter.
         record: free-form metadata stored with the weights (provenance, training, evaluation); None
             if there is no metadata.
         **kwargs: fields of `PreTrainedConfig`.

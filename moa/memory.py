@@ -138,7 +138,7 @@ class MemoryEncoder(nn.Module):
         rope_theta: base of the rotary embedding of the layer index in layer self-attention.
         rope_frequencies: angles of this embedding, as for `Rotary`; None to compute them from the
             base.
-        rope_scale: factor of its rotated queries and keys.
+        rope_scale: factor by which its rotated queries and keys are multiplied.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class Bench:
 
     @property
     def lessons(self) -> list[dict[str, Any]]:
-        """The lessons so far."""
+        """The lessons so far: each is one training on recent texts."""
         return [line for line in self.lines if "lesson" in line]
 
     def run(self, seconds: float) -> bool:
@@ -138,7 +138,7 @@ class Bench:
         )
 
     def _learn(self, count: int, version: int) -> int:
-        """Give a lesson to the program of the server, and return the version to use."""
+        """Let the server's learning program learn once, and return the version to use."""
         traffic = self.ring.traffic(MOST_LEARNED, MOST_HELD_OUT)
         if len(traffic.held_out) < FEWEST:
             self._append({"after": count, "lesson": {"outcome": "skipped", "version": None}})
@@ -272,7 +272,7 @@ def _stream(prompts: Mapping[str, Sequence[BenchPrompt]]) -> Iterator[Request]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file, without a last line that was cut off, which is removed."""
+    """Return the lines of a file; an incomplete last line is removed from the file."""
     if not path.exists():
         return []
     *whole, _ = path.read_bytes().split(b"\n")
@@ -281,7 +281,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure for some minutes, and write the figures so far; the exit code is 3 if some remain."""
+    """Measure for some minutes, and write the figures; the exit code is 3 if requests remain."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--drafter", default="smollm2-135m-instruct")

@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
 
     @property
     def engine(self) -> EngineThread:
-        """The engine of the model, which is ready."""
+        """The engine of the model, which must have been loaded."""
         return self.service.model.engine
 
     @property
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
     async def _load_model(
         self, serving: "asyncio.Future[None]", on_ready: Callable[[str], object]
     ) -> None:
-        """Load the model, unless a signal arrives before."""
+        """Load the model, unless a signal arrives first."""
         loading = self._loading = in_background(self._open)
         await self._until(lambda: serving.done() or loading.done() or self.service.is_draining)
         if loading.done():

@@ -19,7 +19,8 @@ class ServeSettings(Settings):
     model_name: str | None = None
     """Name of the model in requests and responses; None for the last part of the target's path."""
     places: int = Field(8, ge=1)
-    """Largest number of sequences of each lane that are decoded together."""
+    """Largest number of sequences that are decoded together, in each lane: if the drafter has other
+    trees for greedy requests, they have a lane of their own."""
     capacity: int = Field(4096, ge=2)
     """Largest number of tokens of a sequence, including its prompt."""
     queue: int = Field(64, ge=0)
@@ -36,8 +37,8 @@ class ServeSettings(Settings):
     requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Largest rate of requests of each key, or of all requests without keys; None for no limit."""
     tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Largest rate of tokens of prompts and texts of each key, and of those that other machines
-    fetch or repeat; None for no limit."""
+    """Largest number of tokens per minute of each key: those of prompts and of generated texts, and
+    those that a machine which drafts fetches or sends again; None for no limit."""
     failures_per_minute: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Largest rate of requests with a wrong key from one address."""
     allowed_hosts: tuple[str, ...] = ()
@@ -54,21 +55,21 @@ class ServeSettings(Settings):
     max_body_bytes: int = Field(1_048_576, ge=1)
     """Largest size of a request body in bytes."""
     receive_seconds: float = Field(10.0, gt=0)
-    """Seconds in which the head of a request must arrive, and then its body."""
+    """Seconds in which the head of a request must arrive; its body may take as long again."""
     stall_seconds: float = Field(30.0, gt=0)
     """Seconds after which a client that takes no data is disconnected."""
     request_seconds: float = Field(600.0, gt=0)
     """Largest number of seconds from the acceptance of a request to its last token."""
     remote_sessions: int = Field(0, ge=0)
-    """Largest number of texts at the same time whose drafts other machines send; 0 for none."""
+    """Largest number of simultaneous texts whose drafts are sent by other machines; 0 for none."""
     remote_sessions_per_key: int = Field(8, ge=1)
-    """Largest number of these texts of each key."""
+    """Largest number of texts of each key whose drafts are sent by other machines."""
     remote_idle_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
-    """Seconds without a request after which the memory of such a text is freed."""
+    """Seconds without a request after which the caches of such a text are freed."""
     playground: bool = True
     """Whether to serve the playground, a web page at `/`."""
     adapt: Literal["off", "shared"] = "off"
-    """Whether the drafter learns from the texts of all users; off keeps no text."""
+    """`shared`: the drafter learns from the texts of all users; `off`: no text is kept."""
     adapt_folder: Path | None = None
     """Folder for the versions of the drafter's weights; None for one that is removed at the end."""
     adapt_tokens: int = Field(500_000, ge=1)
@@ -84,7 +85,7 @@ class ServeSettings(Settings):
 
     @property
     def sends_keys_unencrypted(self) -> bool:
-        """Whether keys cross a network without TLS; a proxy that is named is taken to have TLS."""
+        """Whether keys cross a network without TLS; a named proxy is assumed to use TLS."""
         is_safe = is_loopback(self.host) or self.tls_cert is not None
         return not is_safe and "trusted_proxies" not in self.model_fields_set
 

@@ -71,7 +71,7 @@ def page_files() -> dict[str, StaticFile]:
 
 
 def page_routes() -> list[Route]:
-    """Return the routes of the page, which need no key: a browser cannot send any."""
+    """Return the routes of the page, which need no key: a browser that opens a page sends none."""
     # Only the files are compressed: the events of a stream must not wait for one another.
     compressed = [Middleware(GZipMiddleware)]
     return [

@@ -81,12 +81,12 @@ def writer(
                 f"cannot write {content} to {path}",
                 expected="enough disk space and a folder that can be written to",
                 got=error.strerror or error,
-                remedy=f"copy {_kept(text, path.suffix)} to another place",
+                remedy=f"{content} are in {_kept(text, path.suffix)}; copy them to another place",
             ) from error
         except KeyboardInterrupt:
             if not path.exists():  # otherwise the file is complete
                 kept = _kept(text, path.suffix)
-                say(f"after an interruption, {content} are not in {path}: copy {kept}")
+                say(f"interrupted before {content} were written to {path}; they are in {kept}")
             raise
 
     return write
@@ -98,5 +98,5 @@ def _kept(text: str, suffix: str) -> str:
         with NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        return f"nothing (the temporary folder cannot be written to either: {error.strerror})"
+        return f"no file (the temporary folder cannot be written to either: {error.strerror})"
     return file.name

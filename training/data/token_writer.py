@@ -89,7 +89,7 @@ def _write(
             f"{counted(counts.skipped, 'record')} skipped",
             remedy="add answers of the assistant to the records"
             if counts.documents
-            else "correct the records; the warnings, or a run that skips none, tell what is wrong",
+            else "correct the records; warnings name them, and so does a run that skips no records",
         )
     _save_array(folder / "starts.npy", np.array(starts, np.int64))
     _save_array(folder / "hashes.npy", np.array(hashes, np.uint64))

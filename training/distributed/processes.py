@@ -68,7 +68,7 @@ class Processes:
         try:
             yield
         except Exception as error:
-            # A message can be empty, as that of a MemoryError.
+            # A message can be empty, for example that of a MemoryError.
             self.gather(str(error) or type(error).__name__)
             raise
         for message in self.gather(None):

@@ -39,7 +39,8 @@ class AnswerForm:
         kind: value of `object` in a response.
         chunk_kind: value of `object` in a chunk of a stream.
         choice: function that returns a choice of a response.
-        first: function that returns what precedes the text of a choice in a stream, or None.
+        first: function that returns what precedes the text of a choice in a stream; None if
+            nothing does.
         chunk: function that returns the choices of a chunk for new text.
     """
 
@@ -52,9 +53,9 @@ class AnswerForm:
 
 
 async def read_body(request: HttpRequest, kind: type[BodyT]) -> BodyT:
-    """Return the body of a request to decode, which is counted.
+    """Count a request to decode, and return its body.
 
-    Whether the server is ready, and the rate of the user, are checked first.
+    Before that, the server must be ready, and the user within the rate limit.
 
     Args:
         request: request whose body was not read yet.

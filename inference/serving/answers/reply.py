@@ -52,7 +52,7 @@ class Wake:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake the coroutine; for any thread."""
+        """Wake the coroutine; any thread may call this."""
         self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, seconds: float) -> bool:
@@ -74,7 +74,7 @@ class Reply:
         wake: object that the jobs notify.
         tokenizer: the target's tokenizer.
         stops: stop strings.
-        echoes: prompt that the texts of each job begin with; none if they begin after it.
+        echoes: for each job, the prompt that its texts repeat first; empty if they do not.
         seconds: seconds that the reply may take; None for no limit.
         drafts: whether the origin of each token is requested.
     """
