@@ -81,22 +81,22 @@ def writer(
                 f"cannot write {content} to {path}",
                 expected="enough disk space and a folder that can be written to",
                 got=error.strerror or error,
-                remedy=f"{content} are in {_kept(text, path.suffix)}; copy them to another place",
+                remedy=_kept(content, text, path.suffix),
             ) from error
         except KeyboardInterrupt:
             if not path.exists():  # otherwise the file is complete
-                kept = _kept(text, path.suffix)
-                say(f"interrupted before {content} were written to {path}; they are in {kept}")
+                say(f"interrupted before {path} was written; {_kept(content, text, path.suffix)}")
             raise
 
     return write
 
 
-def _kept(text: str, suffix: str) -> str:
-    """Write a text to a temporary file, and return the file's path."""
+def _kept(content: str, text: str, suffix: str) -> str:
+    """Write a text to a temporary file, and return where it is now."""
     try:
         with NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        return f"no file (the temporary folder cannot be written to either: {error.strerror})"
-    return file.name
+        reason = error.strerror or error
+        return f"{content} are lost, because the temporary folder cannot be written to: {reason}"
+    return f"{content} are in {file.name}; copy them to another place"

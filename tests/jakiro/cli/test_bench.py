@@ -181,7 +181,7 @@ def test_figures_are_kept_if_storing_them_is_interrupted(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     words = ["--method", "autoregressive", "--num-prompts", "1"]
     assert bench(*words, "--json", str(tmp_path / "a.json")) == 130
-    kept = re.search(r"a.json; they are in (\S+)", capsys.readouterr().err)
+    kept = re.search(r"a.json was written; .* are in (\S+); copy", capsys.readouterr().err)
     assert kept is not None
     assert read_document(Path(kept[1])).prompts == 1
 

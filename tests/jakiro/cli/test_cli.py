@@ -3,14 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import jakiro
 from jakiro.cli import main
-from jakiro.cli.output import say
-from jakiro.errors import ConfigError, JakiroError
+from jakiro.cli.output import say, writer
+from jakiro.errors import ConfigError, JakiroError, ResourceError
 
 PROGRAMS = (
     *("generate", "demo", "aded", "train", "features", "plot", "ablate"),
@@ -160,3 +161,16 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_messages_cannot_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("the server has\nfailed: \x1b[2Jgone\x9b31m")
     assert capsys.readouterr().err == "the server has failed: [2Jgone31m\n"
+
+
+def test_a_text_that_cannot_be_kept_anywhere_is_said_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jakiro.utils.files.write_atomically", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    write = writer(tmp_path / "a.json", content="the figures")
+    with pytest.raises(ResourceError, match=r"remedy: .*the figures are lost, because"):
+        write("{}")
