@@ -1,11 +1,13 @@
 """The module that the DeepSpeed engine wraps, the frozen target's reader, and the loss meter."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.tail import TargetTail
@@ -99,6 +101,9 @@ def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bo
         part.to(device)
 
 
+OnOutput = Callable[[int, ExpertsOutput], None]
+
+
 class TrainingModule(nn.Module):
     """Computes the summed loss of a batch; contains the drafter and no part of the target.
 
@@ -117,7 +122,13 @@ class TrainingModule(nn.Module):
         self.settings = settings
         self._recompute = recompute
 
-    def forward(self, view: TargetView, batch: Batch, reader: TargetReader) -> LossTerms:
+    def forward(
+        self,
+        view: TargetView,
+        batch: Batch,
+        reader: TargetReader,
+        on_output: OnOutput = lambda _sample, _output: None,
+    ) -> LossTerms:
         """Return the loss terms summed over all anchor samples.
 
         Args:
@@ -125,6 +136,8 @@ class TrainingModule(nn.Module):
             batch: the packed sequences.
             reader: reader of the target, passed as an argument so that no weight of the target is
                 registered in this module.
+            on_output: callback that receives the index of each anchor sample and the drafter's
+                output for it.
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         is_rolled_out = self.drafter.trunk.feature_input is not None
@@ -136,6 +149,7 @@ class TrainingModule(nn.Module):
             arguments = (batch, sample, reader.heads, self.settings)
             terms.append(drafter_loss(output, goals, *arguments))
             length.add(output, sample)
+            on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
         return length.added_to(LossTerms(*summed))
 

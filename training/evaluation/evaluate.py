@@ -1,20 +1,23 @@
 """Evaluation of a drafter on validation data: losses, diversity of experts, and decoding."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from inference.decoder import SpeculativeDecoder
 from inference.engine.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
+from jakiro.experts import ExpertsOutput
 from jakiro.utils.logs import get_logger
 from training.config import decoding_rule
 from training.data.sampler import Sampler
 from training.distributed.processes import Processes
 from training.evaluation.diversity import Diversity, drafted
 from training.loss.batch import Batch
-from training.loss.drafting import draft_all_positions
 from training.module import Meter, TargetReader, TrainingModule
 from training.setup.preparation import RunInputs
 
@@ -90,12 +93,9 @@ class Evaluation:
             experts.num_active if experts.combine == "mixture" else 1,
         )
         for batch in self._validation_batches():
-            view = self._reader.view(batch)
-            terms = module(view, batch, self._reader)
+            on_output = partial(_add, diversity, list(drafted(batch)), self._reader)
+            terms = module(self._reader.view(batch), batch, self._reader, on_output)
             meter.add(terms, int((batch.documents >= 0).sum()))
-            outputs = draft_all_positions(drafter, view, batch, self._reader.tail)
-            for output, selected in zip(outputs, drafted(batch), strict=True):
-                diversity.add(output, selected, self._reader.heads.draft)
         return {"validation": meter.read(), "experts": diversity.read()}
 
     def _validation_batches(self) -> Iterator[Batch]:
@@ -145,6 +145,17 @@ class Evaluation:
             "prompts": len(prompts),
             "tokens": stats.emitted,
         }
+
+
+def _add(
+    diversity: Diversity,
+    drafted_positions: Sequence[Bool[Tensor, "batch length"]],
+    reader: TargetReader,
+    sample: int,
+    output: ExpertsOutput,
+) -> None:
+    """Add the drafted positions of an anchor sample to the diversity of the experts."""
+    diversity.add(output, drafted_positions[sample], reader.heads.draft)
 
 
 class Score(NamedTuple):
