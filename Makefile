@@ -20,7 +20,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference screening \
-    bench bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm wheel clean
+    bench bench-accuracy bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -105,7 +105,7 @@ screening: $(READY)  ## Store the results of a screening, and write their tables
 	$(BIN)/python docs/programs/screening.py $(ARGS)
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm: export GOMP_SPINCOUNT ?= 3000
+bench bench-accuracy bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
@@ -124,6 +124,9 @@ bench-adaptation: $(READY)  ## Measure learning from traffic: make bench-adaptat
 
 bench-offline: $(READY)  ## Measure text that is written alone: make bench-offline ARGS="--target PATH --method lookup --prompts FILE --json RESULT.json"
 	$(BIN)/python docs/programs/bench_offline.py $(ARGS)
+
+bench-accuracy: $(READY)  ## Measure pass@1 of programs whose end is written alone: make bench-accuracy ARGS="--target PATH --problems FILE --run-code --json RESULT.json"
+	$(BIN)/python docs/programs/bench_accuracy.py $(ARGS)
 
 bench-ahead: $(READY)  ## Measure drafting ahead: make bench-ahead ARGS="--target PATH --draft-model PATH --prompts FILE --json RESULT.json"
 	$(BIN)/python docs/programs/bench_ahead.py $(ARGS)
