@@ -108,8 +108,7 @@ class BatchSettings(Settings):
     far_anchors: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: share of the documents in which all positions after the beginning of the
     response, or after a random position, have this position as their anchor. Such a drafter learns
-    to write many tokens without the target. `jakiro connect --offline write` cannot use trained
-    drafters yet."""
+    to write many tokens without the target, as for `jakiro connect --offline write`."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""

@@ -7,6 +7,8 @@ import torch
 from inference.device.drafting import DeviceDrafting
 from inference.draft_tree import ROOT
 from inference.drafters.base import TokenSession
+from inference.drafters.trained.chain import TrainedChain
+from inference.drafters.trained.drafter import TrainedSession
 from inference.protocol import Budget
 from inference.remote.provisional import ProvisionalToken, sampled_token
 from inference.sampling.random_numbers import StepRandom, StreamKey, random_stream
@@ -22,17 +24,40 @@ class AloneWriter:
         token_ids: verified tokens; the last one is the root.
         step: number of the step whose verdict is missing.
         attempt: number of times that this text has been continued alone, including this time.
+        most: largest number of provisional tokens.
     """
 
     def __init__(
-        self, drafting: DeviceDrafting, token_ids: Sequence[int], step: int, attempt: int
+        self,
+        drafting: DeviceDrafting,
+        token_ids: Sequence[int],
+        step: int,
+        attempt: int,
+        most: int,
     ) -> None:
         self._drafting = drafting
         self._verified = list(token_ids)
         self._step_key = drafting.sampling.stream_key(step)
         self._attempt = attempt
         self._count = 0
-        drafting.advance(self._verified)
+        self._chain: TrainedChain | None = None
+        self._unread: list[int] = []  # verified tokens after the root of the chain
+        if isinstance(drafting.session, TrainedSession):
+            self._start_chain(drafting.session, most)
+        else:
+            drafting.advance(self._verified)
+
+    @torch.inference_mode()
+    def _start_chain(self, session: TrainedSession, most: int) -> None:
+        """Let the path begin at the last token before which all memory is here.
+
+        Without the memory of the prompt, the drafter would write nonsense, so it writes nothing.
+        """
+        root = self._drafting.num_readable
+        self._unread = self._verified[root + 1 :]
+        if root > 0 and len(self._unread) <= self._drafting.limits.largest:
+            self._drafting.advance(self._verified[: root + 1])
+            self._chain = TrainedChain(session, len(self._unread) + most)
 
     @torch.inference_mode()
     def next(self, provisional: Sequence[int]) -> ProvisionalToken | None:
@@ -49,10 +74,16 @@ class AloneWriter:
         if isinstance(session, TokenSession):  # which must not learn from provisional text
             found = session.draft_below(0, provisional, 1, 1).token_ids
             return ProvisionalToken(int(found[0])) if len(found) else None
-        self._drafting.advance([*self._verified, *provisional])
         random = StepRandom([key], self._drafting.device)
-        tree = session.propose(Budget(1, 1), random).sequence_tree()
+        if isinstance(session, TrainedSession):
+            if self._chain is None:
+                return None
+            tree = self._chain.propose([*self._unread, *provisional], random).sequence_tree()
+        else:
+            self._drafting.advance([*self._verified, *provisional])
+            tree = session.propose(Budget(1, 1), random).sequence_tree()
         if not tree.children.get(ROOT):
+            self._chain = None  # which proposes nothing for the same tokens twice
             return None
         if tree.sampled:
             ids, probs = tree.draft_distribution(ROOT)
@@ -63,7 +94,8 @@ class AloneWriter:
 
     def stop(self) -> None:
         """Let the drafter forget the provisional tokens."""
-        self._drafting.rollback(len(self._verified) - 1)
+        if not isinstance(self._drafting.session, TrainedSession):
+            self._drafting.rollback(len(self._verified) - 1)
 
 
 def alone_key(step_key: StreamKey, attempt: int, number: int) -> StreamKey:

@@ -230,10 +230,10 @@ class RemoteDecoder:
                 self.drafter, sampling, session.limits, capacity, self._device, rows
             )
 
-        parts, size = (self._link, request, new_drafting, ticket), self.info.vocab_size
+        parts, size = (self._link, request, new_drafting, ticket, offer), self.info.vocab_size
         if self.offline is not None:
-            return OfflineText(*parts, self.offline, vocab_size=size)
-        return RemoteText(*parts, offer, vocab_size=size)
+            return OfflineText(*parts, options=self.offline, vocab_size=size)
+        return RemoteText(*parts, vocab_size=size)
 
     @property
     def _device(self) -> torch.device:

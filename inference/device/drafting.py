@@ -52,6 +52,7 @@ class DeviceDrafting:
     ) -> None:
         assert sampling.quantizes_drafts, "the server verifies integer weights"
         self._sampling = sampling
+        self._limits = limits
         self._device = device
         self._format = rows
         # rows of the tokens that the drafter does not know yet
@@ -81,6 +82,16 @@ class DeviceDrafting:
             rows: rows of the next tokens.
         """
         self._rows = np.concatenate([self._rows, rows])
+
+    @property
+    def num_readable(self) -> int:
+        """The number of tokens whose memory is here; only meaningful if the drafter reads rows."""
+        return self._known + len(self._rows)
+
+    @property
+    def limits(self) -> TreeLimits:
+        """The largest tree."""
+        return self._limits
 
     @property
     def session(self) -> DraftSession | None:
@@ -166,8 +177,8 @@ class DeviceDrafting:
         )
 
     def _taken_memory(self, count: int) -> EncodedMemory | None:
-        """Return the memory of the next tokens, and forget their rows."""
-        if self._format is None:
+        """Return the memory of the next tokens, and forget their rows; None if there is none."""
+        if self._format is None or count == 0:
             return None
         rows, self._rows = self._rows[:count], self._rows[count:]
         tensors = self._format.decoded(rows)

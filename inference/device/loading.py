@@ -54,10 +54,9 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
         return _small_lm(str(parsed.path), info, load)
     if name == NONE:
         return None
-    folder = Path(name.removeprefix("drafter="))
-    if (folder / DESCRIPTION_FILE).is_file():
-        return _exported(folder, info, **load)
-    if (folder / "config.json").is_file() or packaged_drafter(name) is not None:
+    if (exported := exported_folder(name)) is not None:
+        return _exported(exported, info, **load)
+    if (_folder(name) / "config.json").is_file() or packaged_drafter(name) is not None:
         raise ConfigError(
             f"the drafter {name} was not exported for a machine without its target",
             expected=f"a folder of jakiro export-device, with {DESCRIPTION_FILE}",
@@ -70,6 +69,20 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
         got=name,
         remedy="use one of these, or let the server draft with jakiro serve --drafter",
     )
+
+
+def exported_folder(name: str) -> Path | None:
+    """Return the folder of a drafter's name if `jakiro export-device` has written it, or None.
+
+    Args:
+        name: name of a drafter.
+    """
+    folder = _folder(name)
+    return folder if (folder / DESCRIPTION_FILE).is_file() else None
+
+
+def _folder(name: str) -> Path:
+    return Path(name.removeprefix("drafter="))
 
 
 def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:

@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from inference.device.alone import AloneWriter
 from inference.device.drafting import DeviceDrafting
 from inference.device.link import ServerLink
+from inference.device.loading import exported_folder
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.names import LM, UntrainedName
 from inference.engine.decode_step import BONUS, TARGET
 from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Drafter, RequestTicket
 from inference.remote.client_session import ClientSession, Draft, Fetch, Open, Send
-from inference.remote.messages import OpenSession, SessionOpened
+from inference.remote.messages import MemoryOffer, OpenSession, SessionOpened
 from inference.remote.provisional import ProvisionalText
 from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.background import in_background
@@ -55,18 +56,20 @@ class OfflineWriting:
             )
 
     def with_tokenizer_of(self, name: str) -> "OfflineWriting":
-        """Return the options with the tokenizer of a small model, unless there is one already.
+        """Return the options with the tokenizer of a drafter, unless there is one already.
 
         Args:
-            name: name of a drafter, such as `lm=MODEL`.
+            name: name of a drafter, such as `lm=MODEL`, or a folder of `jakiro export-device`.
 
         Raises:
             CheckpointError: the tokenizer cannot be loaded.
         """
         parsed = UntrainedName.parse(name)
-        if self.tokenizer is not None or parsed is None or parsed.kind != LM:
+        is_model = parsed is not None and parsed.kind == LM
+        folder = name.partition("=")[2] if is_model else exported_folder(name)
+        if self.tokenizer is not None or folder is None:
             return self
-        return replace(self, tokenizer=load_tokenizer(str(parsed.path)))
+        return replace(self, tokenizer=load_tokenizer(str(folder)))
 
 
 def check_writes_alone(drafter: Drafter | None) -> None:
@@ -78,14 +81,14 @@ def check_writes_alone(drafter: Drafter | None) -> None:
         drafter: drafter of the device.
 
     Raises:
-        ConfigError: there is no drafter, or it reads the target's states of each token.
+        ConfigError: there is no drafter.
     """
-    if drafter is None or drafter.needs or drafter.hidden_states:
+    if drafter is None:
         raise ConfigError(
-            "nothing can be written with this drafter while the server cannot be reached",
-            expected="a drafter that predicts any text from tokens alone, such as lm=MODEL",
-            got="no drafter" if drafter is None else repr(drafter),
-            remedy="choose another drafter, or wait for the server (without `offline`)",
+            "nothing can be written without a drafter while the server cannot be reached",
+            expected="a drafter that predicts any text, such as lm=MODEL or a trained drafter",
+            got="no drafter",
+            remedy="choose a drafter, or wait for the server (without `offline`)",
         )
 
 
@@ -135,6 +138,7 @@ class OfflineText(RemoteText):
         request: as for `RemoteText`.
         new_drafting: as for `RemoteText`.
         ticket: as for `RemoteText`.
+        memory: as for `RemoteText`.
         options: when and how much to write alone; None for the defaults.
         vocab_size: as for `RemoteText`.
     """
@@ -145,11 +149,12 @@ class OfflineText(RemoteText):
         request: OpenSession,
         new_drafting: Callable[[ClientSession], DeviceDrafting],
         ticket: RequestTicket | None = None,
-        options: OfflineWriting | None = None,
+        memory: MemoryOffer | None = None,
         *,
+        options: OfflineWriting | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        super().__init__(link, request, new_drafting, ticket, vocab_size=vocab_size)
+        super().__init__(link, request, new_drafting, ticket, memory, vocab_size=vocab_size)
         self.options = options or OfflineWriting()
         self.counts = ProvisionalCounts()
         self._provisional = ProvisionalText()
@@ -162,10 +167,10 @@ class OfflineText(RemoteText):
         return OfflineOutput(**vars(super().output()), provisional=self.counts)
 
     def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
-        if isinstance(action, Draft | Fetch) or not self._session.emitted:
-            yield from super()._performed(action)
-            return
         try:
+            if isinstance(action, Draft | Fetch) or not self._session.emitted:
+                yield from super()._performed(action)
+                return
             answer = yield from self._awaited(lambda: self._asked(action))
         except ResourceError as error:
             if not self._provisional.token_ids:
@@ -194,8 +199,7 @@ class OfflineText(RemoteText):
         yield from self._begin()
         assert self._writer is not None
         provisional = self._provisional
-        most = min(self.options.max_tokens, self._session.limits.max_chain)
-        while not (call.done() or self._text.has_ended) and len(provisional.token_ids) < most:
+        while not (call.done() or self._text.has_ended) and len(provisional.token_ids) < self._most:
             with self._clock("draft"):
                 token = self._writer.next(provisional.token_ids)
             if token is None:
@@ -203,6 +207,11 @@ class OfflineText(RemoteText):
             provisional.written.append(token)
             self.counts.num_written += 1
             yield _provisional_step(*self._text.push([token.token_id]))
+
+    @property
+    def _most(self) -> int:
+        """The largest number of provisional tokens."""
+        return min(self.options.max_tokens, self._session.limits.max_chain)
 
     def _begin(self) -> Iterator[RemoteStep]:
         """Guess the outcome of the submitted tree, unless the drafter writes alone already."""
@@ -219,7 +228,7 @@ class OfflineText(RemoteText):
         self._num_attempts += 1
         token_ids = [*session.prompt_token_ids, *session.emitted]
         self._writer = AloneWriter(
-            self._own_drafting, token_ids, session.next_step, self._num_attempts
+            self._own_drafting, token_ids, session.next_step, self._num_attempts, self._most
         )
         if new:
             self.counts.num_written += len(new)

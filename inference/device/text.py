@@ -74,7 +74,7 @@ class RemoteText:
         self._new_drafting = new_drafting
         self._ticket = ticket
         self._drafting: DeviceDrafting | None = None
-        self._tree: SequenceTree | None = None
+        self._tree: SequenceTree | None = None  # the submitted tree
         self._depths: list[int] = []
 
     def steps(self) -> Generator[RemoteStep, None, None]:
@@ -185,6 +185,7 @@ class RemoteText:
         assert self._tree is not None
         tree = self._tree
         path = tree.follow(emitted[: verdict.num_accepted])
+        self._tree = None  # nothing is submitted
         num_others = len(emitted) - len(path)
         depths = [*(tree.depth[node] for node in path), *[BONUS] * num_others]
         proposers = [*(tree.proposer_id[node] for node in path), *[TARGET] * num_others]

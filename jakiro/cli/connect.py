@@ -72,9 +72,9 @@ def connect(
         Literal["wait", "write"],
         typer.Option(
             help="What happens while the server cannot be reached. wait: nothing is written. "
-            "write: the drafter goes on alone, which only lm=MODEL can do. Such text is faint and "
-            "underlined until the server has verified it, and the part that the target would not "
-            "have written is replaced."
+            "write: the drafter goes on alone, which lm=MODEL and trained drafters can do. Such "
+            "text is faint and underlined until the server has verified it, and the part that the "
+            "target would not have written is replaced."
         ),
     ] = "wait",
     stats: options.Stats = False,
@@ -114,12 +114,15 @@ def connect(
 
 def _refuse_silent(drafter: str) -> None:
     """Raise an error for a drafter that cannot continue every text without the server."""
-    if not drafter.startswith("lm="):
+    from inference.device.loading import NONE
+    from inference.drafters.names import ADED, LOOKUP
+
+    if drafter in (LOOKUP, ADED, NONE):
         raise ConfigError(
             f"the drafter {drafter} cannot write alone while the server cannot be reached",
-            expected="--drafter lm=MODEL, a model that can continue every text",
+            expected="--drafter lm=MODEL or a folder of jakiro export-device",
             got=drafter,
-            remedy="use such a model, or leave out --offline write",
+            remedy="use such a drafter, or leave out --offline write",
         )
 
 

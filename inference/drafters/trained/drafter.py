@@ -292,15 +292,21 @@ class TrainedSession(DeviceSession):
             return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(shape, self.sampling, random)
         with without_cudnn(base_length.device):
-            return builder.build(self.start_tree(shape), base_length, self.step_id)
+            return builder.build(
+                self.start_tree(shape.autoregressive_levels), base_length, self.step_id
+            )
 
-    def start_tree(self, shape: TreeShape | None = None) -> TreePass:
-        """Return the predictor of trees of a shape, which is by default the session's shape."""
+    def start_tree(self, num_passes: int | None = None) -> TreePass:
+        """Return the predictor of trees below the roots.
+
+        Args:
+            num_passes: number of trunk passes; None for that of the session's trees.
+        """
         assert self.root is not None, "advance before propose"
         return TreePass(
             self.cache,
             self.drafter.head,
-            (shape or self.shape).autoregressive_levels,
+            num_passes or self.shape.autoregressive_levels,
             self.root,
             self.base_length,
             max(self.lengths),

@@ -32,7 +32,7 @@ def _drafting(drafter: Drafter | None, samples: bool = False) -> DeviceDrafting:
 
 
 def _written(drafting: DeviceDrafting, count: int, attempt: int = 1) -> list[Any]:
-    writer = AloneWriter(drafting, PROMPT, 2, attempt)
+    writer = AloneWriter(drafting, PROMPT, 2, attempt, count)
     tokens: list[Any] = []
     for _ in range(count):
         token = writer.next([own.token_id for own in tokens])

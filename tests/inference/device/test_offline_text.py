@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.bad_network import LOST, PASSED, UNANSWERED, Schedule, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
-from helpers.models import tiny_drafter, tiny_llama
+from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
 from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
@@ -23,15 +23,14 @@ from inference.device.offline_text import (
     OfflineOutput,
     OfflineText,
     OfflineWriting,
-    check_writes_alone,
 )
 from inference.device.text import RemoteStep
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Drafter
 from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
+from jakiro.target.device_target import DESCRIPTION_FILE
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
@@ -210,12 +209,6 @@ def test_without_a_drafter_nothing_can_be_written_alone(
         RemoteDecoder(server.url, drafter, offline=NOW)
 
 
-def test_a_drafter_with_a_memory_cannot_write_alone(decoder: SpeculativeDecoder) -> None:
-    drafter = TrainedDrafter.for_target(tiny_drafter(decoder.target), decoder.target)
-    with pytest.raises(ConfigError, match="nothing can be written with this drafter"):
-        check_writes_alone(drafter)
-
-
 def test_a_named_model_has_the_tokenizer_of_provisional_text(
     decoder: SpeculativeDecoder, tmp_path: Path
 ) -> None:
@@ -224,7 +217,9 @@ def test_a_named_model_has_the_tokenizer_of_provisional_text(
     found = NOW.with_tokenizer_of(f"lm={tmp_path}").tokenizer
     assert found is not None
     assert found.get_vocab() == decoder.tokenizer.get_vocab()
-    assert NOW.with_tokenizer_of("lookup") is NOW
+    assert NOW.with_tokenizer_of("lookup") is NOW.with_tokenizer_of("none") is NOW
+    (tmp_path / DESCRIPTION_FILE).touch()  # as in a folder of `jakiro export-device`
+    assert NOW.with_tokenizer_of(str(tmp_path)).tokenizer is not None
     own = OfflineWriting(decoder.tokenizer)
     assert own.with_tokenizer_of(f"lm={tmp_path}") is own
 

@@ -123,7 +123,9 @@ def test_a_refused_key_is_named(
     assert "JAKIRO_API_KEY" in capsys.readouterr().err
 
 
-def test_only_a_model_can_write_alone(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_found_text_is_not_written_alone(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exit_code("connect", server.url, "some words", "--offline", "write") == 2
     assert "lookup cannot write alone" in capsys.readouterr().err
 

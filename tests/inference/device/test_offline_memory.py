@@ -1,0 +1,209 @@
+"""Trained drafters write on without a connection, from the memory that has arrived."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from helpers.bad_network import FAULTS, LOST, PASSED, bad_network
+from helpers.chi_square import p_value, probs_of_continuations
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.serving import Running, running
+from helpers.tokenizers import tiny_tokenizer
+from transformers import LogitsProcessorList
+
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder
+from inference.device.alone import AloneWriter
+from inference.device.drafting import DeviceDrafting
+from inference.device.offline_text import OfflineOutput, OfflineWriting
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.memory import row_format
+from inference.engine.context import Context
+from inference.remote.integer_distribution import TOTAL
+from inference.remote.memory_rows import RowFormat
+from inference.remote.messages import TreeLimits
+from inference.sampling.options import Sampling
+from jakiro.target.adapter import TargetAdapter
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+NOW = OfflineWriting(after_seconds=0.0)
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_k": 3}
+KINDS: dict[str, dict[str, Any]] = {
+    "moa": {},
+    "feedback": {"trunk": {"kind": "feedback", "fusion_layers": (0, 2)}},
+    "hybrid": {"trunk": {"kind": "hybrid"}},
+}
+
+
+def _decoder(kind: str) -> SpeculativeDecoder:
+    """Return the decoder of a server, with trees of a fixed size."""
+    tokenizer = tiny_tokenizer(None)
+    target = TargetAdapter(tiny_llama(vocab=len(tokenizer), max_position_embeddings=512))
+    drafter = tiny_drafter(target, tiny_settings(**KINDS[kind]))
+    return SpeculativeDecoder(target.model, drafter, tokenizer, tree="fixed")
+
+
+def _device_drafter(decoder: SpeculativeDecoder) -> TrainedDrafter:
+    assert isinstance(decoder.drafter, TrainedDrafter)
+    return TrainedDrafter.for_target(decoder.drafter.model, decoder.target)
+
+
+@pytest.fixture(scope="module")
+def moa() -> SpeculativeDecoder:
+    return _decoder("moa")
+
+
+@pytest.fixture(scope="module")
+def moa_server(moa: SpeculativeDecoder) -> Iterator[Running]:
+    with running(moa, remote_sessions=8) as found:
+        yield found
+
+
+def _written(decoder: SpeculativeDecoder, url: str, **options: Any) -> OfflineOutput:
+    with RemoteDecoder(url, _device_drafter(decoder), offline=NOW) as remote:
+        output = remote.generate(PROMPT, **options)
+    assert isinstance(output, OfflineOutput)
+    counts = output.provisional
+    assert output.is_verified
+    assert counts.num_written == counts.num_kept + counts.num_retracted
+    return output
+
+
+def _lost(decoder: SpeculativeDecoder, server: Running, first: int, fault: str) -> OfflineOutput:
+    """Return a greedy text some of whose requests are lost."""
+    with bad_network(
+        server.root, lambda number, _: fault if first <= number < first + 6 else PASSED
+    ) as network:
+        return _written(decoder, network.url, **GREEDY)
+
+
+def test_a_trained_drafter_writes_while_the_connection_is_lost(
+    moa: SpeculativeDecoder, moa_server: Running
+) -> None:
+    output = _lost(moa, moa_server, 4, LOST)
+    expected = moa.generate(PROMPT, **GREEDY)
+    assert (output.new_token_ids, output.text) == (expected.new_token_ids, expected.text)
+    assert output.provisional.num_written > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_the_targets_wherever_the_connection_is_lost(kind: str, fault: str) -> None:
+    decoder = _decoder(kind)
+    expected, written = decoder.generate(PROMPT, **GREEDY), 0
+    with running(decoder, remote_sessions=2) as server:
+        for first in range(1, 9):
+            output = _lost(decoder, server, first, fault)
+            assert output.new_token_ids == expected.new_token_ids
+            written += output.provisional.num_written
+    assert written > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_that_is_lost_meanwhile_is_opened_again(kind: str) -> None:
+    decoder = _decoder(kind)
+    expected, written = decoder.generate(PROMPT, **GREEDY).new_token_ids, 0
+    with running(decoder, remote_sessions=2) as server:
+        for lost_at in range(2, 8):
+
+            def schedule(number: int, path: str, at: int = lost_at) -> str:
+                if number == at:
+                    httpx2.delete(server.root + "/".join(path.split("/")[:5]))
+                return LOST if at <= number < at + 5 else PASSED
+
+            with bad_network(server.root, schedule) as network:
+                output = _written(decoder, network.url, **GREEDY)
+            assert output.new_token_ids == expected
+            assert output.traffic.num_resumes == 1
+            written += output.provisional.num_written
+    assert written > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["moa", "feedback"])
+def test_sampled_text_follows_the_targets_distribution(kind: str) -> None:
+    decoder = _decoder(kind)
+    probs = probs_of_continuations(decoder.target.model, PROMPT, 4, **SAMPLED)
+    found: Counter[tuple[int, ...]] = Counter()
+    kept = 0
+    with running(decoder, remote_sessions=2) as server:
+        for seed in range(500):
+            with bad_network(
+                server.root, lambda number, _: LOST if number in (3, 4) else PASSED
+            ) as network:
+                output = _written(decoder, network.url, seed=seed, max_new_tokens=4, **SAMPLED)
+            found[tuple(output.new_token_ids)] += 1
+            kept += output.provisional.num_kept
+    assert p_value(found, probs) > 0.001
+    assert kept > 0
+
+
+def _drafting(decoder: SpeculativeDecoder, num_rows: int, samples: bool) -> DeviceDrafting:
+    """Return the drafter's side of a text, with the memory of the first tokens."""
+    drafter = _device_drafter(decoder)
+    rows = row_format(drafter.model, "float32", "exact")
+    sampling = Sampling(LogitsProcessorList(), samples, seed=3, quantizes_drafts=True)
+    device = torch.device("cpu")
+    drafting = DeviceDrafting(drafter, sampling, TreeLimits(), 400, device, rows)
+    drafting.add_rows(_rows(decoder, rows)[:num_rows])
+    return drafting
+
+
+@torch.inference_mode()
+def _rows(decoder: SpeculativeDecoder, rows: RowFormat) -> np.ndarray:
+    """Return the rows of memory of the prompt."""
+    drafter = _device_drafter(decoder)
+    context = Context(decoder.target, drafter, Sampling(LogitsProcessorList(), False), 1, 400)
+    output, _ = context.read([PROMPT], 0, len(PROMPT))
+    return rows.encoded(drafter.encode_memory(output).tensors)
+
+
+def _tokens(drafting: DeviceDrafting, count: int, attempt: int = 1) -> list[Any]:
+    writer = AloneWriter(drafting, PROMPT, 2, attempt, count)
+    tokens: list[Any] = []
+    while len(tokens) < count:
+        token = writer.next([own.token_id for own in tokens])
+        if token is None:
+            break
+        tokens.append(token)
+    writer.stop()
+    return tokens
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_nothing_is_left_of_what_was_written(moa: SpeculativeDecoder, samples: bool) -> None:
+    drafting = _drafting(moa, len(PROMPT) - 1, samples)
+    tree = drafting.tree(PROMPT, 1).token_ids
+    found = _tokens(drafting, 200)  # more than the largest tree has
+    assert len(found) == 200
+    assert drafting.tree(PROMPT, 1).token_ids == tree
+    assert _tokens(drafting, 200) == found
+    if samples:
+        assert _tokens(drafting, 200, attempt=2) != found
+        for token in found:
+            assert sum(token.weights) == TOTAL
+            assert token.weights[token.ids.index(token.token_id)] > 0
+
+
+def test_verified_tokens_without_memory_are_read_first(moa: SpeculativeDecoder) -> None:
+    whole, partial = (_tokens(_drafting(moa, count, False), 3) for count in (6, 4))
+    assert len(whole) == len(partial) == 3
+    forced = _drafting(moa, 4, False)
+    writer = AloneWriter(forced, PROMPT[:5], 2, 1, 10)  # the rest is provisional here
+    assert writer.next(PROMPT[5:]) == partial[0]
+
+
+@pytest.mark.parametrize(("prompt", "num_rows"), [(PROMPT, 0), (PROMPT * 40, 3)])
+def test_nothing_is_written_without_the_memory_of_the_prompt(
+    moa: SpeculativeDecoder, prompt: list[int], num_rows: int
+) -> None:
+    writer = AloneWriter(_drafting(moa, num_rows, False), prompt, 2, 1, 10)
+    assert writer.next([]) is None
+    writer.stop()
