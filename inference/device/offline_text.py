@@ -25,6 +25,7 @@ from inference.remote.messages import MemoryOffer, OpenSession, SessionOpened
 from inference.remote.provisional import ProvisionalText
 from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.background import in_background
+from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_tokenizer
 
 
@@ -69,7 +70,8 @@ class OfflineWriting:
         folder = name.partition("=")[2] if is_model else exported_folder(name)
         if self.tokenizer is not None or folder is None:
             return self
-        return replace(self, tokenizer=load_tokenizer(str(folder)))
+        with quiet_libraries():  # a drafter's config is none of a tokenizer
+            return replace(self, tokenizer=load_tokenizer(str(folder)))
 
 
 def check_writes_alone(drafter: Drafter | None) -> None:

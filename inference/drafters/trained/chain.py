@@ -62,7 +62,12 @@ class TrainedChain:
     def joint(
         self, _depth: int, _frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components drafted"]:
-        """Return `log(w_e p_e(t))` of each token t below the last token, as `TreePass` does."""
+        """Return `log(w_e p_e(t))` of each token t below the last token, as `TreePass` does.
+
+        Args:
+            _depth: depth of the tree's candidate, which is 1.
+            _frontier: parent of the candidate in the tree: None, for the root.
+        """
         return self._read()
 
     def _read(self) -> Tensor:
