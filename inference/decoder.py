@@ -89,6 +89,9 @@ class SpeculativeDecoder:
         batch_invariant: whether the target computes the same logits for a token, bit for bit,
             whatever is computed with it (half precision on a CPU only). Greedy text then depends
             neither on drafts nor on other sequences of a batch. Decoding steps take longer.
+        like_generate: whether the target computes the logits of each token, bit for bit, as
+            `generate()` of transformers does (half precision on a CPU only). Greedy text then
+            equals that of `generate()`. Decoding steps take longer.
         captured: whether a decoding step starts before the host has read the previous step, and is
             recorded as a CUDA graph if the target is on a GPU. Requests that need the host in each
             step, such as those with a repetition penalty, and conversations are decoded as usual.
@@ -97,8 +100,8 @@ class SpeculativeDecoder:
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
         TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered as
-            `packed` requires, it cannot be batch-invariant, or the drafter needs layers of the
-            target that cannot run separately.
+            `packed` requires, it cannot be batch-invariant or round like `generate()`, or the
+            drafter needs layers of the target that cannot run separately.
         ConfigError: the drafter cannot draft trees of the given shape, or cannot compute with the
             given formats of weights; or two arguments cannot be combined.
 
@@ -121,6 +124,7 @@ class SpeculativeDecoder:
         draft_forms: FormChoice = OWN_FORMS,
         other_weights: bool = False,
         batch_invariant: bool = False,
+        like_generate: bool = False,
         captured: bool = False,
     ) -> None:
         refuse_unusable(tree, threads, packed, draft_forms)
@@ -130,6 +134,7 @@ class SpeculativeDecoder:
             packed,
             compiled=compiled,
             batch_invariant=batch_invariant,
+            like_generate=like_generate,
             captured=captured,
             drafter=drafter,
             other_weights=other_weights,
@@ -170,6 +175,7 @@ class SpeculativeDecoder:
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
+        like_generate: bool = False,
         captured: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
@@ -188,6 +194,7 @@ class SpeculativeDecoder:
             draft_forms: as for the class; also applies to the trained drafter of a pair.
             other_weights: as for the class; also applies to the trained drafter of a pair.
             batch_invariant: as for the class.
+            like_generate: as for the class.
             captured: as for the class.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
@@ -211,6 +218,7 @@ class SpeculativeDecoder:
             packed=packed,
             threads=threads,
             batch_invariant=batch_invariant,
+            like_generate=like_generate,
             captured=captured,
             **shared,
         )

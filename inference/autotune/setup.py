@@ -1,5 +1,7 @@
 """A target and a drafter, set up for decoding on this machine."""
 
+from collections.abc import Mapping
+
 from transformers import PreTrainedTokenizerBase
 
 from inference.autotune.compute import Compute, Packed, Threads, choose_compute
@@ -15,6 +17,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
+from jakiro.target.like_generate import check_like_generate
 from jakiro.target.record import check_target
 
 _TREES = '"fixed", a TreeShape or a TreePlan'
@@ -54,6 +57,7 @@ def set_up_target(
     *,
     compiled: bool = False,
     batch_invariant: bool = False,
+    like_generate: bool = False,
     captured: bool = False,
     drafter: JakiroDrafter | Drafter | None = None,
     other_weights: bool = False,
@@ -66,6 +70,7 @@ def set_up_target(
         packed: whether weights are reordered, as for `SpeculativeDecoder`.
         compiled: whether decoding steps are compiled.
         batch_invariant: whether logits must not depend on what is computed together.
+        like_generate: whether logits must be those of transformers' `generate()`.
         captured: whether decoding steps are recorded as CUDA graphs on a GPU.
         drafter: drafter of the target; None if there is none.
         other_weights: whether a trained drafter may have been trained for other weights of the
@@ -74,17 +79,20 @@ def set_up_target(
     Raises:
         TargetMismatch: the drafter belongs to another target.
         TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered, or it
-            cannot be batch-invariant.
-        ConfigError: compilation cannot be combined with another argument.
+            cannot be batch-invariant or round like `generate()`.
+        ConfigError: two arguments cannot be combined.
     """
-    if compiled:
-        _check_compilation(packed, batch_invariant=batch_invariant, captured=captured)
-        packed = False
+    modes = {"compiled": compiled, "like_generate": like_generate}
+    others = {"batch_invariant": batch_invariant, "captured": captured}
+    packed = _usable_packing(packed, modes, others)
     target = TargetAdapter(model.eval())
     if isinstance(drafter, JakiroDrafter):  # before anything is measured
         check_target(drafter.config.target_record, target.spec, other_weights=other_weights)
     if batch_invariant:
         target.make_batch_invariant()
+    if like_generate:
+        target.make_like_generate()
+        check_like_generate(target)
     if captured:
         target.modules.group_heads()
     # If the target is batch-invariant, the choice must not depend on the drafter either.
@@ -144,20 +152,33 @@ def set_up_drafter(
         return with_forms(trained, draft_forms)
 
 
-def _check_compilation(packed: Packed, *, batch_invariant: bool, captured: bool) -> None:
-    """Raise an error if an argument requires what compiled layers cannot do."""
-    if packed is True:  # torch cannot compile layers with reordered weights
+def _usable_packing(
+    packed: Packed, modes: Mapping[str, bool], others: Mapping[str, bool]
+) -> Packed:
+    """Return whether weights are reordered, which no mode in use allows.
+
+    Compiled layers, and those that round like `generate()`, compute in one way only.
+
+    Args:
+        packed: whether weights are to be reordered.
+        modes: arguments that exclude each other, reordered weights and all others.
+        others: arguments that the modes exclude.
+
+    Raises:
+        ConfigError: two arguments cannot be combined.
+    """
+    used = [name for name, is_set in modes.items() if is_set]
+    for name in used:
+        _refuse_together(name, {"packed": packed is True, **others})
+        others = {**others, name: True}
+    return False if used else packed
+
+
+def _refuse_together(name: str, others: Mapping[str, bool]) -> None:
+    for other in (other for other, is_set in others.items() if is_set):
         raise ConfigError(
-            "packed=True and compiled=True cannot be combined",
-            expected='one of the two, or packed="auto"',
+            f"{other}=True and {name}=True cannot be combined",
+            expected="one of the two" + (', or packed="auto"' if other == "packed" else ""),
             got="both",
-            remedy="leave out packed=, or compiled=",
-        )
-    others = {"batch_invariant": batch_invariant, "captured": captured}
-    for name in (name for name, is_set in others.items() if is_set):
-        raise ConfigError(
-            f"{name}=True and compiled=True cannot be combined",
-            expected="one of the two",
-            got="both",
-            remedy="leave out compiled=",
+            remedy=f"leave out {other}=, or {name}=",
         )

@@ -89,6 +89,15 @@ class Context:
             self._base = self._on_device(self.lengths)
         return self._base
 
+    @property
+    def prefill_chunk(self) -> int:
+        """The largest number of prompt tokens per forward pass of the target.
+
+        A target that rounds like `generate()` reads a prompt in one pass.
+        """
+        is_whole = self.target.modules.is_like_generate
+        return self.target.spec.max_position if is_whole else PREFILL_CHUNK
+
     def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
         """Return the last token of each sequence on the device.
 

@@ -103,6 +103,8 @@ class GreedyCheck(Result):
     # whether the target is batch-invariant, so that drafts must not change any text, even at
     # near-ties
     batch_invariant: bool = False
+    # whether the target rounds like `generate()`, so that no text may differ, even at near-ties
+    like_generate: bool = False
     differences: tuple[GreedyDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -114,8 +116,10 @@ class GreedyCheck(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def passed(self) -> bool:
-        """Whether all differences are near-ties and, if batch-invariant, drafts change no text."""
+        """Whether all differences are near-ties, and there are none that rounding rules out."""
         if self.batch_invariant and self.same_without_drafts < self.prompts:
+            return False
+        if self.like_generate and self.differences:
             return False
         return all(difference.is_near_tie for difference in self.differences)
 

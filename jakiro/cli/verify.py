@@ -70,6 +70,7 @@ def verify(
     device: options.Device = "auto",
     tree: options.TreeChoice = "fixed",
     batch_invariant: options.BatchInvariant = False,
+    like_generate: options.LikeGenerate = False,
     json_file: options.JsonOut = None,
     url: ServerUrl = None,
     model: ServerModel = None,
@@ -131,6 +132,7 @@ def _verified(
         chosen["tree"],
         threads=None,  # those of the target alone: their number may change how numbers are rounded
         batch_invariant=chosen["batch_invariant"],
+        like_generate=chosen["like_generate"],
         dtype=chosen["dtype"],
         device_map=choose_device(chosen["device"]),
     )

@@ -17,6 +17,7 @@ from jakiro.target.attention_shape import AttentionShape, HeadShape, attention_s
 from jakiro.target.cache import SlotCache
 from jakiro.target.cache_argument import cache_argument
 from jakiro.target.checks import (
+    FULL,
     CausalLM,
     check_adapter,
     check_positions,
@@ -26,7 +27,11 @@ from jakiro.target.checks import (
     max_position_of,
     storing_layers,
 )
-from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
+from jakiro.target.compute_modules import (
+    ComputeModules,
+    refuse_invariance_if,
+    refuse_likeness_if,
+)
 from jakiro.target.ends import TargetEnds
 from jakiro.target.key_rotation import KeyRotation, measured_rotation
 from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
@@ -118,7 +123,7 @@ class TargetAdapter(TargetEnds):
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
-        self._cache_argument = cache_argument(self.decoder)
+        self.cache_argument = cache_argument(self.decoder)  # name of the cache in `forward`
         self.modules = ComputeModules(model, self.decoder)
         self.spec = self._probe()
 
@@ -180,7 +185,9 @@ class TargetAdapter(TargetEnds):
         if self.modules.is_batch_invariant and step.token_ids.numel() == 1:
             features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
-        num_visible = cache.visible_for(step.highest_slot)
+        # The model's own kernels read a prompt, which get exactly its keys.
+        is_own = self.modules.is_like_generate and _reads_prompt(step)
+        num_visible = step.highest_slot + 1 if is_own else cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible)
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
         is_decoding = step.parents is not None or step.written is not None
@@ -216,19 +223,33 @@ class TargetAdapter(TargetEnds):
         refuse_invariance_if("a compiled target" if self.is_compiled else None)
         self.modules.make_batch_invariant()
 
+    def make_like_generate(self) -> None:
+        """Compute each token with the rounding of `generate()`.
+
+        Raises:
+            TargetNotSupported: the target is compiled, a layer does not attend to all earlier
+                tokens, or `ComputeModules.make_like_generate` does not support the target.
+        """
+        refuse_likeness_if("a compiled target" if self.is_compiled else None)
+        others = sorted(set(self.spec.layer_kinds) - {FULL})
+        refuse_likeness_if(f"layers with {others[0]}" if others else None)
+        self.modules.make_like_generate()
+
     @property
     def is_compiled(self) -> bool:
         """Whether decoding steps are compiled."""
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        output = self.modules.layers(
+        is_own = self.modules.is_like_generate and _reads_prompt(step)
+        layers = self.modules.prompt_layers if is_own else self.modules.layers
+        output = layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
-            attention_mask=self._attention_masks(step, num_visible),
+            attention_mask=None if is_own else self._attention_masks(step, num_visible),
             use_cache=True,
             output_hidden_states=bool(cache.hidden_states),
-            **{self._cache_argument: cache},
+            **{self.cache_argument: cache},
         )
         if cache.hidden_states:
             cache.store_hidden([output.hidden_states[k] for k in cache.hidden_states], step.slots)
@@ -280,7 +301,7 @@ class TargetAdapter(TargetEnds):
         """Return the keys of each layer for a text that begins at a position."""
         cache = DynamicCache(config=self.config)
         positions = start + torch.arange(token_ids.shape[1], device=self.device)[None]
-        own = {self._cache_argument: cache}
+        own = {self.cache_argument: cache}
         self.decoder(input_ids=token_ids, position_ids=positions, use_cache=True, **own)
         layers: list[Any] = storing_layers(cache, self.config)
         return [layer.keys for layer in layers]
@@ -324,6 +345,12 @@ class TargetAdapter(TargetEnds):
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
         return fingerprint([geometry, signs])
+
+
+def _reads_prompt(step: StepInput) -> bool:
+    """Return whether a step reads a prompt of several tokens from its beginning."""
+    is_chain = step.parents is None and step.written is None and step.documents is None
+    return is_chain and step.token_ids.shape[1] > 1 and not bool(step.lengths.any())
 
 
 def _count_states(states: tuple[Tensor, ...] | None, hidden_size: int) -> int | None:

@@ -76,7 +76,7 @@ def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
     logits = [target.logits(single[:, index : index + 1]) for index in range(path)]
     return {
         "together": (single, _together(target, token_ids)[:1, -path:]),
-        "in a tree": (single, _in_tree(target, token_ids, prefix)),
+        "in a tree": (single, read_in_tree(target, token_ids, prefix)),
         "beside another sequence": (single, _beside_another(target, token_ids)[:1, -path:]),
         "one by one, with their logits": (torch.cat(logits, dim=1), target.logits(single)),
     }
@@ -108,12 +108,20 @@ def _beside_another(
     return _together(target, torch.cat((token_ids, other)))
 
 
-def _in_tree(
+def read_in_tree(
     target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
 ) -> Float[Tensor, "1 path hidden"]:
-    """Read the prefix, then the other tokens as a path in which each has a sibling.
+    """Read a prefix, then the other tokens as a path in which each has a sibling.
 
     Nodes 0, 2, 4, ... are the path, and nodes 1, 3, 5, ... are siblings with other tokens.
+
+    Args:
+        target: adapter of the target.
+        token_ids: tokens of the prefix and of the path.
+        prefix: number of tokens of the prefix.
+
+    Returns:
+        The features of the path's tokens.
     """
     path = token_ids[:, prefix:]
     cache = target.new_cache(1, prefix + 2 * path.shape[1])

@@ -7,10 +7,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
-from jakiro.target.attention import BATCH_INVARIANT, GROUPED, obstacle_to_invariance
+from jakiro.target.attention import (
+    BATCH_INVARIANT,
+    GROUPED,
+    LIKE_GENERATE,
+    obstacle_to_invariance,
+    obstacle_to_likeness,
+)
 from jakiro.target.checks import CausalLM
 from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
 from jakiro.target.sharing import sharing_copy, with_attention
+from jakiro.target.single_rows import with_single_rows
 
 
 class ComputeModules:
@@ -28,6 +35,8 @@ class ComputeModules:
             and values are not repeated; always true with reordered weights.
         is_batch_invariant: whether attention is computed in a way that does not depend on the other
             tokens of a step.
+        is_like_generate: whether prompts are read by the model itself, and all other tokens are
+            computed as in steps of a single token, so that they are rounded as in `generate()`.
     """
 
     def __init__(self, model: CausalLM, decoder: nn.Module) -> None:
@@ -38,6 +47,7 @@ class ComputeModules:
         self.is_packed = False
         self.groups_heads = False
         self.is_batch_invariant = False
+        self.is_like_generate = False
         self._packs_single = False
         self._copied: list[nn.Parameter] = []  # parameters of the modules that were copied
 
@@ -45,7 +55,14 @@ class ComputeModules:
     def form(self) -> str:
         """A description of the weights that decoding computes with."""
         form = form_name(self.is_packed, self._packs_single)
+        if self.is_like_generate:
+            return f"{form}, like generate()"
         return f"{form}, batch-invariant" if self.is_batch_invariant else form
+
+    @property
+    def prompt_layers(self) -> nn.Module:
+        """The layers that read a prompt from its beginning."""
+        return self._decoder if self.is_like_generate else self.layers
 
     def pack(self, *, single: bool = False) -> None:
         """Compute with weights that are reordered for the CPU.
@@ -96,16 +113,30 @@ class ComputeModules:
         self.is_batch_invariant = True
         self._choose()
 
+    def make_like_generate(self) -> None:
+        """Compute each token as `generate()` does, which reads the tokens of a text one by one.
+
+        Raises:
+            TargetNotSupported: the target is not in half precision or not on a CPU, has PEFT
+                adapters or attention sinks, or uses an implementation of attention other than sdpa.
+        """
+        refuse_likeness_if(obstacle_to_likeness(self._model))
+        self.is_like_generate, self.is_packed, self.groups_heads = True, False, False
+        self._choose()
+
     def follow_changes(self) -> None:
         """Copy the modules again if parameters of the model were replaced, added or removed.
 
         Raises:
-            TargetNotSupported: the target was batch-invariant, and no longer can be.
+            TargetNotSupported: the target was batch-invariant, or rounded like `generate()`, and no
+                longer can.
         """
         if self._copied and not self._are_current():
             self.is_packed = self.is_packed and can_pack(self._model)
             if self.is_batch_invariant:
                 self.make_batch_invariant()
+            if self.is_like_generate:
+                self.make_like_generate()
             self._choose()
 
     def _are_current(self) -> bool:
@@ -115,10 +146,15 @@ class ComputeModules:
     def _choose(self) -> None:
         self.layers, self.output = self._decoder, self._model.get_output_embeddings()
         self._copied = []
-        if not (self.is_packed or self.groups_heads or self.is_batch_invariant):
+        is_own = not (self.is_packed or self.groups_heads or self.is_batch_invariant)
+        if is_own and not self.is_like_generate:
             return
         self._copied = list(self._decoder.parameters())
         self.layers = sharing_copy(self._decoder)
+        if self.is_like_generate:
+            self.layers = with_single_rows(with_attention(self.layers, LIKE_GENERATE))
+            self.output = with_single_rows(self.output)
+            return
         if self.is_batch_invariant:
             with_attention(self.layers, BATCH_INVARIANT)
         elif self._model.config.get_text_config()._attn_implementation == "sdpa":
@@ -144,4 +180,23 @@ def refuse_invariance_if(obstacle: str | None) -> None:
             "compiled",
             got=obstacle,
             remedy="decode without batch_invariant; in float32, rounding hardly ever matters",
+        )
+
+
+def refuse_likeness_if(obstacle: str | None) -> None:
+    """Raise an error if something prevents rounding like that of `generate()`.
+
+    Args:
+        obstacle: description of what prevents it; None if nothing does.
+
+    Raises:
+        TargetNotSupported: there is an obstacle.
+    """
+    if obstacle is not None:
+        raise TargetNotSupported(
+            "the target cannot round like generate()",
+            expected="half precision on a CPU, with sdpa attention to all earlier tokens, without "
+            "adapters, not compiled",
+            got=obstacle,
+            remedy="decode without like_generate; in float32, rounding hardly ever matters",
         )

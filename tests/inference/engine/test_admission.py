@@ -182,7 +182,7 @@ def test_a_run_goes_on_if_all_sequences_were_complete(model: LlamaForCausalLM, n
 def test_long_prompts_are_read_between_the_steps_of_others(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 4)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 4)
     decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
     long = [1 + index % 7 for index in range(30)]
     run = decoder.start([FIRST[0]], max_new_tokens=40, temperature=0)
@@ -201,7 +201,7 @@ def test_long_prompts_are_read_between_the_steps_of_others(
 def test_closing_during_prefill_frees_the_caches_and_ends_the_run(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 2)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
     decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
     run = decoder.start(FIRST, max_new_tokens=30, temperature=0)
     steps = iter(run)

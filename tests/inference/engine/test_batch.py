@@ -98,7 +98,6 @@ def test_prompts_read_in_chunks_give_the_same_tokens(
     decoder = _decoder(tiny_llama(vocab=11))
     whole = decoder.generate_batch(PROMPTS, max_new_tokens=8)
     monkeypatch.setattr(context, "PREFILL_CHUNK", chunk)
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", chunk)
     chunked = decoder.generate_batch(PROMPTS, max_new_tokens=8)
     assert [each.new_token_ids for each in chunked] == [each.new_token_ids for each in whole]
     assert [each.depths for each in chunked] == [each.depths for each in whole]

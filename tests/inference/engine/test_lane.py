@@ -177,7 +177,7 @@ def test_prompts_that_are_read_in_chunks_while_others_go_on_make_no_difference(
     long = Work([1 + index % 7 for index in range(30)], 3, {**DRAWS[0], "max_new_tokens": 12})
     other = Work([1, 2, 3], 4, {**DRAWS[1], "max_new_tokens": 40})
     alone = [work.alone(decoder).new_token_ids for work in (long, other)]
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 8)
     states = [
         SequenceState.of(index, request_of(decoder, work))
         for index, work in enumerate((long, other))

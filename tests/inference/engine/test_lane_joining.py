@@ -109,8 +109,7 @@ def test_without_memory_no_continuation_gets_a_place_and_the_others_go_on(
 def test_four_continuations_encode_their_prompt_once_and_a_chunk_at_a_time(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("prefill", "context"):
-        monkeypatch.setattr(f"inference.engine.{module}.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 8)
     decoder = _decoder(model, "trained")
     work = SEVERAL._replace(prompt=[1 + index % 7 for index in range(30)])
     requests = requests_of(decoder, work, 4)

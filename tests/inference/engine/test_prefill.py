@@ -35,7 +35,7 @@ def test_prompts_are_complete_after_their_last_chunk(
     for prefill in expected:
         prefill.read_chunk()
         alone += [result.next_token for result in prefill.select_first(prefill.sequences)]
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", chunk)
     together = _prefill(target, PROMPTS)
     for number in range(num_chunks):
         assert not together.is_complete, number

@@ -155,6 +155,6 @@ def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
         if number == 2:
             decoder.admit(run, prompts[1:], max_new_tokens=40)
     assert [state.new_token_ids for state in run.sequences] == expected
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 2)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
     outputs = [decoder.generate(prompt, max_new_tokens=40) for prompt in prompts]
     assert [output.new_token_ids for output in outputs] == expected

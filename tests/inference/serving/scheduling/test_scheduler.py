@@ -97,7 +97,7 @@ def test_greedy_requests_and_those_that_sample_have_lanes_of_their_own(
 def test_a_long_prompt_delays_the_others_by_one_chunk_per_step(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 8)
     scheduler = _scheduler(decoder)
     short = _job(decoder, Work([1, 2], 1, {"temperature": 0, "max_new_tokens": 50}))
     long = _job(decoder, Work([1, 2, 3, 4] * 10, 1, {"temperature": 0, "max_new_tokens": 5}))
@@ -116,7 +116,7 @@ def test_a_long_prompt_delays_the_others_by_one_chunk_per_step(
 def test_short_prompts_are_read_in_the_same_turn(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 16)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 16)
     scheduler = _scheduler(decoder, places=8)
     works = [
         Work([1 + index, 2, 3, 4], 1, {"temperature": 0, "max_new_tokens": 9}) for index in range(8)
@@ -137,7 +137,7 @@ def test_short_prompts_are_read_in_the_same_turn(
 def test_a_chunk_of_a_long_prompt_leaves_no_time_for_other_prompts(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 8)
     scheduler = _scheduler(decoder, places=4)
     widths: list[int] = []
     read = Context.read
@@ -183,7 +183,7 @@ def test_all_continuations_of_a_job_wait_for_places(decoder: SpeculativeDecoder)
 def test_a_cancelled_job_frees_its_places_at_once(
     decoder: SpeculativeDecoder, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.prefill.PREFILL_CHUNK", 2)
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
     scheduler, others = _scheduler(decoder, places=1), _work(0)
     job, next_one = _job(decoder, _work(4)), _job(decoder, others)
     scheduler.submit(job)
