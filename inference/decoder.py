@@ -213,15 +213,9 @@ class SpeculativeDecoder:
         }
         refuse_unusable(tree, threads, packed, draft_forms)
         parts = load_parts(drafter, target, tree, **shared, **load)
-        return cls(
-            *parts,
-            packed=packed,
-            threads=threads,
-            batch_invariant=batch_invariant,
-            like_generate=like_generate,
-            captured=captured,
-            **shared,
-        )
+        shared |= {"packed": packed, "threads": threads, "captured": captured}
+        shared |= {"batch_invariant": batch_invariant, "like_generate": like_generate}
+        return cls(*parts, **shared)
 
     def __repr__(self) -> str:
         """Return a line with the target, the drafter, the largest tree and the dtype."""

@@ -93,7 +93,7 @@ class Context:
     def prefill_chunk(self) -> int:
         """The largest number of prompt tokens per forward pass of the target.
 
-        A target that rounds like `generate()` reads a prompt in one pass.
+        A target with the rounding of `generate()` reads a prompt in one pass.
         """
         is_whole = self.target.modules.is_like_generate
         return self.target.spec.max_position if is_whole else PREFILL_CHUNK

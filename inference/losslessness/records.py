@@ -103,7 +103,7 @@ class GreedyCheck(Result):
     # whether the target is batch-invariant, so that drafts must not change any text, even at
     # near-ties
     batch_invariant: bool = False
-    # whether the target rounds like `generate()`, so that no text may differ, even at near-ties
+    # whether the target has the rounding of `generate()`, so that no text may differ
     like_generate: bool = False
     differences: tuple[GreedyDifference, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Check that a target rounds like transformers' `generate()`, whatever is computed with a token."""
+"""Check that a target has the rounding of `generate()`, whatever is computed with a token."""
 
 import torch
 from jaxtyping import Float, Int
