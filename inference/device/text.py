@@ -112,7 +112,9 @@ class RemoteText:
             self._draft(action)
             return
         if isinstance(action, Fetch):
-            self._fetch(action)
+            with self._clock("prefill"):
+                rows = self._asked_for_rows(action)
+            self._fetched(action, rows)
             return
         with self._clock("prefill" if isinstance(action, Open) else "verify"):
             answer = self._asked(action)
@@ -125,6 +127,12 @@ class RemoteText:
             return self._link.open(action.request, self.traffic)
         return self._link.submit(action, self.traffic, self._own_drafting.row_bytes)
 
+    def _asked_for_rows(self, action: Fetch) -> Rows | None:
+        """Return rows of memory; None if the session is gone."""
+        row_bytes = self._own_drafting.row_bytes
+        assert row_bytes is not None, "only a drafter with a memory fetches rows"
+        return self._link.memory(action, self.traffic, row_bytes)
+
     def _answered(self, answer: Answer) -> RemoteStep | None:
         """Apply an answer, and return its step if there is one."""
         if answer is None:
@@ -132,11 +140,8 @@ class RemoteText:
             return None
         return self._opened(answer) if isinstance(answer, SessionOpened) else self._verified(answer)
 
-    def _fetch(self, action: Fetch) -> None:
-        drafting = self._own_drafting
-        assert drafting.row_bytes is not None, "only a drafter with a memory fetches rows"
-        with self._clock("prefill"):
-            rows = self._link.memory(action, self.traffic, drafting.row_bytes)
+    def _fetched(self, action: Fetch, rows: Rows | None) -> None:
+        """Pass fetched rows to the drafter."""
         if rows is None:
             self._session.on_gone()
             return

@@ -3,9 +3,11 @@
 import gzip
 import json
 import sys
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -49,6 +51,10 @@ def _problems(folder: Path, *names: str) -> Path:
         (f"```python\n{RIGHT}", True),  # the block has no end
         (RIGHT, True),
         ("```python\ndef double(a: List) -> List:\n    return 2 * a\n```", True),
+        (f"```Python3\r\n{RIGHT}```", True),
+        (f"1. Code:\n   ```python\n{indent(RIGHT, '   ')}   ```", True),
+        (f"```python\n{RIGHT}\nif __name__ == '__main__':\n    input()\n```", True),
+        ("```python\ndef double(a):\n    return a\nexit()\n```", False),
         ("```python\ndef double(a):\n    return a\n```", False),
         ("```python\ndef double(a):\n    return 2 *", False),
         ("```python\nimport sys\nsys.exit(1)\n```", False),
@@ -63,6 +69,15 @@ def test_an_answer_is_right_if_the_tests_of_its_code_pass(
 ) -> None:
     (problem,) = program.read_problems(_problems(tmp_path, "double"))
     assert program.is_right(problem, answer, seconds=2) == expected
+
+
+def test_what_an_answer_has_started_ends_with_it(program: Any, tmp_path: Path) -> None:
+    (problem,) = program.read_problems(_problems(tmp_path, "double"))
+    late = tmp_path / "late"
+    start = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 1; touch {late}'])"
+    assert program.is_right(problem, f"```python\n{start}\n{RIGHT}```")
+    time.sleep(1.5)
+    assert not late.exists()
 
 
 def test_a_file_that_contains_no_problems_is_refused(program: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from inference.drafters.trained.drafter import TrainedSession
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
+from jakiro.target.attention_kernels import without_cudnn
 
 
 class TrainedChain:
@@ -18,6 +19,8 @@ class TrainedChain:
 
     Each token takes a pass of the trunk, which reads the memory up to the root, and the drafter's
     own keys, values and features after it. The session's next tree overwrites them.
+
+    The session must neither advance nor propose while its chain is in use.
 
     Args:
         session: session that has read all tokens up to the root.
@@ -28,6 +31,7 @@ class TrainedChain:
         (length,) = session.lengths
         session.reserve(length + 1 + longest)
         self._session = session
+        self._longest = longest
         self._shape = TreeShape(
             autoregressive_levels=1,
             parallel_levels=0,
@@ -55,9 +59,10 @@ class TrainedChain:
                 self._read()
             self._follow(token)
         assert not self._is_read, "each call needs another token"
-        return TreeBuilder(self._shape, self._session.sampling, random).build(
-            self, self._session.base_length + self._count
-        )
+        assert self._count < self._longest, "the path is full"
+        builder = TreeBuilder(self._shape, self._session.sampling, random)
+        with without_cudnn(self._session.base_length.device):
+            return builder.build(self, self._session.base_length + self._count)
 
     def joint(
         self, _depth: int, _frontier: TreeLevel | None

@@ -1,7 +1,8 @@
 """Trained drafters write on without a connection, from the memory that has arrived."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -20,12 +21,16 @@ from inference.device import RemoteDecoder
 from inference.device.alone import AloneWriter
 from inference.device.drafting import DeviceDrafting
 from inference.device.offline_text import OfflineOutput, OfflineWriting
+from inference.device.text import RemoteStep
+from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.memory import row_format
 from inference.engine.context import Context
+from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL
 from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import TreeLimits
+from inference.remote.provisional import ProvisionalToken
 from inference.sampling.options import Sampling
 from jakiro.target.adapter import TargetAdapter
 
@@ -64,9 +69,11 @@ def moa_server(moa: SpeculativeDecoder) -> Iterator[Running]:
         yield found
 
 
-def _written(decoder: SpeculativeDecoder, url: str, **options: Any) -> OfflineOutput:
+def _written(
+    decoder: SpeculativeDecoder, url: str, prompt: Sequence[int] = PROMPT, **options: Any
+) -> OfflineOutput:
     with RemoteDecoder(url, _device_drafter(decoder), offline=NOW) as remote:
-        output = remote.generate(PROMPT, **options)
+        output = remote.generate(prompt, **options)
     assert isinstance(output, OfflineOutput)
     counts = output.provisional
     assert output.is_verified
@@ -207,3 +214,132 @@ def test_nothing_is_written_without_the_memory_of_the_prompt(
     writer = AloneWriter(_drafting(moa, num_rows, False), prompt, 2, 1, 10)
     assert writer.next([]) is None
     writer.stop()
+
+
+def test_a_session_that_is_gone_while_memory_is_fetched_is_opened_again(
+    moa: SpeculativeDecoder, moa_server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.serving.remote.memory_source.MAX_ROWS", 8)
+    monkeypatch.setattr("inference.serving.remote.verification_session.MAX_ROWS", 8)
+    prompt = PROMPT * 4
+    expected = moa.generate(prompt, **GREEDY).new_token_ids
+    with running(moa, remote_sessions=2) as server:
+        for gone_at in (2, 3, 4, 5):
+            steps = [0]
+
+            def schedule(number: int, path: str, at: int = gone_at, steps: Any = steps) -> str:
+                if number == at:
+                    httpx2.delete(server.root + "/".join(path.split("/")[:5]))
+                if at < number < at + 4:
+                    return LOST  # among them the request that opens the next session
+                steps[0] += "/steps/" in path
+                return LOST if "/steps/" in path and 2 <= steps[0] < 6 else PASSED
+
+            with bad_network(server.root, schedule) as network:
+                output = _written(moa, network.url, prompt=prompt, **GREEDY)
+            assert output.new_token_ids == expected
+            assert output.traffic.num_resumes == 1
+            assert output.provisional.num_written > 1
+
+
+class _Knowing:
+    """A writer that writes what the target would write.
+
+    The first argument of a subclass is the whole text; the others are those of `AloneWriter`.
+    """
+
+    def __init__(self, text: list[int], _: Any, token_ids: list[int], *others: Any) -> None:
+        self._rest = text[len(token_ids) :]
+
+    def next(self, provisional: list[int]) -> ProvisionalToken | None:
+        """Return the token after provisional ones."""
+        rest = self._rest[len(provisional) :]
+        return ProvisionalToken(rest[0]) if rest else None
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def _nothing(_: DeviceDrafting, token_ids: list[int], step: int) -> SequenceTree:
+    return DraftTree.empty(torch.tensor([len(token_ids) - 1]), step).sequence_tree()
+
+
+def test_what_is_left_after_a_verdict_is_continued_and_not_written_again(
+    moa: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Memory never comes with a verdict, so it is fetched after each of them.
+    monkeypatch.setattr("inference.serving.remote.verification_session.MAX_NEWEST_ROWS", 0)
+    expected = moa.generate(PROMPT, **GREEDY).new_token_ids
+    writer = partial(_Knowing, [*PROMPT, *expected])
+    monkeypatch.setattr("inference.device.offline_text.AloneWriter", writer)
+    monkeypatch.setattr(DeviceDrafting, "tree", _nothing)  # so that no guess is wrong
+    verified, shown, left = list[int](), list[int](), list[int]()
+
+    def on_step(step: RemoteStep) -> None:
+        if step.is_verified:
+            verified.extend(step.token_ids)
+            left.append(len(shown) - len(step.token_ids))
+            shown.clear()
+        else:
+            shown.extend(step.token_ids)
+        text = verified + shown
+        assert text == expected[: len(text)]
+
+    asked = Counter[str]()
+
+    def schedule(_: int, path: str) -> str:
+        kind = path.partition("?")[0].rpartition("/")[2]  # a number, or memory
+        asked[kind] += 1
+        first = 2 if kind == "memory" else 1  # the memory of the prompt arrives at once
+        return LOST if kind in ("1", "memory") and first <= asked[kind] < first + 9 else PASSED
+
+    offline = OfflineWriting(after_seconds=0.02, max_tokens=5)
+    with (
+        running(moa, remote_sessions=2) as server,
+        bad_network(server.root, schedule) as network,
+        RemoteDecoder(network.url, _device_drafter(moa), offline=offline) as remote,
+    ):
+        output = remote.generate(PROMPT, on_step=on_step, **GREEDY)
+    assert output.new_token_ids == expected
+    assert left[1] == 4  # of five tokens, the verdict of an empty tree confirms one
+    assert isinstance(output, OfflineOutput)
+    assert output.provisional.num_retracted == 0
+
+
+@pytest.mark.parametrize("gone_at", [2, 3, 4, 5])
+def test_nothing_is_submitted_while_the_drafter_writes(
+    moa: SpeculativeDecoder, gone_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = list[AloneWriter]()
+
+    class Counted(AloneWriter):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            live.append(self)
+
+        def stop(self) -> None:
+            super().stop()
+            live.remove(self)
+
+    class Checked(ClientSession):
+        def submit(self, tree: Any) -> None:
+            assert not live
+            super().submit(tree)
+
+    monkeypatch.setattr("inference.device.offline_text.AloneWriter", Counted)
+    monkeypatch.setattr("inference.device.text.ClientSession", Checked)
+    monkeypatch.setattr("inference.serving.remote.memory_source.MAX_ROWS", 4)
+    monkeypatch.setattr("inference.serving.remote.verification_session.MAX_ROWS", 4)
+    expected = moa.generate(PROMPT * 2, **GREEDY).new_token_ids
+    with running(moa, remote_sessions=2) as server:
+
+        def schedule(number: int, path: str) -> str:
+            if number == gone_at:
+                httpx2.delete(server.root + "/".join(path.split("/")[:5]))
+            return PASSED
+
+        with bad_network(server.root, schedule) as network:
+            output = _written(moa, network.url, prompt=PROMPT * 2, **GREEDY)
+    assert output.new_token_ids == expected
+    assert output.traffic.num_resumes == 1
+    assert not live

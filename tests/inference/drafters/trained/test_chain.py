@@ -25,6 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "hybrid": {"trunk": {"kind": "hybrid"}},
     "sparse experts": {"num_experts": 4, "active_experts": 1},
     "some tokens": {"draft_vocab_size": 16},
+    "three parallel levels": {"parallel_levels": 3},
+    "summed experts": {"combine": "sum"},
+    "own head": {"trunk": {"kind": "feedback"}, "head": "own"},
 }
 
 
