@@ -17,7 +17,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
-from jakiro.target.like_generate import check_like_generate
+from jakiro.target.like_generate import check_like_generate, example, generated_logits
 from jakiro.target.record import check_target
 
 _TREES = '"fixed", a TreeShape or a TreePlan'
@@ -90,18 +90,23 @@ def set_up_target(
         check_target(drafter.config.target_record, target.spec, other_weights=other_weights)
     if batch_invariant:
         target.make_batch_invariant()
+    expected = None
     if like_generate:
         target.make_like_generate()
-        check_like_generate(target)
+        expected = generated_logits(target, *example(target))
+        # `generate()` computes with torch's number of threads, which may affect rounding.
+        threads = None if threads == "auto" else threads
     if captured:
         target.modules.group_heads()
     # If the target is batch-invariant, the choice must not depend on the drafter either.
     drafts = drafter is not None or batch_invariant
     compute = choose_compute(target, threads, packed, drafts=drafts)
     compute.prepare(target)
-    if batch_invariant:
-        with num_threads(compute.threads):
+    with num_threads(compute.threads):
+        if batch_invariant:
             check_batch_invariance(target)
+        if expected is not None:
+            check_like_generate(target, expected)
     if compiled:
         target.compile()
     return target, compute

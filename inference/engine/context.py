@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
@@ -125,10 +126,25 @@ class Context:
         starts = [length + offset for length in self.lengths]
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
+        if self.target.modules.is_like_generate and len(read) > 1:
+            return self._read_apart(read)
         padded = [[*ids, *[0] * (count - len(ids))] for ids in read]
         # Padding is written to slots that the sequence overwrites before any token attends to them.
         step = self._chain(self._on_device(padded), self._on_device(starts), max(starts))
         return self.target.forward(step, self.cache), [len(ids) for ids in read]
+
+    def _read_apart(self, prompts: Sequence[list[int]]) -> tuple[StepOutput, list[int]]:
+        """Read whole prompts one after the other, because padding may affect rounding."""
+        counts, features = [len(ids) for ids in prompts], []
+        for index, ids in enumerate(prompts):
+            cache = self.target.new_cache(1, len(ids), self.cache.hidden_states)
+            step = self._chain(self._on_device([ids]), self._on_device([0]), 0)
+            own = self.target.forward(step, cache).features
+            self.cache.overwrite(index, cache)
+            features.append(pad(own, (0, 0, 0, max(counts) - len(ids))))
+        padded = [[*ids, *[0] * (max(counts) - len(ids))] for ids in prompts]
+        step = self._chain(self._on_device(padded), self._on_device([0] * len(prompts)), 0)
+        return StepOutput(torch.cat(features), step, self.cache), counts
 
     def propose(
         self,

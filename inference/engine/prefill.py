@@ -8,7 +8,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
-from inference.engine.context import Context
+from inference.engine.context import PREFILL_CHUNK, Context
 from inference.engine.details import TokenDetails, prompt_details_of
 from inference.engine.request import SequenceState
 from inference.sampling.random_numbers import StepRandom
@@ -31,8 +31,8 @@ class Prefill:
     ) -> None:
         self.context = context
         self.sequences = list(sequences)
-        if context.target.modules.is_like_generate and any(context.lengths):
-            context.rollback(0)  # `generate()` reads the whole prompt
+        if context.target.modules.is_like_generate:
+            context.lengths = [0] * len(context.lengths)  # `generate()` reads the whole prompt
         pairs = zip(self.sequences, context.lengths, strict=True)
         self._counts = [len(state.token_ids) - length for state, length in pairs]
         self._offset = 0  # number of tokens read from each prompt that has not ended
@@ -57,7 +57,7 @@ class Prefill:
         Args:
             num_read: number of the other tokens.
         """
-        return num_read + self.chunk_size <= self.context.prefill_chunk
+        return num_read == 0 or num_read + self.chunk_size <= PREFILL_CHUNK
 
     def read_chunk(self) -> None:
         """Read the next tokens of every prompt."""

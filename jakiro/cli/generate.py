@@ -100,7 +100,7 @@ def load_decoder(context: options.Context) -> "SpeculativeDecoder":
         threads=options.as_threads(chosen["threads"]),
         other_weights=chosen["other_weights"],
         batch_invariant=chosen["batch_invariant"],
-        like_generate=chosen["like_generate"],
+        like_generate=chosen.get("like_generate", False),
         dtype=chosen["dtype"],
         device_map=choose_device(chosen["device"]),
     )

@@ -123,7 +123,7 @@ class TargetAdapter(TargetEnds):
         self._embeddings = model.get_input_embeddings()
         self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
-        self.cache_argument = cache_argument(self.decoder)  # name of the cache in `forward`
+        self._cache_argument = cache_argument(self.decoder)
         self.modules = ComputeModules(model, self.decoder)
         self.spec = self._probe()
 
@@ -185,9 +185,9 @@ class TargetAdapter(TargetEnds):
         if self.modules.is_batch_invariant and step.token_ids.numel() == 1:
             features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
-        # The model's own kernels read a prompt, which get exactly its keys.
-        is_own = self.modules.is_like_generate and _reads_prompt(step)
-        num_visible = step.highest_slot + 1 if is_own else cache.visible_for(step.highest_slot)
+        if self.modules.is_like_generate and _reads_prompt(step):
+            return StepOutput(self._read_as_generate(step, cache), step, cache)
+        num_visible = cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible)
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
         is_decoding = step.parents is not None or step.written is not None
@@ -199,11 +199,12 @@ class TargetAdapter(TargetEnds):
         """Compile decoding steps; the first step of each shape then takes about a minute.
 
         Raises:
-            TargetNotSupported: the target is batch-invariant, which compiled code is not.
+            TargetNotSupported: the target is batch-invariant or has the rounding of `generate()`,
+                which compiled code has not.
         """
-        if self.modules.is_batch_invariant:
+        if self.modules.is_batch_invariant or self.modules.is_like_generate:
             raise TargetNotSupported(
-                "a batch-invariant target cannot be compiled", remedy="create another adapter"
+                "a target with a given rounding cannot be compiled", remedy="create another adapter"
             )
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
@@ -241,15 +242,25 @@ class TargetAdapter(TargetEnds):
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        is_own = self.modules.is_like_generate and _reads_prompt(step)
-        layers = self.modules.prompt_layers if is_own else self.modules.layers
+        masks = self._attention_masks(step, num_visible)
+        return self._run(self.modules.layers, step, cache, masks)
+
+    def _read_as_generate(self, step: StepInput, cache: SlotCache) -> Tensor:
+        """Return the features of a prompt that the model itself reads, with exactly its keys."""
+        cache.set_slots(step.slots, step.highest_slot + 1)
+        return self._run(self.decoder, step, cache, None)
+
+    def _run(
+        self, layers: nn.Module, step: StepInput, cache: SlotCache, masks: Masks | None
+    ) -> Tensor:
+        """Run layers on the tokens of a step, and store their hidden states."""
         output = layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
-            attention_mask=None if is_own else self._attention_masks(step, num_visible),
+            attention_mask=masks,
             use_cache=True,
             output_hidden_states=bool(cache.hidden_states),
-            **{self.cache_argument: cache},
+            **{self._cache_argument: cache},
         )
         if cache.hidden_states:
             cache.store_hidden([output.hidden_states[k] for k in cache.hidden_states], step.slots)
@@ -301,7 +312,7 @@ class TargetAdapter(TargetEnds):
         """Return the keys of each layer for a text that begins at a position."""
         cache = DynamicCache(config=self.config)
         positions = start + torch.arange(token_ids.shape[1], device=self.device)[None]
-        own = {self.cache_argument: cache}
+        own = {self._cache_argument: cache}
         self.decoder(input_ids=token_ids, position_ids=positions, use_cache=True, **own)
         layers: list[Any] = storing_layers(cache, self.config)
         return [layer.keys for layer in layers]

@@ -1,4 +1,4 @@
-"""Attention of a target: grouped for the few queries of a step, or batch-invariant on a CPU.
+"""Attention of a target: grouped for the few queries of a step, or with a given rounding on a CPU.
 
 transformers repeats keys and values for every query head, unless there is only one query.
 `grouped_attention` turns the query heads that share keys into queries of a single head, so that
@@ -157,6 +157,12 @@ def obstacle_to_likeness(model: nn.Module) -> str | None:
     Args:
         model: the target.
     """
+    # Products of other matrices, such as those of experts, may depend on the number of rows.
+    for module in model.modules():
+        is_known = type(module) is nn.Linear or isinstance(module, nn.Embedding)
+        own = module.parameters(recurse=False)
+        if not is_known and any(weight.dim() > 1 for weight in own):
+            return f"a matrix in {type(module).__name__}"
     return _obstacle(model, ("sdpa",))
 
 
@@ -170,7 +176,7 @@ def obstacle_to_invariance(model: nn.Module) -> str | None:
 
 
 def _obstacle(model: nn.Module, implementations: tuple[str, ...]) -> str | None:
-    """Return why the attention of a copy of the layers cannot be replaced; None if it can.
+    """Return why a copy of the layers cannot be made to round in another way; None if it can.
 
     PEFT adapters may be switched on and off, which a copy of the layers would not notice.
     """

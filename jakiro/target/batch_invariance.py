@@ -72,7 +72,7 @@ def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
     path = min(PATH, target.spec.max_position // 2)
     prefix = min(PREFIX, target.spec.max_position - path)
     token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
-    single = _one_by_one(target, token_ids, prefix)
+    single = read_one_by_one(target, token_ids, prefix)
     logits = [target.logits(single[:, index : index + 1]) for index in range(path)]
     return {
         "together": (single, _together(target, token_ids)[:1, -path:]),
@@ -82,9 +82,19 @@ def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def _one_by_one(
+def read_one_by_one(
     target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
 ) -> Float[Tensor, "1 path hidden"]:
+    """Read a prefix, then the other tokens one by one.
+
+    Args:
+        target: adapter of the target.
+        token_ids: tokens of the prefix and of the path.
+        prefix: number of tokens of the prefix.
+
+    Returns:
+        The features of the path's tokens.
+    """
     cache = target.new_cache(1, token_ids.shape[1] + 1)
     target.forward(chain_step(token_ids[:, :prefix], 0), cache)
     steps = [

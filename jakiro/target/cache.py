@@ -224,6 +224,16 @@ class SlotCache(Cache):
             storage.append(added)
         self._update_layers()
 
+    def overwrite(self, index: int, other: "SlotCache") -> None:
+        """Replace the first slots of a sequence by those of the first sequence of another cache.
+
+        Args:
+            index: batch index of the sequence.
+            other: cache of the same model, with at most as many slots.
+        """
+        for storage, own in zip(self._storages, other._storages, strict=True):
+            storage.live.select(1, index)[..., : own.live.shape[-2], :] = own.live.select(1, 0)
+
     def reserve(self, capacity: int) -> None:
         """Enlarge the cache to at least `capacity` slots, keeping its contents."""
         if capacity > self.capacity:

@@ -17,7 +17,7 @@ from jakiro.target.attention import (
 from jakiro.target.checks import CausalLM
 from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
 from jakiro.target.sharing import sharing_copy, with_attention
-from jakiro.target.single_rows import with_single_rows
+from jakiro.target.single_rows import with_row_groups
 
 
 class ComputeModules:
@@ -49,6 +49,7 @@ class ComputeModules:
         self.is_batch_invariant = False
         self.is_like_generate = False
         self._packs_single = False
+        self._group_sizes: dict[object, int] = {}  # rows that may be multiplied together
         self._copied: list[nn.Parameter] = []  # parameters of the modules that were copied
 
     @property
@@ -56,13 +57,8 @@ class ComputeModules:
         """A description of the weights that decoding computes with."""
         form = form_name(self.is_packed, self._packs_single)
         if self.is_like_generate:
-            return f"{form}, like generate()"
+            return f"{form}, rounding of generate()"
         return f"{form}, batch-invariant" if self.is_batch_invariant else form
-
-    @property
-    def prompt_layers(self) -> nn.Module:
-        """The layers that read a prompt from its beginning."""
-        return self._decoder if self.is_like_generate else self.layers
 
     def pack(self, *, single: bool = False) -> None:
         """Compute with weights that are reordered for the CPU.
@@ -76,11 +72,11 @@ class ComputeModules:
             TargetNotSupported: the weights, the device, adapters or the installed torch do not
                 allow this.
         """
-        if not can_pack(self._model):
+        if self.is_like_generate or not can_pack(self._model):
             raise TargetNotSupported(
                 "the weights of the target cannot be reordered",
                 expected="float32 (or bfloat16, if the processor supports it) on a CPU, without "
-                "adapters and quantization",
+                "adapters and quantization, without the rounding of generate()",
                 got=f"{str(self._model.dtype).removeprefix('torch.')} on {self._model.device}",
                 remedy="decode without packed weights",
             )
@@ -114,11 +110,12 @@ class ComputeModules:
         self._choose()
 
     def make_like_generate(self) -> None:
-        """Compute each token as `generate()` does, which reads the tokens of a text one by one.
+        """Compute each token as `generate()` does, which reads new tokens one by one.
 
         Raises:
             TargetNotSupported: the target is not in half precision or not on a CPU, has PEFT
-                adapters or attention sinks, or uses an implementation of attention other than sdpa.
+                adapters, attention sinks or matrices outside of linear layers, or uses an
+                implementation of attention other than sdpa.
         """
         refuse_likeness_if(obstacle_to_likeness(self._model))
         self.is_like_generate, self.is_packed, self.groups_heads = True, False, False
@@ -152,8 +149,10 @@ class ComputeModules:
         self._copied = list(self._decoder.parameters())
         self.layers = sharing_copy(self._decoder)
         if self.is_like_generate:
-            self.layers = with_single_rows(with_attention(self.layers, LIKE_GENERATE))
-            self.output = with_single_rows(self.output)
+            self.layers = with_row_groups(
+                with_attention(self.layers, LIKE_GENERATE), self._group_sizes
+            )
+            self.output = with_row_groups(self.output, self._group_sizes)
             return
         if self.is_batch_invariant:
             with_attention(self.layers, BATCH_INVARIANT)
@@ -195,8 +194,8 @@ def refuse_likeness_if(obstacle: str | None) -> None:
     if obstacle is not None:
         raise TargetNotSupported(
             "the target cannot round like generate()",
-            expected="half precision on a CPU, with sdpa attention to all earlier tokens, without "
-            "adapters, not compiled",
+            expected="half precision on a CPU, with sdpa attention to all earlier tokens, all "
+            "matrices in linear layers, no adapters, not compiled",
             got=obstacle,
             remedy="decode without like_generate; in float32, rounding hardly ever matters",
         )

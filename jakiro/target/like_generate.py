@@ -1,5 +1,7 @@
 """Check that a target has the rounding of `generate()`, whatever is computed with a token."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -7,54 +9,76 @@ from transformers import DynamicCache
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.batch_invariance import PATH, PREFIX, read_in_tree
+from jakiro.target.batch_invariance import PATH, PREFIX, read_in_tree, read_one_by_one
+from jakiro.target.cache_argument import cache_argument
+from jakiro.target.step import chain_step
 
 
 @torch.no_grad()
-def check_like_generate(target: TargetAdapter) -> None:
-    """Compare features and logits, bit for bit, with those of the model's own steps.
+def generated_logits(
+    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
+) -> Float[Tensor, "1 steps vocab"]:
+    """Return the model's own logits after a prefix and after each later token.
 
-    The model reads a prefix in one forward pass, and then a path token by token, as `generate()`
-    does. The target reads the prefix, and then the path in a tree with siblings.
+    The model reads the prefix in one forward pass, and then token by token, as `generate()` does.
+
+    Args:
+        target: adapter of the target.
+        token_ids: tokens of the prefix and after it.
+        prefix: number of tokens of the prefix.
+    """
+    model: Any = target.model
+    kept = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+    cache, logits = DynamicCache(config=target.config), []
+    ends = range(prefix, token_ids.shape[1] + 1)
+    for begin, end in zip((0, *ends), ends, strict=False):
+        own = {cache_argument(model): cache, **kept}
+        output = model(input_ids=token_ids[:, begin:end], use_cache=True, **own)
+        logits.append(output.logits[:, -1:])
+    return torch.cat(logits, dim=1)
+
+
+@torch.no_grad()
+def check_like_generate(target: TargetAdapter, expected: Float[Tensor, "1 steps vocab"]) -> None:
+    """Compare logits, bit for bit, with those of the model's own steps.
+
+    The target reads a prefix, and then a path: token by token, and in a tree with siblings.
 
     Args:
         target: adapter of the target, after `make_like_generate`.
+        expected: `generated_logits` of `example`.
 
     Raises:
-        TargetNotSupported: features or logits differ.
+        TargetNotSupported: logits differ.
+    """
+    token_ids, prefix = example(target)
+    cache = target.new_cache(1, prefix)
+    read = target.forward(chain_step(token_ids[:, :prefix], 0), cache).features
+    single = read_one_by_one(target, token_ids, prefix)
+    tree = read_in_tree(target, token_ids, prefix)
+    found = {
+        "a prompt": target.logits(read[:, -1:]),
+        "single tokens": torch.cat([target.logits(own) for own in single.split(1, dim=1)], dim=1),
+        "a tree": target.logits(tree),
+    }
+    for what, logits in found.items():
+        own = expected[:, :1] if what == "a prompt" else expected[:, 1:]
+        if not torch.equal(logits, own):
+            raise TargetNotSupported(
+                "the target cannot have the rounding of generate() on this machine",
+                expected="the same bits as in the model's own steps",
+                got=f"different logits of {what}, in {str(target.dtype).removeprefix('torch.')}",
+                remedy="decode without like_generate, or with torch's number of threads",
+            )
+
+
+def example(target: TargetAdapter) -> tuple[Int[Tensor, "1 tokens"], int]:
+    """Return the tokens that are compared, and the number of them in the prefix.
+
+    Args:
+        target: adapter of the target.
     """
     path = min(PATH, target.spec.max_position // 2)
     prefix = min(PREFIX, target.spec.max_position - path)
     token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
-    expected = _one_by_one(target, token_ids, prefix)
-    found = read_in_tree(target, token_ids, prefix)
-    head = target.model.get_output_embeddings()
-    logits = [target.adjusted(head(own)) for own in expected.split(1, dim=1)]
-    for what, own, other in (
-        ("features", found, expected),
-        ("logits", target.logits(found), torch.cat(logits, dim=1)),
-    ):
-        if not torch.equal(own, other):
-            raise TargetNotSupported(
-                "the target cannot round like generate() on this machine",
-                expected="the same bits as in steps of a single token",
-                got=f"different {what}, in {str(target.dtype).removeprefix('torch.')}",
-                remedy="decode without like_generate",
-            )
-
-
-def _one_by_one(
-    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
-) -> Float[Tensor, "1 path hidden"]:
-    """Return the features of the tokens after a prefix, from the model's own steps."""
-    cache, features = DynamicCache(config=target.config), []
-    ends = range(prefix, token_ids.shape[1] + 1)
-    for begin, end in zip((0, *ends), ends, strict=False):
-        output = target.decoder(
-            input_ids=token_ids[:, begin:end],
-            position_ids=torch.arange(begin, end, device=target.device)[None],
-            use_cache=True,
-            **{target.cache_argument: cache},
-        )
-        features.append(output.last_hidden_state[:, -1:])
-    return torch.cat(features[1:], dim=1)
+    return token_ids, prefix

@@ -12,16 +12,18 @@ from torch.nn.functional import linear
 ROWS = (16, 2, 3, 5, 8, 17, 33, 64)  # numbers of rows that products are compared for
 
 
-class RowByRow(nn.Module):
-    """Computes the same as a linear layer, one row after the other.
+class RowGroups(nn.Module):
+    """Computes the same as a linear layer, with at most a given number of rows at a time.
 
     Args:
         layer: layer whose weight and bias are used; it is not changed.
+        size: largest number of rows that are multiplied together.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, size: int) -> None:
         super().__init__()
         self.layer = layer
+        self.size = size
 
     @property
     def weight(self) -> Tensor:
@@ -35,32 +37,30 @@ class RowByRow(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Return the product with the weight, plus the bias."""
-        if not x.numel():
+        rows = x.reshape(1, -1, x.shape[-1])
+        if rows.shape[1] <= self.size:
             return linear(x, self.weight, self.bias)
-        rows = [linear(row, self.weight, self.bias) for row in x.reshape(-1, 1, 1, x.shape[-1])]
-        return torch.cat(rows).reshape(*x.shape[:-1], -1)
+        groups = [linear(own, self.weight, self.bias) for own in rows.split(self.size, dim=1)]
+        return torch.cat(groups, dim=1).reshape(*x.shape[:-1], -1)
 
 
-def with_single_rows(module: nn.Module) -> nn.Module:
-    """Replace the linear layers of a copied model whose products depend on the number of rows.
+def with_row_groups(module: nn.Module, sizes: dict[object, int]) -> nn.Module:
+    """Replace the linear layers of a copied model by layers with the products of single rows.
 
     Layers of the same shape are compared once, with random inputs: this is a test on examples, not
     a proof.
 
     Args:
         module: copy of a model, which is changed; or a single linear layer, which is not.
+        sizes: known sizes of groups by the kind of layer, to which new ones are added.
     """
-    return _with_single_rows(module, {})
-
-
-def _with_single_rows(module: nn.Module, known: dict[object, bool]) -> nn.Module:
     if type(module) is nn.Linear:
         kind = (tuple(module.weight.shape), module.weight.dtype, module.bias is None)
-        if kind not in known:
-            known[kind] = depends_on_rows(module)
-        return RowByRow(module) if known[kind] else module
+        if kind not in sizes:
+            sizes[kind] = 1 if depends_on_rows(module) else max(ROWS)
+        return RowGroups(module, sizes[kind])
     for name, child in module.named_children():
-        setattr(module, name, _with_single_rows(child, known))
+        setattr(module, name, with_row_groups(child, sizes))
     return module
 
 
@@ -71,7 +71,7 @@ def depends_on_rows(layer: nn.Linear) -> bool:
     Args:
         layer: linear layer.
     """
-    single, random = RowByRow(layer), torch.Generator().manual_seed(0)
+    single, random = RowGroups(layer, 1), torch.Generator().manual_seed(0)
     for count in ROWS:
         rows = torch.randn(1, count, layer.in_features, generator=random).to(layer.weight.dtype)
         if not torch.equal(layer(rows), single(rows)):

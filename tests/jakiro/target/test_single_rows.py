@@ -3,9 +3,8 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from jakiro.target.single_rows import RowByRow, depends_on_rows, with_single_rows
+from jakiro.target.single_rows import ROWS, RowGroups, depends_on_rows, with_row_groups
 
 
 class _OtherRows(nn.Linear):
@@ -16,22 +15,23 @@ class _OtherRows(nn.Linear):
         return product * 1.01 if x.numel() > x.shape[-1] else product
 
 
-def test_rows_are_multiplied_one_by_one_only_where_they_must(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    few, many = nn.Linear(8, 8).bfloat16(), nn.Linear(1600, 16).bfloat16()
-    found = with_single_rows(nn.Sequential(few, many))
-    assert [isinstance(own, RowByRow) for own in found.children()] == [
-        depends_on_rows(few),
-        depends_on_rows(many),
-    ]
-    uneven = _OtherRows(8, 8)
+def test_rows_are_multiplied_together_only_where_this_changes_nothing() -> None:
+    few, many, uneven = nn.Linear(8, 8).bfloat16(), nn.Linear(1600, 16).bfloat16(), _OtherRows(8, 8)
     assert depends_on_rows(uneven)
-    rows = torch.randn(2, 3, 8)
-    single = RowByRow(uneven)
-    monkeypatch.setattr(_OtherRows, "forward", None)  # nothing is multiplied by several rows
-    each = torch.stack(
-        [torch.stack([linear(row, uneven.weight, uneven.bias) for row in own]) for own in rows]
-    )
-    torch.testing.assert_close(single(rows), each)
-    assert single(rows[:0]).shape == (0, 3, 8)
+    sizes = dict[object, int]()
+    found = list(with_row_groups(nn.Sequential(few, many), sizes).children())
+    for layer, own in zip(found, (few, many), strict=True):
+        assert isinstance(layer, RowGroups)
+        assert layer.size == (1 if depends_on_rows(own) else max(ROWS))
+    assert len(sizes) == 2
+    with_row_groups(nn.Linear(8, 8).bfloat16(), sizes)
+    assert len(sizes) == 2  # a shape is compared once
+
+
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_groups_of_rows_have_the_products_of_the_layer(size: int) -> None:
+    layer, rows = nn.Linear(8, 6), torch.randn(2, 3, 8)
+    groups = RowGroups(layer, size)
+    torch.testing.assert_close(groups(rows), layer(rows))
+    assert groups(rows[:, :0]).shape == (2, 0, 6)
+    assert groups(rows[0, 0]).shape == (6,)
