@@ -99,6 +99,11 @@ class Context:
         is_whole = self.target.modules.is_like_generate
         return self.target.spec.max_position if is_whole else PREFILL_CHUNK
 
+    @staticmethod
+    def is_chunk(count: int) -> bool:
+        """Return whether a number of tokens is at most that of a usual prefill chunk."""
+        return count <= PREFILL_CHUNK
+
     def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
         """Return the last token of each sequence on the device.
 

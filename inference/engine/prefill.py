@@ -8,7 +8,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
-from inference.engine.context import PREFILL_CHUNK, Context
+from inference.engine.context import Context
 from inference.engine.details import TokenDetails, prompt_details_of
 from inference.engine.request import SequenceState
 from inference.sampling.random_numbers import StepRandom
@@ -57,7 +57,7 @@ class Prefill:
         Args:
             num_read: number of the other tokens.
         """
-        return num_read == 0 or num_read + self.chunk_size <= PREFILL_CHUNK
+        return num_read == 0 or self.context.is_chunk(num_read + self.chunk_size)
 
     def read_chunk(self) -> None:
         """Read the next tokens of every prompt."""
