@@ -40,7 +40,7 @@ from bench_offline import chain_drafter, written_alone
 
 from inference.benchmark.machine import environment_of
 from inference.benchmark.stats import interval_of
-from inference.benchmark.stored_parts import PARTS, continued_parts, parts_of
+from inference.benchmark.stored_parts import continued_document, parts_of
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import encode_prompt
 from inference.protocol import Drafter
@@ -229,7 +229,7 @@ def run(arguments: argparse.Namespace) -> bool:
     tests = {f"test {own.name}": fingerprint(own.prompt, own.test) for own in problems}
     settings = {"tokens": arguments.tokens, "dtype": target.dtype, "seconds": SECONDS}
     parts = parts_of(target, drafters, encoded, **settings, **tests)
-    document = _continued(arguments.json, parts)
+    document = continued_document(arguments.json, parts, records={}, answers={})
     document["environment"] = environment_of(target, arguments.target).model_dump(mode="json")
     for problem, question in zip(problems, encoded, strict=True):
         for method, cut in _kinds(arguments):
@@ -273,14 +273,6 @@ def _answer(
         return list(whole)
     beginning = whole[:cut]
     return list(beginning) if drafter is None else writer.finished(drafter, question, beginning)
-
-
-def _continued(path: Path, parts: dict[str, str]) -> dict[str, Any]:
-    """Return the stored result, which must have the same parts; an empty one if there is none."""
-    if not path.exists():
-        return {PARTS: parts, "records": {}, "answers": {}}
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document | {PARTS: continued_parts(path, document, parts)}
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

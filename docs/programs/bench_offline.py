@@ -26,7 +26,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from inference.benchmark.machine import environment_of
-from inference.benchmark.stored_parts import PARTS, continued_parts, parts_of
+from inference.benchmark.stored_parts import continued_document, parts_of
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -189,7 +189,8 @@ def run(arguments: argparse.Namespace) -> bool:
     drafters = {name: chain_drafter(name, target, length) for name in arguments.method}
     encoded = [encode_prompt(own.first, tokenizer, target.spec.vocab_size) for own in prompts]
     most = max(arguments.cut) + length
-    document = _continued(path, parts_of(target, drafters, encoded, length=length, tokens=most))
+    parts = parts_of(target, drafters, encoded, length=length, tokens=most)
+    document = continued_document(path, parts, records={}, texts={})
     document["environment"] = environment_of(target, arguments.target).model_dump(mode="json")
     for number, ids in enumerate(encoded):
         for cut in arguments.cut:
@@ -213,14 +214,6 @@ def run(arguments: argparse.Namespace) -> bool:
                 _write(path, document, arguments)
     _write(path, document, arguments)
     return True
-
-
-def _continued(path: Path, parts: dict[str, str]) -> dict[str, Any]:
-    """Return the stored result, which must have the same parts; an empty one if there is none."""
-    if not path.exists():
-        return {PARTS: parts, "records": {}, "texts": {}}
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document | {PARTS: continued_parts(path, document, parts)}
 
 
 def _greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:

@@ -15,9 +15,9 @@ from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.batch_invariance import check_batch_invariance
+from jakiro.target.batch_invariance import check_batch_invariance, example
 from jakiro.target.checks import CausalLM
-from jakiro.target.like_generate import check_like_generate, example, generated_logits
+from jakiro.target.like_generate import check_like_generate, generated_logits
 from jakiro.target.record import check_target
 
 _TREES = '"fixed", a TreeShape or a TreePlan'

@@ -1,5 +1,6 @@
 """The parts that a measurement depends on, and with which alone a stored one is continued."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,23 @@ def continued_parts(
             ", ".join(f"{name}: {parts[name]}" for name in shown),
         )
     return {**known, **parts}
+
+
+def continued_document(path: Path, parts: Mapping[str, str], **empty: object) -> dict[str, Any]:
+    """Return a stored result, with the parts of this run; an empty one if there is none.
+
+    Args:
+        path: file of the result.
+        parts: parts of this run, as of `parts_of`.
+        **empty: contents of an empty result.
+
+    Raises:
+        DataError: the stored result has other parts.
+    """
+    if not path.exists():
+        return {PARTS: dict(parts), **empty}
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document | {PARTS: continued_parts(path, document, parts)}
 
 
 def _other(path: Path, expected: str, got: str) -> DataError:

@@ -94,9 +94,8 @@ class AloneWriter:
         return ProvisionalToken(tree.token_ids[tree.children[ROOT][0]])
 
     def stop(self) -> None:
-        """Let the drafter forget the provisional tokens."""
-        if not isinstance(self._drafting.session, TrainedSession):
-            self._drafting.rollback(len(self._verified) - 1)
+        """Let the drafter forget the provisional tokens, as far as it has stored them."""
+        self._drafting.rollback(len(self._verified) - 1)
 
 
 def alone_key(step_key: StreamKey, attempt: int, number: int) -> StreamKey:

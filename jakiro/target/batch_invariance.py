@@ -69,9 +69,8 @@ def _differs(product: nn.Module, count: int) -> bool:
 
 def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
     """Return pairs of tensors that must be equal, by the way in which the tokens are read."""
-    path = min(PATH, target.spec.max_position // 2)
-    prefix = min(PREFIX, target.spec.max_position - path)
-    token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
+    token_ids, prefix = example(target)
+    path = token_ids.shape[1] - prefix
     single = read_one_by_one(target, token_ids, prefix)
     logits = [target.logits(single[:, index : index + 1]) for index in range(path)]
     return {
@@ -80,6 +79,18 @@ def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
         "beside another sequence": (single, _beside_another(target, token_ids)[:1, -path:]),
         "one by one, with their logits": (torch.cat(logits, dim=1), target.logits(single)),
     }
+
+
+def example(target: TargetAdapter) -> tuple[Int[Tensor, "1 tokens"], int]:
+    """Return tokens to compare the features of, and the number of them that are read first.
+
+    Args:
+        target: adapter of the target.
+    """
+    path = min(PATH, target.spec.max_position // 2)
+    prefix = min(PREFIX, target.spec.max_position - path)
+    token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
+    return token_ids, prefix
 
 
 def read_one_by_one(

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.batch_invariance import PATH, PREFIX, read_in_tree, read_one_by_one
+from jakiro.target.batch_invariance import example, read_in_tree, read_one_by_one
 from jakiro.target.cache_argument import cache_argument
 from jakiro.target.step import chain_step
 
@@ -70,15 +70,3 @@ def check_like_generate(target: TargetAdapter, expected: Float[Tensor, "1 steps 
                 got=f"different logits of {what}, in {str(target.dtype).removeprefix('torch.')}",
                 remedy="decode without like_generate, or with torch's number of threads",
             )
-
-
-def example(target: TargetAdapter) -> tuple[Int[Tensor, "1 tokens"], int]:
-    """Return the tokens that are compared, and the number of them in the prefix.
-
-    Args:
-        target: adapter of the target.
-    """
-    path = min(PATH, target.spec.max_position // 2)
-    prefix = min(PREFIX, target.spec.max_position - path)
-    token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
-    return token_ids, prefix

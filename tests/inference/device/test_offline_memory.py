@@ -200,11 +200,12 @@ def test_nothing_is_left_of_what_was_written(moa: SpeculativeDecoder, samples: b
 
 
 def test_verified_tokens_without_memory_are_read_first(moa: SpeculativeDecoder) -> None:
-    whole, partial = (_tokens(_drafting(moa, count, False), 3) for count in (6, 4))
-    assert len(whole) == len(partial) == 3
-    forced = _drafting(moa, 4, False)
-    writer = AloneWriter(forced, PROMPT[:5], 2, 1, 10)  # the rest is provisional here
-    assert writer.next(PROMPT[5:]) == partial[0]
+    (found,) = _tokens(_drafting(moa, 4, True), 1)
+    # The same tokens are provisional here, so the distribution after them must be the same.
+    writer = AloneWriter(_drafting(moa, 4, True), PROMPT[:5], 2, 1, 10)
+    assert found == writer.next(PROMPT[5:])
+    (whole,) = _tokens(_drafting(moa, 6, True), 1)
+    assert whole.weights != found.weights  # it reads more memory
 
 
 @pytest.mark.parametrize(("prompt", "num_rows"), [(PROMPT, 0), (PROMPT * 40, 3)])

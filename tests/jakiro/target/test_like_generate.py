@@ -18,8 +18,9 @@ from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError, TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import LIKE_GENERATE, like_generate_attention
+from jakiro.target.batch_invariance import example
 from jakiro.target.checks import FULL
-from jakiro.target.like_generate import check_like_generate, example, generated_logits
+from jakiro.target.like_generate import check_like_generate, generated_logits
 
 DTYPES = (torch.bfloat16, torch.float16)
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
