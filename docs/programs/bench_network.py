@@ -30,7 +30,7 @@ import torch
 
 from inference.benchmark.machine import environment_of
 from inference.benchmark.network import PROFILES, simulated_network
-from inference.benchmark.stored_parts import PARTS, continued_parts, parts_of
+from inference.benchmark.stored_parts import PARTS, continued_document, parts_of
 from inference.decoder import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.drafters.delegating import DelegatingDrafter
@@ -108,13 +108,11 @@ class Bench:
         prompts = read_prompts(arguments.prompts)[: arguments.num_prompts]
         size = self.target.spec.vocab_size
         self.prompts = [encode_prompt(own.first, self.tokenizer, size) for own in prompts]
-        self.rows: list[dict[str, Any]] = []
         settings = {"new tokens": arguments.tokens, "capacity": arguments.capacity, "seed": SEED}
-        self.parts = parts_of(self.target, self.drafters, self.prompts, **settings)
-        if arguments.json.exists():
-            document = json.loads(arguments.json.read_text())
-            self.rows = document["rows"]
-            self.parts = continued_parts(arguments.json, document, self.parts)
+        parts = parts_of(self.target, self.drafters, self.prompts, **settings)
+        document = continued_document(arguments.json, parts, rows=[])
+        self.rows: list[dict[str, Any]] = document["rows"]
+        self.parts: dict[str, str] = document[PARTS]
         self._described = {name: _described(own) for name, own in self.drafters.items()}
         environment = environment_of(self.target, arguments.target)
         self._environment = environment.model_dump(mode="json")
