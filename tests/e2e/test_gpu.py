@@ -52,6 +52,7 @@ def test_captured_steps_are_recorded_and_give_the_same_tokens(temperature: float
     assert all(part._run.is_recorded for part in parts)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # advice of the compiler
 def test_compiled_steps_on_a_gpu_give_the_same_tokens() -> None:
     model = tiny_llama().cuda()
     drafter = tiny_drafter(TargetAdapter(model))

@@ -6,8 +6,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -15,6 +17,10 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.e2e
+@pytest.mark.skipif(
+    Version(np.__version__) >= Version("2.5"),
+    reason="Triton's interpreter turns arrays with one element into numbers, which NumPy rejects",
+)
 def test_the_interpreted_program_gives_the_results_of_torch() -> None:
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests"), *sys.path])
     subprocess.run(
