@@ -5,9 +5,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.gguf import default_dtype
 from training.input_settings import TargetSettings
 from training.planning.simulation import target_on_meta
+from training.setup.target_layer import layers_of
 
 _MOST_HELD_OUT = 32
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32"}
@@ -28,7 +30,7 @@ data:
 
 drafter:
   # One layer that starts as the last layer of the target, and reads {reads}.
-  trunk: {{kind: feedback, fusion_layers: {fusion_layers}, ttt_steps: 2, first_position: false}}
+  trunk: {{kind: feedback, fusion_layers: {states}, ttt_steps: 2, first_position: false{form}}}
   experts: {{num_experts: 1, intermediate_size: {intermediate_size}, combine: mixture}}
   schedule: {{autoregressive_levels: 4, parallel_levels: 0}}
 
@@ -69,7 +71,8 @@ def starter_yaml(name_or_path: str, paths: Sequence[str]) -> str:
         paths=json.dumps(list(paths)),
         sequence_length=min(512, target.spec.max_position),
         validation_size=validation_size(paths),
-        fusion_layers="null" if layers is None else list(layers),
+        states="null" if layers is None else list(layers),
+        form="".join(f", {key}: {value}" for key, value in attention_form(target).items()),
         reads="its last hidden state" if layers is None else "an early, a middle and a late state",
         intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
     )
@@ -101,6 +104,27 @@ def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:
     num_layers = (num_hidden_states or 1) - 1
     states = (max(1, num_layers // 10), num_layers // 2, num_layers - 3)
     return states if states[0] < states[1] < states[2] else None
+
+
+def attention_form(target: TargetAdapter) -> dict[str, str]:
+    """Return the settings with which a trunk's attention has the form of the target's last layer.
+
+    Args:
+        target: the target, of which only the names and shapes of parameters are read.
+
+    Returns:
+        `attention_bias` and `qk_norm` in `drafter.trunk`, where they differ from the defaults.
+    """
+    shapes = {
+        ".".join(name.split(".")[-2:]): tuple(parameter.shape)
+        for name, parameter in layers_of(target)[-1].named_parameters()
+    }
+    form = {}
+    if "q_proj.bias" in shapes:
+        form["attention_bias"] = "all" if "o_proj.bias" in shapes else "qkv"
+    if shapes.get("q_norm.weight") == (target.spec.attention.head_dim,):
+        form["qk_norm"] = "true"
+    return form
 
 
 def short_name(name_or_path: str) -> str:

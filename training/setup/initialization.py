@@ -11,6 +11,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.logs import get_logger
+from moa.trunk import Trunk
 from training.config import TrainSettings
 from training.loss.batch import Batch
 from training.setup.layer_start import (
@@ -71,7 +72,7 @@ def initialize(
     attention = _attention_to_start_from(settings, target, heads, is_logged=True)
     if attention is None:
         return
-    _warn(attention, heads.rope_theta, target)
+    _warn(attention, drafter.trunk, heads.rope_theta, target)
     start_from(drafter.trunk, attention)
     views_layer = settings.initialize.memory == "target_layer"
     if views_layer:
@@ -154,8 +155,15 @@ def _check_trunk(trunk: TrunkSettings) -> None:
         )
 
 
-def _warn(attention: LayerAttention, rope_theta: float, target: TargetAdapter) -> None:
-    warn_of_left_behind("drafter.trunk", attention.left_behind)
+def _warn(
+    attention: LayerAttention, trunk: Trunk, rope_theta: float, target: TargetAdapter
+) -> None:
+    left = _without_counterpart(attention, trunk)
+    warn_of_left_behind("drafter.trunk", left)
+    if trunk.cross_attention is None and "q_proj.bias" in left:
+        _logger.warning("to start with these biases, set drafter.trunk.attention_bias=qkv")
+    if trunk.cross_attention is None and "q_norm.weight" in left and attention.head_gains:
+        _logger.warning("to start with these norms, set drafter.trunk.qk_norm=true")
     if not attention.has_same_base:
         _logger.warning(
             f"drafter.trunk.rope_theta={rope_theta:g} differs from the rotary embedding of "
@@ -240,3 +248,16 @@ def start_memory(drafter: JakiroDrafter, state: int) -> None:
     parts[:, source.layers.index(state)] = torch.eye(width)
     if encoder.output.bias is not None:
         encoder.output.bias.zero_()
+
+
+def _without_counterpart(attention: LayerAttention, trunk: Trunk) -> tuple[str, ...]:
+    """Return the names of the layer's parameters that the trunk's attention does not have."""
+    own = trunk.self_attention
+    assert own is not None
+    taken = []
+    if trunk.cross_attention is None:  # which has neither biases nor norms of heads
+        taken += [] if own.project.bias is None else ["q_proj.bias", "k_proj.bias", "v_proj.bias"]
+        taken += [] if own.output.bias is None else ["o_proj.bias"]
+        has_norms = own.query_norm is not None and attention.head_gains is not None
+        taken += ["q_norm.weight", "k_norm.weight"] if has_norms else []
+    return tuple(name for name in attention.left_behind if name not in taken)

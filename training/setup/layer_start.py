@@ -45,6 +45,13 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
     assert own is not None
     own.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
     own.output.weight.copy_(attention.output)
+    if own.project.bias is not None:
+        own.project.bias.copy_(attention.bias)
+    if own.output.bias is not None:
+        own.output.bias.copy_(attention.output_bias)
+    if own.query_norm is not None and own.key_norm is not None and attention.head_gains is not None:
+        for norm, gain in zip((own.query_norm, own.key_norm), attention.head_gains, strict=True):
+            norm.weight.copy_(gain)
     _set_gain(own.norm, attention.gain)
     cross = trunk.cross_attention
     if cross is not None:
@@ -173,6 +180,9 @@ def scale_to_features(
     _set_gain(trunk.self_attention.norm, gain)
     added = fit.scale[:, None] * attention.output
     trunk.self_attention.output.weight.copy_(0 * added if views_layer else added)
+    if trunk.self_attention.output.bias is not None:
+        added_bias = fit.scale * attention.output_bias
+        trunk.self_attention.output.bias.copy_(0 * added_bias if views_layer else added_bias)
     if trunk.cross_attention is not None:
         trunk.cross_attention.norm.weight.copy_(gain)
         trunk.cross_attention.output.weight.copy_(added if views_layer else 0 * added)

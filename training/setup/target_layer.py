@@ -173,7 +173,12 @@ class LayerAttention(NamedTuple):
         value: matrix of the value heads, one after the other.
         output: matrix from the heads' results to the residual stream.
         gain: gain of the norm before attention; ones if there is no norm.
-        left_behind: names of parameters without a counterpart in `moa`: biases, norms of heads, ...
+        bias: bias of queries, keys and values, in this order; zeros where a layer has none.
+        output_bias: bias of the output; zeros if there is none.
+        head_gains: gains of the norms of each query and of each key; None if the layer has no such
+            norms, or norms over all heads together.
+        left_behind: names of parameters that only some trunks have, such as biases and norms of
+            heads, or that no trunk has.
         has_same_base: whether the layer rotates with the `rope_theta` of the trunk's settings.
     """
 
@@ -182,6 +187,9 @@ class LayerAttention(NamedTuple):
     value: Float[Tensor, "kv hidden"]
     output: Float[Tensor, "hidden queries"]
     gain: Float[Tensor, " hidden"]
+    bias: Float[Tensor, " projected"]
+    output_bias: Float[Tensor, " hidden"]
+    head_gains: tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]] | None
     left_behind: tuple[str, ...]
     has_same_base: bool
 
@@ -203,17 +211,27 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
     layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
     query, key, value, output = (matrix_of(getattr(attention, name)) for name in _PROJECTIONS)
+    biases = (_bias_of(getattr(attention, name)) for name in _PROJECTIONS)
+    query_bias, key_bias, value_bias, output_bias = biases
     _check_heads(target, number, heads, (query, key, value, output))
     rotation = _required_rotation(target, number)
     if rotation.is_interleaved:
         query, key = (_rows_in_halves(part, heads.head_dim) for part in (query, key))
+        query_bias, key_bias = (
+            _rows_in_halves(part[:, None], heads.head_dim)[:, 0] for part in (query_bias, key_bias)
+        )
     norm = next((getattr(layer, name) for name in _NORMS if hasattr(layer, name)), None)
+    factor = _score_factor(attention, heads.head_dim)
+    gains = _head_gains(attention, query.new_empty(1, heads.head_dim), rotation)
     return LayerAttention(
-        query=query * _score_factor(attention, heads.head_dim),
+        query=query * factor,
         key=key,
         value=value,
         output=output * residual_factor_of(layer),
         gain=gain_of(norm, query),
+        bias=torch.cat((query_bias * factor, key_bias, value_bias)),
+        output_bias=output_bias * residual_factor_of(layer),
+        head_gains=None if gains is None else (gains[0] * factor, gains[1]),
         left_behind=left_behind_by(attention, _PROJECTIONS, norm),
         has_same_base=rotation.has_base(heads.rope_theta),
     )
@@ -304,6 +322,29 @@ def _required_rotation(target: TargetAdapter, number: int) -> Rotation:
 def _rows_in_halves(matrix: Tensor, head_dim: int) -> Tensor:
     heads = matrix.unflatten(0, (-1, head_dim)).transpose(1, 2)
     return in_halves(heads).transpose(1, 2).flatten(0, 1)
+
+
+def _head_gains(
+    attention: nn.Module, like: Float[Tensor, "1 dim"], rotation: Rotation
+) -> tuple[Tensor, Tensor] | None:
+    """Return the gains of the norms of queries and of keys; None if no norm is that of a head."""
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    if any(
+        getattr(getattr(norm, "weight", None), "shape", None) != like[0].shape for norm in norms
+    ):
+        return None
+    query, key = (gain_of(norm, like) for norm in norms)
+    return (in_halves(query), in_halves(key)) if rotation.is_interleaved else (query, key)
+
+
+def _bias_of(linear: nn.Module) -> Tensor:
+    """Return the bias of a linear layer, zeros if it has none."""
+    base: Any = linear.get_base_layer() if isinstance(linear, BaseTunerLayer) else linear
+    weight, bias = base.weight, getattr(base, "bias", None)
+    if isinstance(bias, Tensor):
+        return bias
+    dtype = weight.dtype if weight.dtype in FLOATS else torch.float32
+    return torch.zeros(len(weight), dtype=dtype, device=weight.device)
 
 
 def _score_factor(attention: nn.Module, head_dim: int) -> float:

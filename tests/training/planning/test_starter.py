@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from helpers.families import tiny_family
 from helpers.models import tiny_llama
 
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.planning.starter import fused_states, short_name, starter_yaml
+from training.planning.starter import attention_form, fused_states, short_name, starter_yaml
 
 
 def test_the_settings_of_a_first_run_can_be_loaded(tmp_path: Path) -> None:
@@ -21,6 +23,28 @@ def test_the_settings_of_a_first_run_can_be_loaded(tmp_path: Path) -> None:
     assert settings.drafter.trunk.fusion_layers is None
     assert settings.drafter.experts.intermediate_size == tiny_llama().config.intermediate_size
     assert str(settings.run_folder) == "runs/a-model"
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("llama, grouped heads", {}),
+        ("qwen2", {"attention_bias": "qkv"}),
+        ("qwen3", {"qk_norm": "true"}),
+        ("olmo2", {}),  # its norms are those of all heads together
+    ],
+)
+def test_the_trunk_has_the_biases_and_norms_of_the_targets_attention(
+    family: str, form: dict[str, str], tmp_path: Path
+) -> None:
+    model = tiny_family(family)
+    assert attention_form(TargetAdapter(model)) == form
+    model.save_pretrained(tmp_path / "target")
+    path = tmp_path / "my.yaml"
+    path.write_text(starter_yaml(str(tmp_path / "target"), ["a.jsonl"]))
+    trunk = load_settings(TrainSettings, path).drafter.trunk
+    assert trunk.attention_bias == form.get("attention_bias", "none")
+    assert trunk.qk_norm == ("qk_norm" in form)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,25 @@ def test_a_warning_names_unused_parameters_and_a_different_base(
     assert "10000" in base
 
 
+@pytest.mark.parametrize(
+    ("family", "form"), [("qwen2", {"attention_bias": "qkv"}), ("qwen3", {"qk_norm": True})]
+)
+def test_only_parameters_that_the_trunk_does_not_have_are_named(
+    family: str, form: dict[str, Any], workshop: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = TargetAdapter(tiny_family(family))
+    trunk = {**HEADS, "kind": "feedback", **form}
+    settings = tiny_run(workshop, drafter={"trunk": trunk}, initialize={"attention_layer": 0})
+    with caplog.at_level(logging.WARNING):
+        initialize(tiny_drafter(target, settings.drafter), settings, target)
+    assert "starts without them" not in caplog.text
+    without = tiny_settings(trunk={**HEADS, "kind": "feedback"})
+    with caplog.at_level(logging.WARNING):
+        initialize(tiny_drafter(target, without), settings, target)
+    ((name, value),) = form.items()
+    assert f"set drafter.trunk.{name}={str(value).lower()}" in caplog.text
+
+
 def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
     settings = tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": -1})
     states = []

@@ -96,6 +96,33 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "form"),
+    [
+        ("qwen2", {}, {"attention_bias": "qkv"}),
+        ("llama, grouped heads", {"attention_bias": True}, {"attention_bias": "all"}),
+        ("qwen3", {}, {"qk_norm": True}),
+    ],
+)
+@torch.no_grad()
+def test_a_trunk_starts_with_the_biases_and_the_norms_of_heads_that_it_has(
+    family: str, changes: dict[str, Any], form: dict[str, Any]
+) -> None:
+    model = _with_random_norms(tiny_family(family, **changes))
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.normal_()
+    target = TargetAdapter(model)
+    settings = _trunk_for(target, layer=1, base=_base_of(model))
+    trunk = Trunk(hidden=32, **settings.model_dump(), **form)
+    start_from(trunk, read_attention(target, 1, settings))
+    stream, positions = torch.randn(2, 9, 32), torch.arange(5, 14)[None].expand(2, -1)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    expected = stream + _own_attention(model, 1, stream, positions)
+    got = trunk.self_attention(stream, positions, mask)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
     model = _with_random_norms(tiny_llama())
     target = TargetAdapter(model)
