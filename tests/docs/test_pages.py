@@ -181,7 +181,8 @@ def test_overrides_name_real_settings(command: Command) -> None:
     options = zip(command.words, command.words[1:], strict=False)
     overrides = [value for option, value in options if option == "--set"]
     values = apply_overrides(REQUIRED, overrides)
-    assert validate_settings(TrainSettings, values, source=str(command)).steps > 0
+    settings = validate_settings(TrainSettings, values, source=str(command))
+    assert settings.steps or settings.epochs
 
 
 @pytest.mark.parametrize("command", _of("jakiro"), ids=str)

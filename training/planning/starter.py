@@ -122,7 +122,8 @@ def attention_form(target: TargetAdapter) -> dict[str, str]:
     form = {}
     if "q_proj.bias" in shapes:
         form["attention_bias"] = "all" if "o_proj.bias" in shapes else "qkv"
-    if shapes.get("q_norm.weight") == (target.spec.attention.head_dim,):
+    own_norms = {shapes.get("q_norm.weight"), shapes.get("k_norm.weight")}
+    if own_norms == {(target.spec.attention.head_dim,)}:
         form["qk_norm"] = "true"
     return form
 

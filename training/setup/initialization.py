@@ -158,12 +158,23 @@ def _check_trunk(trunk: TrunkSettings) -> None:
 def _warn(
     attention: LayerAttention, trunk: Trunk, rope_theta: float, target: TargetAdapter
 ) -> None:
-    left = _without_counterpart(attention, trunk)
+    taken = _counterparts(attention, trunk)
+    left = tuple(name for name in attention.left_behind if name not in taken)
     warn_of_left_behind("drafter.trunk", left)
-    if trunk.cross_attention is None and "q_proj.bias" in left:
-        _logger.warning("to start with these biases, set drafter.trunk.attention_bias=qkv")
-    if trunk.cross_attention is None and "q_norm.weight" in left and attention.head_gains:
+    own = trunk.self_attention
+    assert own is not None
+    if trunk.cross_attention is not None:  # it has neither biases nor norms of heads
+        warn_of_left_behind("the cross-attention of drafter.trunk", taken)
+    elif "q_proj.bias" in left:
+        form = "all" if "o_proj.bias" in left else "qkv"
+        _logger.warning(f"to start with these biases, set drafter.trunk.attention_bias={form}")
+    elif "q_norm.weight" in left and attention.head_gains is not None:
         _logger.warning("to start with these norms, set drafter.trunk.qk_norm=true")
+    if own.query_norm is not None and attention.head_gains is None:
+        _logger.warning(
+            "the target's layer does not normalize each query and key, as drafter.trunk.qk_norm "
+            "does, so the trunk does not start as this layer"
+        )
     if not attention.has_same_base:
         _logger.warning(
             f"drafter.trunk.rope_theta={rope_theta:g} differs from the rotary embedding of "
@@ -250,14 +261,12 @@ def start_memory(drafter: JakiroDrafter, state: int) -> None:
         encoder.output.bias.zero_()
 
 
-def _without_counterpart(attention: LayerAttention, trunk: Trunk) -> tuple[str, ...]:
-    """Return the names of the layer's parameters that the trunk's attention does not have."""
+def _counterparts(attention: LayerAttention, trunk: Trunk) -> tuple[str, ...]:
+    """Return the names of the layer's biases and norms of heads that self-attention has, too."""
     own = trunk.self_attention
     assert own is not None
-    taken = []
-    if trunk.cross_attention is None:  # which has neither biases nor norms of heads
-        taken += [] if own.project.bias is None else ["q_proj.bias", "k_proj.bias", "v_proj.bias"]
-        taken += [] if own.output.bias is None else ["o_proj.bias"]
-        has_norms = own.query_norm is not None and attention.head_gains is not None
-        taken += ["q_norm.weight", "k_norm.weight"] if has_norms else []
-    return tuple(name for name in attention.left_behind if name not in taken)
+    names = [] if own.project.bias is None else ["q_proj.bias", "k_proj.bias", "v_proj.bias"]
+    names += [] if own.output.bias is None else ["o_proj.bias"]
+    has_norms = own.query_norm is not None and attention.head_gains is not None
+    names += ["q_norm.weight", "k_norm.weight"] if has_norms else []
+    return tuple(name for name in attention.left_behind if name in names)

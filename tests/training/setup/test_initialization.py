@@ -121,6 +121,36 @@ def test_only_parameters_that_the_trunk_does_not_have_are_named(
     assert f"set drafter.trunk.{name}={str(value).lower()}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "trunk", "message"),
+    [
+        ("qwen2", {}, {"attention_bias": "qkv"}, "the cross-attention of drafter.trunk has no"),
+        ("llama, grouped heads", {}, {"qk_norm": True}, "does not normalize each query and key"),
+        (
+            "llama, grouped heads",
+            {"attention_bias": True},
+            {"kind": "feedback"},
+            "set drafter.trunk.attention_bias=all",
+        ),
+    ],
+)
+def test_attention_of_another_form_is_named(
+    family: str,
+    changes: dict[str, Any],
+    trunk: dict[str, Any],
+    message: str,
+    workshop: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = TargetAdapter(tiny_family(family, **changes))
+    settings = tiny_run(
+        workshop, drafter={"trunk": {**HEADS, **trunk}}, initialize={"attention_layer": 0}
+    )
+    with caplog.at_level(logging.WARNING):
+        initialize(tiny_drafter(target, settings.drafter), settings, target)
+    assert message in caplog.text
+
+
 def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
     settings = tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": -1})
     states = []
