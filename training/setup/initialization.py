@@ -202,6 +202,17 @@ def _log_why_attention_alone(settings: TrainSettings) -> None:
         )
 
 
+def _counterparts(attention: LayerAttention, trunk: Trunk) -> tuple[str, ...]:
+    """Return the names of the layer's biases and norms of heads that self-attention has, too."""
+    own = trunk.self_attention
+    assert own is not None
+    names = [] if own.project.bias is None else ["q_proj.bias", "k_proj.bias", "v_proj.bias"]
+    names += [] if own.output.bias is None else ["o_proj.bias"]
+    has_norms = own.query_norm is not None and attention.head_gains is not None
+    names += ["q_norm.weight", "k_norm.weight"] if has_norms else []
+    return tuple(name for name in attention.left_behind if name in names)
+
+
 def _rotation_in_config(target: TargetAdapter) -> str:
     """Return the parameters of the rotary embedding in the target's config."""
     found = getattr(target.config, "rope_parameters", None)
@@ -259,14 +270,3 @@ def start_memory(drafter: JakiroDrafter, state: int) -> None:
     parts[:, source.layers.index(state)] = torch.eye(width)
     if encoder.output.bias is not None:
         encoder.output.bias.zero_()
-
-
-def _counterparts(attention: LayerAttention, trunk: Trunk) -> tuple[str, ...]:
-    """Return the names of the layer's biases and norms of heads that self-attention has, too."""
-    own = trunk.self_attention
-    assert own is not None
-    names = [] if own.project.bias is None else ["q_proj.bias", "k_proj.bias", "v_proj.bias"]
-    names += [] if own.output.bias is None else ["o_proj.bias"]
-    has_norms = own.query_norm is not None and attention.head_gains is not None
-    names += ["q_norm.weight", "k_norm.weight"] if has_norms else []
-    return tuple(name for name in attention.left_behind if name in names)

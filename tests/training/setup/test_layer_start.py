@@ -101,6 +101,8 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     [
         ("qwen2", {}, {"attention_bias": "qkv"}),
         ("llama, grouped heads", {"attention_bias": True}, {"attention_bias": "all"}),
+        ("granite", {"attention_bias": True}, {"attention_bias": "all"}),  # scales what it adds
+        ("cohere", {"attention_bias": True, "layer_norm_eps": 1e-6}, {"attention_bias": "all"}),
         ("qwen3", {}, {"qk_norm": True}),
     ],
 )
@@ -112,11 +114,13 @@ def test_a_trunk_starts_with_the_biases_and_the_norms_of_heads_that_it_has(
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             parameter.normal_()
+    model.model.layers[1].self_attn.scaling *= 1.5
     target = TargetAdapter(model)
     settings = _trunk_for(target, layer=1, base=_base_of(model))
     trunk = Trunk(hidden=32, **settings.model_dump(), **form)
     start_from(trunk, read_attention(target, 1, settings))
     stream, positions = torch.randn(2, 9, 32), torch.arange(5, 14)[None].expand(2, -1)
+    stream -= stream.mean(dim=-1, keepdim=True)  # so that RMS norms equal layer norms
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
     expected = stream + _own_attention(model, 1, stream, positions)
     got = trunk.self_attention(stream, positions, mask)
@@ -146,13 +150,17 @@ def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
         ("hybrid", 64, 0, {}),
         ("hybrid", 64, 1, {}),
         ("hybrid", 64, 0, {"mlp_width": 20}),
+        ("feedback", 48, 0, {"attention_bias": "all"}),
     ],
 )
 @torch.no_grad()
 def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
-    kind: str, width: int, tail_layers: int, trunk: dict[str, int]
+    kind: str, width: int, tail_layers: int, trunk: dict[str, Any]
 ) -> None:
-    model = tiny_llama()
+    model = tiny_family("llama, grouped heads", attention_bias="attention_bias" in trunk)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.normal_()
     target = TargetAdapter(model)
     drafter = tiny_drafter(target, layer_settings(kind, 1, width, tail_layers, **trunk))
     layer = -1 - tail_layers
