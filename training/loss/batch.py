@@ -50,3 +50,13 @@ class Batch:
         real = self.documents[:, :-ahead] >= 0
         exists[:, :-ahead] = same & real & self.is_response[:, ahead:]
         return exists
+
+
+def indices_of(positions: Bool[Tensor, "batch length"]) -> Int[Tensor, " n"]:
+    """Return the indices of the positions that are True, among all positions of a batch.
+
+    On the meta device, where values are unknown, all positions are returned.
+    """
+    if positions.is_meta:
+        return torch.arange(positions.numel(), device=positions.device)
+    return positions.flatten().nonzero().squeeze(1)

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize, smooth_l1_loss
 
 from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
+from training.loss.normalizers import Normalizers, normalizers_of
 from training.loss.positions import Examples, gather_examples
 from training.loss.settings import ObjectiveSettings
 from training.loss.vocab_losses import (
@@ -58,16 +59,47 @@ def _sequence_loss(
 
 
 class Goals(NamedTuple):
-    """The values that the drafter learns to predict at every position.
+    """The values that the drafter learns to predict at every position, from the target.
 
     With tail layers (target layer inference), the target's last layers compute the drafter's
     features from states that the drafter predicts. The regression loss then compares the predicted
     states, instead of the features, with those of the target.
+
+    Attributes:
+        features: the target's features.
+        state: the target's states at the input of the tail layers.
+        predicted: the drafter's prediction of `state`.
+        normalizers: normalizers of the target's distributions, if they are known already.
     """
 
     features: Float[Tensor, "batch length hidden"]
     state: Float[Tensor, "batch length hidden"] | None = None
-    predicted: Float[Tensor, "batch length hidden"] | None = None  # prediction of `state`
+    predicted: Float[Tensor, "batch length hidden"] | None = None
+    normalizers: Normalizers | None = None
+
+
+def shared_normalizers(
+    features: Float[Tensor, "batch length hidden"],
+    batch: Batch,
+    heads: Heads,
+    num_levels: int,
+    chunk_size: int,
+) -> Normalizers | None:
+    """Return normalizers that all anchor samples and levels share; None if this saves no time.
+
+    The positions whose distribution a later level learns are among those whose distribution level 0
+    learns, so only these need normalizers.
+
+    Args:
+        features: the target's features.
+        batch: the packed sequences.
+        heads: heads of target and drafter.
+        num_levels: number of levels of the drafter's output.
+        chunk_size: number of positions whose logits are in memory at a time.
+    """
+    if not heads.saves_time(num_uses=batch.anchors.shape[1] * num_levels):
+        return None
+    return normalizers_of(features, batch.targets_exist(1), heads.target, chunk_size)
 
 
 class LossTerms(NamedTuple):
@@ -110,7 +142,9 @@ def drafter_loss(
         heads: heads of target and drafter.
         settings: weights of the terms.
     """
-    examples = gather_examples(output, goals.features, batch, sample, settings.distance_decay)
+    examples = gather_examples(
+        output, goals.features, batch, sample, settings.distance_decay, goals.normalizers
+    )
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
     importance = importance * _level_weights(examples, settings)
     has_choice = settings.multiple_choice_weight > 0

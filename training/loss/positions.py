@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from jakiro.experts import ExpertsOutput
-from training.loss.batch import Batch
+from training.loss.batch import Batch, indices_of
+from training.loss.normalizers import Normalizers
 
 
 class Examples(NamedTuple):
@@ -26,13 +27,16 @@ class Examples(NamedTuple):
         features: the drafter's features.
         log_weights: logarithms of the mixture weights of the components.
         gate: weights that the router assigns to the experts.
-        targets: the target's features that the drafter learns to predict.
-        next_tokens: tokens that follow the positions of `targets`.
+        targets: the target's features that the drafter learns to predict. Where a level has none,
+            the feature of level 0 takes its place.
+        next_tokens: the token of the text that each level predicts.
         valid: whether the target's feature to be predicted at each level exists.
         weight: weight of the position in the loss.
         sequence_sizes: number of gathered positions of each packed sequence.
         indices: index of each gathered position among all positions of the batch.
         chosen: indices of the active experts; None if all experts are active.
+        normalizers: normalizers of the target's distributions at `targets`; None if they are not
+            known.
     """
 
     features: Float[Tensor, "n levels components hidden"]
@@ -45,6 +49,7 @@ class Examples(NamedTuple):
     sequence_sizes: tuple[int, ...]
     indices: Int[Tensor, " n"]
     chosen: Int[Tensor, "n active"] | None = None
+    normalizers: Normalizers | None = None
 
 
 def gather_examples(
@@ -53,6 +58,7 @@ def gather_examples(
     batch: Batch,
     sample: int,
     decay: float,
+    normalizers: Normalizers | None = None,
 ) -> Examples:
     """Return the positions whose next token is a response token and whose distance is at least 1.
 
@@ -62,36 +68,37 @@ def gather_examples(
         batch: the packed sequences.
         sample: index of the anchor sample that the output was computed for.
         decay: factor gamma; the weight of a position at distance d is gamma^(d - 1).
+        normalizers: normalizers of the target's distribution at every position, if they are known.
     """
     levels, count = output.features.shape[2], batch.token_ids.shape[1]
     index = torch.arange(count, device=batch.token_ids.device)
     distance = index - batch.anchors[:, sample]
     valid = torch.stack([batch.targets_exist(1 + level) for level in range(levels)], dim=-1)
     has_loss = valid[..., 0] & (distance >= 1)
-    indices, sequence_sizes = _indices_of(has_loss)
+    indices, sequence_sizes = indices_of(has_loss), _sizes_of(has_loss)
     sequence, column = (indices // count)[:, None], (indices % count)[:, None]
     ahead = (column + torch.arange(levels, device=index.device)).clamp(max=count - 1)
     following = (ahead + 1).clamp(max=count - 1)
+    is_there = valid.flatten(0, 1)[indices]
+    goal = torch.where(is_there, ahead, column)
     return Examples(
         features=output.features.flatten(0, 1)[indices],
         log_weights=output.log_weights.flatten(0, 1)[indices],
         gate=output.gate.flatten(0, 1)[indices],
         chosen=None if output.chosen is None else output.chosen.flatten(0, 1)[indices],
-        targets=target_features[sequence, ahead],
+        targets=target_features[sequence, goal],
         next_tokens=batch.token_ids[sequence, following],
-        valid=valid.flatten(0, 1)[indices],
+        valid=is_there,
         weight=decay ** (distance.flatten()[indices] - 1).float(),
         sequence_sizes=sequence_sizes,
         indices=indices,
+        normalizers=None if normalizers is None else normalizers.at(sequence, goal),
     )
 
 
-def _indices_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the indices of the positions with a loss, and their number in each sequence.
+def _sizes_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[int, ...]:
+    """Return the number of positions with a loss in each sequence; one sequence on the meta device.
 
-    On the meta device, where values are unknown, all positions are returned.
+    `indices_of` returns all positions on the meta device.
     """
-    if has_loss.is_meta:
-        batch, count = has_loss.shape
-        return torch.arange(batch * count, device=has_loss.device), (count,) * batch
-    return has_loss.flatten().nonzero().squeeze(1), tuple(has_loss.sum(dim=1).tolist())
+    return (has_loss.numel(),) if has_loss.is_meta else tuple(has_loss.sum(dim=1).tolist())

@@ -1,15 +1,15 @@
 """Losses between the vocabulary distributions of target and drafter, computed in chunks."""
 
-from collections.abc import Callable
 from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from jakiro.draft_head import DraftHead
 from jakiro.experts import joint_log_probs, posterior_log_weights
+from training.loss.normalizers import Logits, Normalizers
 from training.loss.positions import Examples
 from training.loss.settings import TokenLoss
 
@@ -78,8 +78,6 @@ class TermWeights(NamedTuple):
     choice: float = 0.0
 
 
-Logits = Callable[[Tensor], Tensor]
-
 # Smallest log-probability. It is finite, so that its product with a probability of 0 is 0 even
 # where a head's logits are -inf.
 _LOWEST = torch.finfo(torch.float32).min
@@ -93,18 +91,64 @@ class Heads(NamedTuple):
         draft: the drafter's head over the draft vocabulary.
         token_ids: ids of the draft vocabulary, in ascending order; None for the whole vocabulary.
         parameters: trained parameters that `draft` computes with.
+        target_drafted: the target's head over the draft vocabulary, which reads only the rows of
+            these tokens; None if there is no draft vocabulary, or if the head has no such rows. If
+            the drafter has a head or an output norm of its own, it keeps a copy of the rows.
+        num_tokens: number of tokens of the whole vocabulary; 0 if unknown.
     """
 
     target: Logits
     draft: Logits
     token_ids: Int[Tensor, " drafted"] | None = None
     parameters: tuple[Tensor, ...] = ()
+    target_drafted: Logits | None = None
+    num_tokens: int = 0
 
     @classmethod
     def of(cls, head: DraftHead) -> "Heads":
-        """Return both heads, derived from the drafter's head."""
-        whole = DraftHead(head.target, None)
-        return cls(whole.logits, head.logits, head.token_ids, head.parameters)
+        """Return the heads that belong to the drafter's head."""
+        whole, of_target = DraftHead(head.target, None).logits, head.target.head
+        drafted = _drafted_by_target(head)
+        num_tokens = of_target.out_features if type(of_target) is nn.Linear else 0
+        return cls(whole, head.logits, head.token_ids, head.parameters, drafted, num_tokens)
+
+    def saves_time(self, num_uses: int) -> bool:
+        """Return whether the target's normalizers should be computed once and kept.
+
+        This takes one product with all rows of the target's head, and one with the rows of the
+        draft vocabulary for each use, instead of one with all rows for each use.
+
+        Args:
+            num_uses: number of uses of the target's distribution at a position.
+        """
+        if self.target_drafted is None or self.token_ids is None:
+            return False
+        return self.num_tokens + num_uses * len(self.token_ids) < num_uses * self.num_tokens
+
+    def log_probs_of_target(
+        self, features: Float[Tensor, "n hidden"], known: Normalizers | None
+    ) -> tuple[Float[Tensor, "n drafted"], Int[Tensor, " n"]]:
+        """Return the target's log-probabilities of the draft vocabulary, and its most likely token.
+
+        Args:
+            features: the target's features.
+            known: normalizers of the target's distributions; None to compute the logits of the
+                whole vocabulary.
+        """
+        if known is not None and self.target_drafted is not None:
+            log_probs = self.target_drafted(features).float() - known.log_sum.unsqueeze(1)
+            return log_probs.clamp_(min=_LOWEST), known.best
+        whole = self.target(features).float().log_softmax(dim=-1).clamp_(min=_LOWEST)
+        drafted = whole if self.token_ids is None else whole[:, self.token_ids]
+        return drafted, whole.argmax(dim=-1)
+
+
+def _drafted_by_target(head: DraftHead) -> Logits | None:
+    if head.token_ids is None or type(head.target.head) is not nn.Linear:
+        return None
+    if head.own is None and head.norm is None:
+        return head.logits
+    return DraftHead(head.target, head.token_ids).logits
 
 
 class TokenResults(NamedTuple):
@@ -136,7 +180,7 @@ def compare_distributions(
     """Return the weighted sum of all token losses, and each position's results without gradients.
 
     The gradient of a chunk is computed immediately after the distributions of the chunk, so that
-    the distributions of only one chunk are in memory at a time, and none is computed twice.
+    the distributions of only one chunk are in memory at a time.
 
     Args:
         examples: positions that carry a loss.
@@ -147,7 +191,8 @@ def compare_distributions(
         weights: weights of the token loss and of the multiple-choice loss.
     """
     features, log_weights = examples.features, examples.log_weights
-    parts = (features, log_weights, examples.targets, examples.next_tokens, importance)
+    kept = examples.normalizers or ()
+    parts = (features, log_weights, examples.targets, examples.next_tokens, importance, *kept)
     chunks = zip(*(part.detach().split(chunk_size) for part in parts), strict=True)
     learns = torch.is_grad_enabled() and features.requires_grad
     totals, results, slopes, of_head = [], [], [], _HeadGradients(heads)
@@ -229,9 +274,11 @@ def _chunk(
     targets: Tensor,
     next_tokens: Tensor,
     importance: Tensor,
+    *normalizers: Tensor,
 ) -> tuple[Tensor, TokenResults, tuple[Tensor, ...]]:
     inputs = (features.requires_grad_(learns), log_weights.requires_grad_(learns))
-    results = _token_results(heads, kind, *inputs, targets, next_tokens, weights.choice > 0)
+    known = Normalizers(*normalizers) if normalizers else None
+    results = _token_results(heads, kind, *inputs, targets, next_tokens, weights.choice > 0, known)
     loss = results.token_loss
     if weights != TermWeights():
         loss = weights.token * loss + weights.choice * results.choice_loss
@@ -248,19 +295,19 @@ def _token_results(
     targets: Tensor,
     next_tokens: Tensor,
     has_choice: bool,
+    known: Normalizers | None,
 ) -> TokenResults:
     weights = log_weights.float()
     levels: list[tuple[Tensor, ...]] = []
     for level in range(features.shape[1]):
         with torch.no_grad():
-            target_probs = heads.target(targets[:, level]).float().log_softmax(dim=-1)
-            target_probs = target_probs.clamp_(min=_LOWEST)
-            best = target_probs.argmax(dim=-1)
+            of_level = None if known is None else known.level(level)
+            target_probs, best = heads.log_probs_of_target(targets[:, level], of_level)
         joint = joint_log_probs(heads.draft(features[:, level]), weights)
         blended = _Blended.apply(joint)
         guess, drafted = blended.argmax(dim=-1), heads.token_ids
         if drafted is not None:
-            target_probs, guess = target_probs[:, drafted], drafted[guess]
+            guess = drafted[guess]
         loss = token_losses(kind, target_probs, blended)
         choice, used = torch.zeros_like(loss), weights
         is_last = level + 1 == features.shape[1]

@@ -16,7 +16,7 @@ from jakiro.experts import ExpertsOutput
 from moa.attention import KV, KVStore
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
-from training.loss.objectives import Goals, drafter_loss
+from training.loss.objectives import Goals, drafter_loss, shared_normalizers
 from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader
 
@@ -102,8 +102,10 @@ def parts_of(
         _backward(drafter.encode_memory(view.state, batch.positions))
 
     def head() -> None:
+        levels, chunk_size = outputs[0].features.shape[2], objective.chunk_size
+        known = shared_normalizers(view.features, batch, reader.heads, levels, chunk_size)
         for sample, output in enumerate(outputs):
-            goals = Goals(view.features)
+            goals = Goals(view.features, normalizers=known)
             drafter_loss(output, goals, batch, sample, reader.heads, objective).total.backward()
 
     return {
