@@ -20,7 +20,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference screening \
-    bench bench-accuracy bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm wheel clean
+    bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-engine bench-gpu bench-network bench-offline bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -105,10 +105,13 @@ screening: $(READY)  ## Store the results of a screening, and write their tables
 	$(BIN)/python docs/programs/screening.py $(ARGS)
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-accuracy bench-adaptation bench-ahead bench-engine bench-gpu bench-network bench-offline bench-vllm: export GOMP_SPINCOUNT ?= 3000
+bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-engine bench-gpu bench-network bench-offline bench-vllm: export GOMP_SPINCOUNT ?= 3000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
+
+bench-cells: $(READY)  ## Measure chat models on files of prompts: make bench-cells ARGS="--target T --drafter D --prompts NAME=FILE --setting T=0 --folder RESULTS"
+	$(BIN)/python docs/programs/bench_cells.py $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
 	$(BIN)/jakiro profile engine $(ARGS)

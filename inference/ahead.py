@@ -3,10 +3,13 @@
 The outcome of a decoding step is guessed: the best path of its tree is accepted, and the drafter's
 most likely token follows. The tree below is drafted meanwhile, with the random numbers of the next
 step. If the guess was right, it is the next step's tree, and is kept as a whole. Otherwise, the
-session forgets all of it, and the tree is drafted as usual. The guess does not depend on the random
+session forgets all of it, and the tree is drafted as usual. The tree does not depend on the random
 numbers by which candidates are accepted, so the output follows the same distribution; in float64,
 the same seed gives the same tokens. This is a form of asynchronous drafting (AMUSD, arXiv
 2410.17375) in which nothing depends on timing.
+
+Drafter and target are on the same device, and only threads of a CPU compute at the same time: there
+are no CUDA streams, and there is no second device.
 """
 
 from collections.abc import Sequence
@@ -39,10 +42,11 @@ class AheadDecoder(SpeculativeDecoder):
 
     Args:
         *args: as for `SpeculativeDecoder`; the drafter must have no memory and must not learn.
-        runner: "thread" to draft in another thread while the target computes. "inline" to draft
-            after the target, which saves no time, to measure how often guesses are right.
-        draft_threads: number of threads of the drafter on a CPU while the target computes, for
-            "thread"; None for torch's current number.
+        runner: "thread" to draft in another thread while the target computes, on a CPU only.
+            "inline" to draft after the target, which saves no time, on any device, to measure how
+            often guesses are right.
+        draft_threads: number of threads of the drafter while the target computes, for "thread";
+            None for torch's current number.
         **options: as for `SpeculativeDecoder`, with `tree="fixed"`.
 
     Attributes:
@@ -69,6 +73,7 @@ class AheadDecoder(SpeculativeDecoder):
         self.runner, self.draft_threads = runner, draft_threads
         self.num_guesses = self.num_right = 0
         _check_usable(self.drafter, self.policy, runner, self._pipelines is not None)
+        _check_device(runner, self.target.device)
 
     def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
         return AheadRun(self, requests=group.requests, **self._parts(group, options))
@@ -223,6 +228,22 @@ def _check_usable(drafter: Drafter | None, policy: object, runner: str, captured
             raise ConfigError(
                 "trees cannot be drafted ahead with these arguments", expected=expected, got=got
             )
+
+
+def _check_device(runner: str, device: torch.device) -> None:
+    """Raise an error if the threads of a runner would not compute at the same time on a device.
+
+    Raises:
+        ConfigError: the runner cannot be used there.
+    """
+    if runner == "thread" and device.type != "cpu":
+        raise ConfigError(
+            f"drafting in another thread saves no time on {device}, because the work of both "
+            "threads is queued in the same stream",
+            expected='a target on a CPU for runner="thread"',
+            got=f"a target on {device}",
+            remedy='use runner="inline", which only measures how often guesses are right',
+        )
 
 
 def expected_gain(

@@ -36,6 +36,12 @@ class TargetFacts(Settings):
     # checksum of the GGUF file that the target was converted from; None if there is no such file
     gguf_sha256: str | None = None
 
+    @property
+    def weights(self) -> str:
+        """The dtype of the weights, and whether they were dequantized."""
+        origin = "" if self.gguf_sha256 is None else " (dequantized from a GGUF file)"
+        return f"{self.dtype}{origin}"
+
 
 class MachineFacts(Settings):
     """The machine and versions of a measurement."""

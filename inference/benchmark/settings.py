@@ -40,6 +40,8 @@ class ComparisonSettings(Settings):
             method; None for torch's current number.
         packed: whether this package reorders the target's weights for the CPU; "auto" for what is
             faster.
+        other_weights: whether trained drafters may have been trained for other weights of the
+            target.
         baseline: name of the method that speed-ups refer to; None for `transformers` if that
             method is compared, else for `autoregressive` if that method is compared, else for the
             first method.
@@ -58,4 +60,5 @@ class ComparisonSettings(Settings):
     keep_state: bool = False
     threads: PositiveInt | Literal["auto"] | None = None
     packed: bool | Literal["auto"] = False
+    other_weights: bool = False
     baseline: str | None = None

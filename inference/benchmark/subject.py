@@ -69,6 +69,8 @@ class Subject(NamedTuple):
         draft_forms: formats of the weights that trained drafters compute with; "auto" for the
             fastest.
         trial: trial that selects trees by measured costs, as returned by `trial_for`.
+        other_weights: whether trained drafters may have been trained for other weights of the
+            target.
     """
 
     model: PreTrainedModel
@@ -77,6 +79,7 @@ class Subject(NamedTuple):
     packed: Packed = False
     draft_forms: FormChoice = OWN_FORMS
     trial: Trial = Trial()
+    other_weights: bool = False
 
     def decoder(
         self, drafter: JakiroDrafter | Drafter | None = None, tree: Trees = "auto"
@@ -95,6 +98,7 @@ class Subject(NamedTuple):
             packed=self.packed,
             threads=self.threads,
             draft_forms=self.draft_forms,
+            other_weights=self.other_weights,
         )
 
     def threads_of_transformers(self) -> list[int | None]:
@@ -222,7 +226,14 @@ def _combined(
     if name.pair_settings is not None:
         sharing = load_settings(CombinedSettings, Path(name.pair_settings))
     return combined_drafter(
-        first, second, model, tokenizer, sharing, tree, draft_forms=subject.draft_forms
+        first,
+        second,
+        model,
+        tokenizer,
+        sharing,
+        tree,
+        draft_forms=subject.draft_forms,
+        other_weights=subject.other_weights,
     )
 
 

@@ -1,6 +1,5 @@
 """Requests to a server that verifies drafts, which are repeated until they are answered."""
 
-import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from inference.client.address import server_address
 from inference.client.failures import described, refused_key
 from inference.client.patience import seconds_to_wait
+from inference.device.attempts import Attempts
 from inference.device.received import HttpAnswer, answer_to
 from inference.remote.client_session import Fetch, Send
 from inference.remote.errors import MessageError, StepConflict
@@ -41,11 +41,11 @@ AnswerT = TypeVar("AnswerT")
 Rows: TypeAlias = UInt8[np.ndarray, "tokens bytes"]
 
 _SECONDS_TO_CONNECT = 10.0
-_SECONDS_TO_ANSWER = 60.0  # after which the same request is sent again
+_SECONDS_TO_ANSWER = 60.0  # for requests that are sent once
 _SECONDS_TO_CLOSE = 2.0
 _FRAME_BYTES = 65_536  # largest size of an answer besides what depends on a text
 _ID_BYTES = 16  # largest size of the tokens of a byte of a prompt
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds after a session was lost
 # Status codes after which a request is sent again. Those of networks that ask to sign in are last.
 _REPEATED = {408, 425, 429, 502, 503, 504, 302, 303, 307, 511}
 _REFUSED = {401, 403}
@@ -144,7 +144,8 @@ class ServerLink:
     def open(self, request: OpenSession, traffic: LinkTraffic) -> SessionOpened:
         """Open a session.
 
-        A repeated request ends the session that an earlier one may have opened.
+        While the server reads the prompt, it cannot answer. A repeated request then waits for the
+        same reading. Any other request with the same `text_id` ends the earlier session.
 
         Args:
             request: prompt and options.
@@ -160,7 +161,10 @@ class ServerLink:
         parsed = partial(parse_message, kind=SessionOpened)
         known = 0 if request.resume is None else len(request.resume.emitted)
         limit = _FRAME_BYTES + _ID_BYTES * len(body) + MAX_TEXT * (known + 1)
-        response, opened = self._answer("POST", "verify/sessions", body, parsed, limit, traffic)
+        path = "verify/sessions"
+        response, opened = self._answer(
+            "POST", path, body, parsed, limit, traffic, reads_prompt=True
+        )
         if opened is not None:
             return opened
         if _problem(response).code == "other_encoder":
@@ -232,6 +236,15 @@ class ServerLink:
             raise MessageError(problem.code or "refused", problem.message)
         raise self._refused(response)
 
+    def pause_after_losses(self, count: int) -> None:
+        """Wait before another session is opened, unless the last one was lost for the first time.
+
+        Args:
+            count: number of sessions that were lost one after another.
+        """
+        if count > 1:
+            self._sleep(min(_FIRST_PAUSE * 2**count, _LONGEST_PAUSE))
+
     def end(self, session: str) -> None:
         """Let the server free a session; nothing happens if it cannot be reached.
 
@@ -250,19 +263,21 @@ class ServerLink:
         parsed: Callable[[bytes], AnswerT],
         limit: int,
         traffic: LinkTraffic,
+        *,
+        reads_prompt: bool = False,
     ) -> tuple[HttpAnswer, AnswerT | None]:
         """Return the first final response, and its content unless the request was refused.
 
         A small answer that cannot be read is no final response: a page of a proxy, for example, may
         take the place of the server's answer for a while, and the same request can be sent again.
         """
-        started, pause = time.monotonic(), _FIRST_PAUSE
+        attempts = Attempts(self._patience)
         while True:
-            wait = pause * (1 + random.random())
+            asked, is_at_work = 0.0, False
             try:
                 traffic.num_calls += 1
                 traffic.bytes_up += len(body)
-                response = answer_to(self._http, method, path, body, limit)
+                response = answer_to(self._http, method, path, body, limit, attempts.seconds)
                 traffic.bytes_down += len(response.content)
                 if response.is_success:
                     return response, parsed(response.content)
@@ -270,15 +285,15 @@ class ServerLink:
                     return response, None
                 failure = self._not_taken(response)
                 if "retry-after" in response.headers:
-                    wait = max(wait, seconds_to_wait(response.headers["retry-after"]))
+                    asked = seconds_to_wait(response.headers["retry-after"])
             except (httpx2.HTTPError, MessageError) as error:
                 failure = self._unanswered(error)
-            left = self._patience - (time.monotonic() - started)
-            if left > 0:
-                self._sleep(min(wait, left))
-            if left <= 0 or traffic.has_ended:
+                is_at_work = reads_prompt and isinstance(error, httpx2.ReadTimeout)
+            pause = attempts.failed(asked, is_at_work=is_at_work)
+            if pause is not None:
+                self._sleep(pause)
+            if pause is None or traffic.has_ended:
                 raise failure
-            pause = min(2 * pause, _LONGEST_PAUSE)
             traffic.num_repeats += 1
 
     def _refused(self, response: HttpAnswer) -> JakiroError:

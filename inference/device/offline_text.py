@@ -129,7 +129,7 @@ class OfflineOutput(RemoteOutput):
 
     @property
     def is_verified(self) -> bool:
-        """Whether the server has completed the text, so that nothing provisional is left."""
+        """Whether the server has completed the text; if not, `provisional.error` is the reason."""
         return self.provisional.error is None
 
 
@@ -174,19 +174,22 @@ class OfflineText(RemoteText):
 
     def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
         try:
-            if isinstance(action, Draft) or not self._session.emitted:
-                yield from super()._performed(action)
-                return
-            if isinstance(action, Fetch):
-                rows = yield from self._awaited(lambda: self._asked_for_rows(action))
-                self._fetched(action, rows)
-                return
-            answer = yield from self._awaited(lambda: self._asked(action))
+            yield from self._continued(action)
         except ResourceError as error:
-            if not self._provisional.token_ids:
+            if not self._session.emitted:
                 raise
             self._give_up(error)
+
+    def _continued(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
+        """Perform an action, and yield its steps and those that are written alone meanwhile."""
+        if isinstance(action, Draft) or not self._session.emitted:
+            yield from super()._performed(action)
             return
+        if isinstance(action, Fetch):
+            rows = yield from self._awaited(lambda: self._asked_for_rows(action))
+            self._fetched(action, rows)
+            return
+        answer = yield from self._awaited(lambda: self._asked(action))
         if (step := self._answered(answer)) is not None:
             yield step
             if rest := self._provisional.token_ids:

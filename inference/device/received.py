@@ -41,13 +41,14 @@ def answer_to(
         path: path below the server's address.
         body: body of the request.
         limit: largest size of the answer in bytes.
-        seconds: seconds after which to give up; None for those of the client.
+        seconds: seconds without any part of the answer after which to give up; None for those of
+            the client.
 
     Raises:
         ConfigError: the answer is larger, or compressed; no more of it is read.
         HTTPError: of httpx2, if no answer arrives.
     """
-    timeout = http.timeout if seconds is None else httpx2.Timeout(seconds)
+    timeout = http.timeout if seconds is None else _limited_to(seconds, http.timeout)
     with http.stream(method, path, content=body, timeout=timeout) as response:
         coding = response.headers.get("content-encoding", "").strip().lower()
         content = _limited(response, limit) if coding in _UNCOMPRESSED else None
@@ -60,6 +61,12 @@ def answer_to(
                 remedy="check the URL, and use a server that you trust, of the same version",
             )
         return HttpAnswer(response.status_code, response.headers, content or b"")
+
+
+def _limited_to(seconds: float, usual: httpx2.Timeout) -> httpx2.Timeout:
+    """Return a time limit; connecting may not take longer than usual."""
+    connect = seconds if usual.connect is None else min(seconds, usual.connect)
+    return httpx2.Timeout(seconds, connect=connect)
 
 
 def _limited(response: httpx2.Response, limit: int) -> bytes | None:

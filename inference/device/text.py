@@ -18,8 +18,11 @@ from inference.protocol import RequestTicket
 from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
 from inference.remote.messages import MemoryOffer, OpenSession, SessionOpened
 from inference.remote.step_frame import encode_step
+from jakiro.errors import ResourceError
 
 Answer: TypeAlias = SessionOpened | AnsweredStep | None  # None if the session is gone
+
+_MOST_LOST = 8  # largest number of sessions that are lost one after another
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class RemoteText:
         self._drafting: DeviceDrafting | None = None
         self._tree: SequenceTree | None = None  # the submitted tree
         self._depths: list[int] = []
+        self._num_lost = 0  # sessions that were lost since anything arrived
 
     def steps(self) -> Generator[RemoteStep, None, None]:
         """Yield the steps as their verdicts arrive.
@@ -136,21 +140,39 @@ class RemoteText:
     def _answered(self, answer: Answer) -> RemoteStep | None:
         """Apply an answer, and return its step if there is one."""
         if answer is None:
-            self._session.on_gone()
+            self._lose_session()
             return None
         return self._opened(answer) if isinstance(answer, SessionOpened) else self._verified(answer)
 
     def _fetched(self, action: Fetch, rows: Rows | None) -> None:
         """Pass fetched rows to the drafter."""
         if rows is None:
-            self._session.on_gone()
+            self._lose_session()
             return
         self._add_rows(action.begin, rows)
+
+    def _lose_session(self) -> None:
+        """Open another session next.
+
+        Raises:
+            ResourceError: several sessions were lost before anything arrived from them.
+        """
+        self._num_lost += 1
+        if self._num_lost > _MOST_LOST:
+            raise ResourceError(
+                f"the server at {self._link.url} loses the text again and again",
+                expected="a session that lasts until its next step is decided",
+                got=f"{self._num_lost} sessions that ended before that",
+                remedy="check that all requests reach the same server, and its log and memory",
+            )
+        self._link.pause_after_losses(self._num_lost)
+        self._session.on_gone()
 
     def _add_rows(self, begin: int, rows: Rows) -> None:
         """Pass rows of memory to the drafter, if they are the next ones."""
         if self._session.on_rows(begin, len(rows)):
             self._own_drafting.add_rows(rows)
+            self._num_lost = 0
 
     def _opened(self, opened: SessionOpened) -> RemoteStep | None:
         session = self._session
@@ -185,6 +207,7 @@ class RemoteText:
         emitted = session.on_verdict(verdict)
         if not emitted:
             return None
+        self._num_lost = 0
         if answered.rows is not None:
             self._add_rows(begin, answered.rows)
         assert self._tree is not None

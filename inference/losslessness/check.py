@@ -144,6 +144,7 @@ def verify_losslessness(
     return VerifyReport(
         target=model.name_or_path,
         dtype=str(model.dtype).removeprefix("torch."),
+        gguf_sha256=decoder.target.spec.gguf_sha256,
         settings=settings,
         checks=tuple(checks),
     )

@@ -29,6 +29,8 @@ class VerifySettings(Settings):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)  # 0 for all tokens
     seed: int = Field(0, ge=0)
+    # whether the drafter may have been trained for other weights of the target, as for the decoder
+    other_weights: bool = False
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -200,6 +202,8 @@ class VerifyReport(Result):
 
     target: str
     dtype: str
+    # checksum of the GGUF file that the target was converted from; None if there is no such file
+    gguf_sha256: str | None = None
     settings: VerifySettings
     checks: tuple[Check, ...]
 

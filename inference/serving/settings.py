@@ -62,7 +62,7 @@ class ServeSettings(Settings):
     """Largest number of seconds from the acceptance of a request to its last token."""
     remote_sessions: int = Field(0, ge=0)
     """Largest number of simultaneous texts whose drafts are sent by other machines; 0 for none."""
-    remote_sessions_per_key: int = Field(8, ge=1)
+    remote_sessions_per_key: int = Field(4, ge=1)
     """Largest number of texts of each key whose drafts are sent by other machines."""
     remote_idle_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
     """Seconds without a request after which the caches of such a text are freed."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument
     from inference.benchmark.settings import ComparisonSettings
 
+_OF_COSTS = ("costs", "target", "methods", "dtype", "device")
 _METHODS = """\
 transformers                     generate() of transformers
 transformers-lookup              generate() with prompt lookup, the fastest of three settings
@@ -132,6 +133,7 @@ def bench(
     ] = None,
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
+    other_weights: options.OtherWeights = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json_file: options.JsonOut = None,
@@ -179,6 +181,7 @@ def bench(
         _show_changes(*compare)
         return
     if costs and target is not None:
+        refuse_others(context, _OF_COSTS, "--costs only measures costs")
         _show_costs(target, methods or [], dtype, device)
         return
     if target is None or not methods or prompts is None:
@@ -238,7 +241,13 @@ def _measured(
         model, tokenizer = load_target(target, dtype, choose_device(device))
         names = parse_methods(settings.methods)
         subject = Subject(
-            model, tokenizer, settings.threads, settings.packed, "auto", trial_for(settings)
+            model,
+            tokenizer,
+            settings.threads,
+            settings.packed,
+            "auto",
+            trial_for(settings),
+            settings.other_weights,
         )
         methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)

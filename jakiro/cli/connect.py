@@ -211,7 +211,7 @@ def _say_provisional(output: "OfflineOutput") -> None:
             f"{counts.num_written} provisional tokens: {counts.num_kept} verified, "
             f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
         )
-    if counts.error is not None:
+    if counts.unverified:
         say("the end of the text is not verified")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.output import refuse_standard_output
+from jakiro.cli.output import writer
 from jakiro.utils.logs import quiet_libraries
 
 
@@ -37,25 +37,24 @@ def demo(
     ] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write all figures to this file."),
+        typer.Option("--json", metavar="FILE", help="Write all figures to this new file."),
     ] = None,
 ) -> None:
     """Train a drafter for a few minutes, and show how much faster a model generates with it."""
     from jakiro.utils.files import ensure_writable_folder
 
     # before the model is downloaded
-    refuse_standard_output(json_file, "--json", "the figures")
-    for needed in (cache_dir, None if json_file is None else json_file.absolute().parent):
-        if needed is not None:
-            ensure_writable_folder(needed)
+    if cache_dir is not None:
+        ensure_writable_folder(cache_dir)
+    store = writer(json_file, content="the figures")
     if preset == "chat" and target is None:
         from jakiro.demo.chat_model import is_available, run_chat_demo
 
         if is_available():
-            run_chat_demo(cache_dir, device, figures=json_file)
+            run_chat_demo(cache_dir, device, store=store)
             return
         typer.echo("The demo continues with a toy model.", err=True)
     from jakiro.demo.pipeline import run_demo
 
     toy = "small" if preset == "chat" else preset
-    run_demo(preset=toy, cache_dir=cache_dir, device=device, target=target, figures=json_file)
+    run_demo(preset=toy, cache_dir=cache_dir, device=device, target=target, store=store)

@@ -51,7 +51,10 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Answer a question or continue a text exactly as the target would, but faster."""
+    """Answer a question or continue a text as the target would, but faster.
+
+    Greedy text is exactly the target's in float32, and in half precision up to rounding.
+    """
     text = prompt_text(prompt)
     refuse_missing_parts(drafter, target)
     from inference.generation.streaming import TextPrinter

@@ -140,7 +140,7 @@ def serve(
     ] = 0,
     remote_sessions_per_key: Annotated[
         int, typer.Option(help="Largest number of these texts of each key.")
-    ] = 8,
+    ] = 4,
     remote_idle_seconds: Annotated[
         float, typer.Option(help="Seconds after which the memory of such a text is freed.")
     ] = 120.0,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from training.data.synthesis import SynthesisCounts
+    from training.data.synthesis_settings import SynthesisSettings
 
 
 def synthesize(
@@ -81,10 +82,17 @@ def synthesize(
     progress = writing_progress("Writing", conversations, settings.batch_size)
     with output.kept_when_interrupted(), progress as advance:
         counts = synthesizer.write(output, advance)
-    _report(counts, output.num_records, out)
+    _report(counts, settings, output.num_records, out)
 
 
-def _report(counts: "SynthesisCounts", num_records: int, out: Path) -> None:
+def _report(
+    counts: "SynthesisCounts", settings: "SynthesisSettings", num_records: int, out: Path
+) -> None:
     typer.echo(f"{counted(num_records, 'record')} in {out}, {counts.records:,} of them new")
+    if settings.kind == "chats":
+        greedy, multi_turn = counts.greedy / num_records, counts.multi_turn / num_records
+        typer.echo(
+            f"shares: {greedy:.1%} with greedy answers, {multi_turn:.1%} with several questions"
+        )
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.most_common())
     typer.echo(f"{counts.tokens:,} tokens generated; dropped: {reasons or 'nothing'}")

@@ -69,6 +69,7 @@ def verify(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     tree: options.TreeChoice = "fixed",
+    other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
     like_generate: options.LikeGenerate = False,
     json_file: options.JsonOut = None,
@@ -131,6 +132,7 @@ def _verified(
         chosen["target"],
         chosen["tree"],
         threads=None,  # those of the target alone: their number may change how numbers are rounded
+        other_weights=chosen["other_weights"],
         batch_invariant=chosen["batch_invariant"],
         like_generate=chosen["like_generate"],
         dtype=chosen["dtype"],

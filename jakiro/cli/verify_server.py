@@ -36,7 +36,7 @@ def verify_running_server(
     from inference.losslessness.server.records import ServerVerifySettings
     from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
 
-    fields = ServerVerifySettings.model_fields
+    fields = ServerVerifySettings.model_fields.keys() - {"other_weights"}
     refuse_others(context, {*fields, *_OTHERS}, "--url verifies a server")
     chosen: dict[str, Any] = context.params
     if chosen["target"] is None:

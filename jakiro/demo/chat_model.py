@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,12 +45,13 @@ def is_available() -> bool:
     """Fetch the model, and return whether the demo can run; if not, print the reason."""
     console = Console(stderr=True)
     if find_spec("gguf") is None:
-        console.print("Reading the model needs the package gguf: pip install 'jakiro[gguf]'.")
+        advice = "Reading the model needs the package gguf: pip install '.[gguf]'."
+        console.print(advice, highlight=False, markup=False)
         return False
     try:
         fetch_model(MODEL, console.print)
     except CheckpointError as error:
-        console.print(f"{MODEL} cannot be fetched: {error}", highlight=False)
+        console.print(f"{MODEL} cannot be fetched: {error}", highlight=False, markup=False)
         return False
     return True
 
@@ -58,7 +60,7 @@ def run_chat_demo(
     cache_folder: Path | None = None,
     device: Device = "auto",
     steps: int = STEPS,
-    figures: Path | None = None,
+    store: Callable[[str], object] | None = None,
 ) -> None:
     """Train a drafter, compare decoding methods, print the results, and write a report.
 
@@ -67,7 +69,7 @@ def run_chat_demo(
         device: "auto", "cpu" or "cuda".
         steps: largest number of optimizer steps of the drafter that the demo trains; training also
             ends after `MINUTES`.
-        figures: JSON file to which all figures are written; None for none.
+        store: function that receives all figures as JSON, to write them to a file; None for none.
 
     Raises:
         CheckpointError: the model has not been fetched, or the finished drafter is missing.
@@ -87,8 +89,8 @@ def run_chat_demo(
     _show_example(subject)  # after the progress display, which would overwrite a part of it
     for part in figures_table(document):  # before the files, which a full disk can prevent
         Console().print(part, highlight=False)
-    if figures is not None:
-        write_atomically(figures, document.model_dump_json(indent=1) + "\n")
+    if store is not None:
+        store(document.model_dump_json(indent=1) + "\n")
     page = _write_report(document, folder)
     console.print(f"report with a picture of a tree: {page}", soft_wrap=True)
     show_next(Console(), str(fresh), MODEL)

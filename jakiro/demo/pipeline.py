@@ -1,6 +1,7 @@
 """The demo with a toy target or the user's target: training of a drafter, then measurements."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -64,7 +65,7 @@ def run_demo(
     cache_dir: Path | None = None,
     device: Device = "auto",
     target: str | None = None,
-    figures: Path | None = None,
+    store: Callable[[str], object] | None = None,
 ) -> None:
     """Train the models that are not cached, compare decoding methods, and print the results.
 
@@ -73,7 +74,7 @@ def run_demo(
         cache_dir: folder for trained models; None for the user's cache folder.
         device: "auto", "cpu" or "cuda".
         target: folder or hub id of a causal LM; None to train and use the toy target.
-        figures: JSON file to which all figures are written; None for none.
+        store: function that receives all figures as JSON, to write them to a file; None for none.
 
     Raises:
         ConfigError: the cache folder cannot be written to, or the device does not exist.
@@ -107,8 +108,8 @@ def run_demo(
     drafted = {"path": str(drafter_folder), "parameters": drafter.num_parameters()}
     drafted["trees"] = choice.plan.model_dump()
     document = {"preset": preset, "target": facts, "drafter": drafted, "results": results}
-    if figures is not None:
-        write_atomically(figures, json.dumps(document, indent=1) + "\n")
+    if store is not None:
+        store(json.dumps(document, indent=1) + "\n")
     if preset == "smoke":
         Console().print(
             "The preset smoke only checks that everything runs: its drafter was trained for "

@@ -18,6 +18,10 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
 _logger = get_logger(__name__)
+_ALLOW = (
+    "; or allow other weights: with other_weights=True in Python, or with --other-weights, an "
+    "option of generate, chat, serve, bench and verify"
+)
 
 
 class TargetRecord(Settings):
@@ -105,13 +109,16 @@ def hash_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_target(record: TargetRecord, spec: TargetSpec, *, other_weights: bool = False) -> None:
+def check_target(
+    record: TargetRecord, spec: TargetSpec, *, other_weights: bool | None = None
+) -> None:
     """Raise an error if the loaded target differs from the record.
 
     Args:
         record: target that the drafter was made for.
         spec: properties of the loaded target.
-        other_weights: whether to warn, instead of raising an error, if only the weights differ.
+        other_weights: whether to warn, instead of raising an error, if only the weights differ;
+            None if they must not differ, so that the error names no option for this.
 
     Raises:
         TargetMismatch: a property differs; the message names the first such property.
@@ -136,7 +143,7 @@ def check_target(record: TargetRecord, spec: TargetSpec, *, other_weights: bool 
                 expected=f"{expected}, as in {record.name_or_path}",
                 got=got,
                 remedy="load the target named in the drafter's config, or train a new drafter"
-                + ("; or allow other weights" if name == "fingerprint" else ""),
+                + (_ALLOW if name == "fingerprint" and other_weights is not None else ""),
             )
 
 

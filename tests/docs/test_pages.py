@@ -23,6 +23,7 @@ from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+from jakiro.utils import pretrained
 from jakiro.utils.settings import (
     apply_overrides,
     load_settings,
@@ -41,6 +42,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 KINDS = {"python", "yaml", "bash", "text", "console"}
+FETCHED = "smollm2-135m-instruct"
 
 # Keys that every run requires; blocks that show single keys leave them out.
 REQUIRED = {"target": {"name_or_path": "TARGET"}, "data": {"paths": ["texts.jsonl"]}}
@@ -125,6 +127,23 @@ def test_every_block_names_its_language() -> None:
     assert [str(block) for block in BLOCKS if block.language not in KINDS] == []
 
 
+@pytest.fixture
+def fetched(saved: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny models, under the name of a model that `jakiro fetch` downloads."""
+    paths = {"drafter": Path(saved["drafter_path"]), "target": saved["target_path"]}
+    original = pretrained.local_model
+
+    def packaged_drafter(name: str | Path) -> Path | None:
+        return paths["drafter"] if str(name) == FETCHED else None
+
+    def local_model(name: str | Path, *args: Any, **options: Any) -> str:
+        return paths["target"] if str(name) == FETCHED else original(name, *args, **options)
+
+    monkeypatch.setattr("jakiro.drafter.packaged_drafter", packaged_drafter)
+    monkeypatch.setattr(pretrained, "local_model", local_model)
+
+
+@pytest.mark.usefixtures("fetched")
 @pytest.mark.parametrize("block", _in("python"), ids=str)
 def test_python_blocks_run(block: Block, saved: dict[str, str]) -> None:
     names: dict[str, object] = dict(saved)

@@ -43,7 +43,10 @@ def _words(folder: Path) -> list[str]:
 
 
 def _figures(folder: Path) -> dict[str, object]:
-    document: dict[str, object] = json.loads((folder / "figures.json").read_text())
+    """Return the figures, and remove their file, because the next demo needs a new one."""
+    file = folder / "figures.json"
+    document: dict[str, object] = json.loads(file.read_text())
+    file.unlink()
     return document
 
 

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 
 # Faults of one request: it is passed on, lost before or after the server has answered, its reply is
 # cut in the middle or replaced, or the server seems to be busy.
 PASSED, LOST, UNANSWERED = "passed", "lost", "unanswered"
 CUT, REPLACED, BUSY = "cut", "replaced", "busy"
 FAULTS = (LOST, UNANSWERED, CUT, REPLACED, BUSY)
+# The reply is lost, and the connection stays open, as if the client's address had changed.
+SILENT = "silent"
+_SECONDS = 30.0
 
 Schedule = Callable[[int, str], str]  # number of the request and its path -> its fault
 
@@ -30,6 +33,7 @@ class BadNetwork:
         self.schedule = schedule
         self.num_requests = 0
         self.on_reply: Callable[[str, bytes], object] = lambda _path, _body: None
+        self.is_closed = Event()
         self._lock = Lock()
         self._http = ThreadingHTTPServer(
             ("127.0.0.1", 0), type("Handler", (_Handler,), {"network": self})
@@ -56,6 +60,7 @@ class BadNetwork:
 
     def close(self) -> None:
         """Stop the proxy."""
+        self.is_closed.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -79,7 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, content = self._forwarded(body)
         self.network.on_reply(self.path, content)
-        if fault == UNANSWERED:
+        if fault == SILENT:
+            self.network.is_closed.wait(_SECONDS)
+        if fault in (UNANSWERED, SILENT):
             self.close_connection = True
             return
         content = b"<html>login</html>" if fault == REPLACED else content

@@ -102,6 +102,14 @@ def with_figures(document: ComparisonDocument, index: int, **changes: object) ->
     return document.model_copy(update={"methods": tuple(methods)})
 
 
+def dequantized(document: ComparisonDocument, gguf_sha256: str) -> ComparisonDocument:
+    """Return the document with a target that was converted from a GGUF file of this checksum."""
+    environment = document.environment
+    target = environment.target.model_copy(update={"gguf_sha256": gguf_sha256})
+    environment = environment.model_copy(update={"target": target})
+    return document.model_copy(update={"environment": environment})
+
+
 def noisy_document(
     seed: int,
     slowness: Mapping[str, float] | None = None,

@@ -1,23 +1,41 @@
 """Trees that are drafted ahead are those that would have been drafted, and nothing else changes."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from helpers.drafting_ahead import AheadSteps, NumbersOfVerdict, TableRun
 from helpers.losslessness import assert_follows_distribution, greedy_by_transformers
 from helpers.models import tiny_llama
+from helpers.quick import mostly_slow
+from helpers.tables import Tables, Tamper, error_of_two_steps, no_processors
 
 from inference import SpeculativeDecoder
-from inference.ahead import AheadDecoder, AheadRun, _Ahead, expected_gain
-from inference.draft_tree import DraftTree
+from inference.ahead import (
+    AheadDecoder,
+    AheadRun,
+    _Ahead,
+    _check_device,
+    _check_usable,
+    expected_gain,
+)
+from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.engine.policy import AlwaysDraft
 from jakiro.errors import ConfigError
+from jakiro.target.adapter import TargetAdapter
 
 PROMPT = [1, 2, 1, 2, 1]
 RUNNERS = ["inline", "thread"]
 SETTINGS = SmallLMSettings(depth=2, children=2, breadth=2)
+EXACT = 1e-9
+CLEARLY_WRONG = 1e-3
+TABLES = Tables(vocab=4, components=1, seed=1)
 
 
 def _models(vocab: int = 7, noise: float = 0.1) -> tuple[Any, Any]:
@@ -103,20 +121,32 @@ def test_text_that_is_looked_up_is_drafted_ahead_too() -> None:
     assert output.sequences[0].tolist() == greedy_by_transformers(target, PROMPT, 40)
 
 
+# Exact enumeration of two steps: trees that were drafted ahead keep the target's distribution.
+
+
+def _error(steps: AheadSteps) -> float:
+    return error_of_two_steps(steps.tables, no_processors(), steps, length=4)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("seed", mostly_slow(range(4), quick=[1]))
+def test_kept_trees_keep_the_target_distribution(runner: Any, seed: int) -> None:
+    steps = AheadSteps(Tables(vocab=4, components=1, seed=seed), runner)
+    assert _error(steps) < EXACT
+    assert 0 < steps.decoder.num_right < steps.decoder.num_guesses
+
+
+@pytest.mark.slow
+def test_kept_trees_of_many_orders_keep_the_target_distribution() -> None:
+    assert _error(AheadSteps(TABLES, support=3)) < EXACT
+
+
 # Planted faults: other tokens, or another distribution.
 
-
-def _sampled(decoder: SpeculativeDecoder) -> list[list[int]]:
-    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0}
-    return [decoder.generate(PROMPT, seed=seed, **options).new_token_ids for seed in range(6)]
+Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def test_a_wrong_guess_that_stays_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    usual, ahead = _decoders("inline")
-    expected = _sampled(usual)
-
+def _a_wrong_guess_stays(patch: pytest.MonkeyPatch) -> None:
     original = AheadRun._forget
 
     def stays(self: AheadRun) -> None:
@@ -125,15 +155,11 @@ def test_a_wrong_guess_that_stays_is_caught(
             self._ahead = None
         original(self)
 
-    monkeypatch.setattr(AheadRun, "_forget", stays)
-    assert _sampled(ahead) != expected
+    patch.setattr(AheadRun, "_forget", stays)
 
 
-def test_a_tree_that_is_kept_after_another_outcome_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    usual, ahead = _decoders("inline")
-    expected, original = _sampled(usual), AheadRun._proposed
+def _a_tree_is_kept_after_another_outcome(patch: pytest.MonkeyPatch) -> None:
+    original = AheadRun._proposed
 
     def keeps(self: AheadRun, token_ids: Any, *others: Any) -> DraftTree:
         own = self._ahead
@@ -141,8 +167,100 @@ def test_a_tree_that_is_kept_after_another_outcome_is_caught(
             self._ahead = _Ahead(list(token_ids[0]), own.known, own.tree)
         return original(self, token_ids, *others)
 
-    monkeypatch.setattr(AheadRun, "_proposed", keeps)
-    assert _sampled(ahead) != expected
+    patch.setattr(AheadRun, "_proposed", keeps)
+
+
+def _change_kept_trees(patch: pytest.MonkeyPatch, change: Tamper) -> None:
+    original = AheadRun._proposed
+
+    def changed(self: AheadRun, *arguments: Any) -> DraftTree:
+        num_right = self._decoder.num_right
+        tree = original(self, *arguments)
+        return change(tree) if self._decoder.num_right > num_right else tree
+
+    patch.setattr(AheadRun, "_proposed", changed)
+
+
+def _a_kept_tree_is_pruned(patch: pytest.MonkeyPatch) -> None:
+    def pruned(tree: DraftTree) -> DraftTree:
+        return replace(tree, is_valid=tree.is_valid & (tree.score > tree.score.median()))
+
+    _change_kept_trees(patch, pruned)
+
+
+def _the_siblings_of_a_kept_tree_are_sorted(patch: pytest.MonkeyPatch) -> None:
+    def resorted(tree: DraftTree) -> DraftTree:
+        are_siblings = tree.parent[:, :, None] == tree.parent[:, None, :]
+        is_better = tree.score[:, None, :] > tree.score[:, :, None]
+        return replace(tree, rank=(are_siblings & is_better).sum(dim=2))
+
+    _change_kept_trees(patch, resorted)
+
+
+def _a_tree_is_drafted_with_the_numbers_of_the_verdict(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("inference.ahead.StepRandom", NumbersOfVerdict)
+
+
+def _a_guess_knows_the_outcome(patch: pytest.MonkeyPatch) -> None:
+    original = AheadRun._drafted
+
+    def knows(self: TableRun, tree: SequenceTree) -> Any:
+        path, token = self.outcome(tree)
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SequenceTree, "best_path", lambda _: path)
+            inner.setattr("inference.ahead._likeliest", lambda _: token)
+            return original(self, tree)
+
+    patch.setattr(AheadRun, "_drafted", knows)
+
+
+WRONG_TREES = [_a_wrong_guess_stays, _a_tree_is_kept_after_another_outcome]
+DEPENDENT_TREES = [
+    _a_kept_tree_is_pruned,
+    _the_siblings_of_a_kept_tree_are_sorted,
+    _a_tree_is_drafted_with_the_numbers_of_the_verdict,
+]
+
+
+def _name(plant: Plant) -> str:
+    return plant.__name__.strip("_")
+
+
+def _sampled(decoder: SpeculativeDecoder) -> list[list[int]]:
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0}
+    return [decoder.generate(PROMPT, seed=seed, **options).new_token_ids for seed in range(6)]
+
+
+@cache
+def _sampled_as_usual() -> list[list[int]]:
+    return _sampled(_decoders("inline")[0])
+
+
+@pytest.mark.parametrize("plant", [*WRONG_TREES, *DEPENDENT_TREES], ids=_name)
+def test_a_fault_changes_tokens(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _sampled_as_usual()
+    plant(monkeypatch)
+    assert _sampled(_decoders("inline")[1]) != expected
+
+
+@pytest.mark.parametrize("support", mostly_slow([2, 3], quick=[2]))
+@pytest.mark.parametrize("plant", DEPENDENT_TREES, ids=_name)
+def test_a_tree_that_depends_on_random_outcomes_is_caught(
+    plant: Plant, support: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert _error(AheadSteps(TABLES, support=support)) > CLEARLY_WRONG
+
+
+# A tree may be below any guess: only what was sampled must not depend on how it is accepted.
+@pytest.mark.parametrize("plant", [*WRONG_TREES, _a_guess_knows_the_outcome], ids=_name)
+def test_the_choice_of_the_guess_does_not_change_the_distribution(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    steps = AheadSteps(TABLES)
+    assert _error(steps) < EXACT
+    assert steps.decoder.num_right > 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +269,6 @@ def test_a_tree_that_is_kept_after_another_outcome_is_caught(
         (None, {}, "a drafter"),
         (AdedDrafter(), {}, "does not learn"),
         (LookupDrafter(), {"tree": "auto"}, 'tree="fixed"'),
-        (LookupDrafter(), {"runner": "stream"}, "a runner of inline, thread"),
         (LookupDrafter(), {"captured": True}, "captured=False"),
     ],
 )
@@ -160,6 +277,27 @@ def test_what_cannot_be_drafted_ahead_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         AheadDecoder(tiny_llama(), drafter, **{"tree": "fixed", **options})
+
+
+def test_an_unknown_runner_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a runner of inline, thread; got: 'stream'"):
+        _check_usable(LookupDrafter(), AlwaysDraft(None), "stream", False)
+
+
+def test_another_thread_is_refused_where_both_threads_share_a_stream() -> None:
+    message = 'expected: a target on a CPU.*got: a target on cuda:0; remedy: use runner="inline"'
+    with pytest.raises(ConfigError, match=message):
+        _check_device("thread", torch.device("cuda", 0))
+    _check_device("inline", torch.device("cuda", 0))
+    _check_device("thread", torch.device("cpu"))
+
+
+def test_a_decoder_checks_the_device_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    monkeypatch.setattr(TargetAdapter, "device", torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="saves no time on cuda:0"):
+        AheadDecoder(model, LookupDrafter(), tree="fixed")
+    AheadDecoder(model, LookupDrafter(), tree="fixed", runner="inline")
 
 
 def test_the_expected_gain_follows_the_formula() -> None:

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import count
-from random import Random
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +17,7 @@ from inference.decoder import SpeculativeDecoder
 from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.pretrained import end_ids
+from training.data.candidates import Candidate, CandidateQueue, greedy_and_multi_turn
 from training.data.chat import CUT, Chat, Message
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.loops import STOP_LOOPS, ends_in_loop, repeats
@@ -32,7 +31,7 @@ from training.data.regeneration.regenerator import (
 from training.data.rendering import render_question, render_user_opening
 from training.data.synthesis_settings import KEY_TOKENS, SynthesisSettings
 
-FILTERS = 2  # version of the rules for dropping texts; a file is continued only with the same rules
+FILTERS = 3  # version of the rules for choosing texts; a file is continued only with the same ones
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 
 
@@ -44,35 +43,15 @@ class SynthesisCounts:
         records: number of records written.
         tokens: total number of generated tokens, including those of dropped records.
         dropped: number of dropped candidates for each reason.
+        greedy: number of conversations with greedy answers in the file, earlier runs included.
+        multi_turn: number of conversations with more than one question in the file.
     """
 
     records: int = 0
     tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class _Candidate:
-    """A record that is being generated."""
-
-    number: int
-    is_greedy: bool
-    num_turns: int
-    messages: list[Message] = field(default_factory=list)
-    text: str = ""
-    is_cut: bool = False  # whether the text reached the largest length before its end
-    reason: str | None = None  # why the last question, answer or text was dropped
-
-    def record(self) -> dict[str, Any]:
-        """Return the content of the record."""
-        if self.messages:
-            return {"messages": self.messages}
-        return {"text": self.text} | ({CUT: True} if self.is_cut else {})
-
-    @property
-    def beginning(self) -> str:
-        """The first question, or the text; empty if there is neither."""
-        return str(self.messages[0]["content"]) if self.messages else self.text
+    greedy: int = 0
+    multi_turn: int = 0
 
 
 class _Written(NamedTuple):
@@ -126,31 +105,34 @@ class Synthesizer:
             ConfigError: the file was made with other settings, or another process writes to it.
             DataError: `LONGEST_SILENCE` candidates in a row are unusable.
         """
-        counts = SynthesisCounts()
+        counts, queue = SynthesisCounts(), CandidateQueue(self._settings)
+        seen: set[tuple[int, ...]] = set()
         with output.claim(self._fingerprint()):
-            seen = {self._key(_beginning_of(record)) for record in output.records()}
+            for record in output.records():
+                seen.add(self._key(_beginning_of(record)))
+                queue.restore(record)
             write = self._converse if self._settings.kind == "chats" else self._write_text
-            dialogues = (
-                write(self._candidate(number), counts) for number in count(output.last_record + 1)
-            )
-            candidates = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
-            with closing(candidates):
+            dialogues = (write(candidate, counts) for candidate in queue.start())
+            results = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
+            with closing(results):
                 silence = 0
                 on_progress(output.num_records, counts.tokens)
                 while output.num_records < self._settings.conversations:
-                    candidate = next(candidates)
+                    candidate = queue.take(results)
                     is_usable = self._is_usable(candidate, seen, counts)
                     if is_usable:
                         output.append([{"record": candidate.number} | candidate.record()])
+                        queue.add(candidate)
                         counts.records += 1
                     silence = 0 if is_usable else silence + 1
                     on_progress(output.num_records, counts.tokens)
                     if silence >= LONGEST_SILENCE:
                         raise _nothing_usable(counts)
+        counts.greedy, counts.multi_turn = greedy_and_multi_turn(queue.records)
         return counts
 
     def _is_usable(
-        self, candidate: _Candidate, seen: set[tuple[int, ...]], counts: SynthesisCounts
+        self, candidate: Candidate, seen: set[tuple[int, ...]], counts: SynthesisCounts
     ) -> bool:
         """Return whether a candidate has content that is new; otherwise, count it as dropped.
 
@@ -169,14 +151,7 @@ class Synthesizer:
     def _key(self, beginning: str) -> tuple[int, ...]:
         return tuple(self._encoded(beginning)[:KEY_TOKENS])
 
-    def _candidate(self, number: int) -> _Candidate:
-        settings, random = self._settings, Random(random_seed(self._settings.seed, number))
-        is_greedy = random.random() < settings.greedy
-        is_multi_turn = settings.max_turns > 1 and random.random() < settings.multi_turn
-        num_turns = random.randint(2, settings.max_turns) if is_multi_turn else 1
-        return _Candidate(number, is_greedy, num_turns)
-
-    def _converse(self, candidate: _Candidate, counts: SynthesisCounts) -> Dialogue[_Candidate]:
+    def _converse(self, candidate: Candidate, counts: SynthesisCounts) -> Dialogue[Candidate]:
         """Write questions and answers alternately, until the conversation ends."""
         for turn in range(candidate.num_turns):
             question = yield from self._question(candidate, turn, counts)
@@ -193,7 +168,7 @@ class Synthesizer:
         return candidate
 
     def _question(
-        self, candidate: _Candidate, turn: int, counts: SynthesisCounts
+        self, candidate: Candidate, turn: int, counts: SynthesisCounts
     ) -> Dialogue[str | None]:
         """Return the next question of a conversation; None if the question is not usable."""
         prompt = self._encoded(render_user_opening(self._tokenizer, _chat(candidate)))
@@ -206,7 +181,7 @@ class Synthesizer:
         return None if written is None else written.text
 
     def _answer(
-        self, candidate: _Candidate, turn: int, counts: SynthesisCounts
+        self, candidate: Candidate, turn: int, counts: SynthesisCounts
     ) -> Dialogue[Message | None]:
         """Return the answer to the last question; None if the answer is not usable."""
         prompt = self._encoded(render_question(self._tokenizer, _chat(candidate)))
@@ -219,7 +194,7 @@ class Synthesizer:
         mark = {CUT: True} if written.is_cut else {}
         return {"role": "assistant", "content": written.text} | mark
 
-    def _write_text(self, candidate: _Candidate, counts: SynthesisCounts) -> Dialogue[_Candidate]:
+    def _write_text(self, candidate: Candidate, counts: SynthesisCounts) -> Dialogue[Candidate]:
         """Write a text that is not part of a conversation."""
         prompt, limit = [self._first_token()], self._settings.max_new_tokens
         written = yield from self._written(candidate, prompt, limit, 0, counts, KEY_TOKENS)
@@ -229,7 +204,7 @@ class Synthesizer:
 
     def _written(
         self,
-        candidate: _Candidate,
+        candidate: Candidate,
         prompt: list[int],
         limit: int,
         part: int,
@@ -352,7 +327,7 @@ def _beginning_of(record: dict[str, Any]) -> str:
     return str(record["messages"][0]["content"] if "messages" in record else record["text"])
 
 
-def _chat(candidate: _Candidate) -> Chat:
+def _chat(candidate: Candidate) -> Chat:
     return Chat(candidate.messages, None, f"conversation {candidate.number}")
 
 
@@ -362,5 +337,6 @@ def _nothing_usable(counts: SynthesisCounts) -> DataError:
         f"{LONGEST_SILENCE} attempts in a row produced no usable record",
         expected="a target that ends its turns and texts",
         got=f"records dropped in the whole run: {reasons}",
-        remedy="check the target's end tokens and chat template, or lower --temperature",
+        remedy="check the target's end tokens and chat template, or lower --temperature and "
+        "--greedy",
     )

@@ -42,6 +42,7 @@ def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
 
 def _notes(document: ComparisonDocument) -> Iterator[str]:
     yield LEGEND
+    yield f"Weights of the target: {document.environment.target.weights}."
     if any(method.identical_to_target is False for method in document.methods):
         yield rounding_note(document.environment.target.dtype)
     if any(has_too_few(method.samples) for method in document.methods):

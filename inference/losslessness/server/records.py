@@ -24,6 +24,8 @@ class ServerVerifySettings(VerifySettings):
     model: str | None = None  # name of the model; None for the only one that the server has
     chat: bool = False  # whether a text is sent as the message of a user
     concurrency: int = Field(8, ge=1)  # number of requests at the same time
+    # not stored, because the server's drafter is not loaded here
+    other_weights: bool = Field(False, exclude=True)
 
     @property
     def length(self) -> int:

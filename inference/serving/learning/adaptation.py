@@ -190,6 +190,8 @@ class Adaptation:
         self._resources.close()
 
     async def _continue(self) -> None:
+        self._ring.expire()  # also if no text is added any more
+        await self._end_long_lesson()
         if self._process is not None and self._process.is_done:
             self._finish(self._process.result())
         if self._is_busy():
@@ -206,8 +208,6 @@ class Adaptation:
         """Continue a lesson, or begin one if there are enough new texts."""
         process = self._process
         if process is not None:
-            if process.seconds > _LONGEST_LESSON:
-                await process.kill()
             process.resume()
             return
         lesson = self._next_lesson()
@@ -224,6 +224,14 @@ class Adaptation:
         if self._is_busy():
             process.pause()
 
+    async def _end_long_lesson(self) -> None:
+        """End a lesson that computes for too long, or whose texts are kept for too long."""
+        if (process := self._process) is None or process.is_done:
+            return
+        if process.seconds > _LONGEST_LESSON or process.age > 3600 * self._settings.adapt_hours:
+            _logger.warning("a lesson takes too long: it is ended")
+            await process.kill()
+
     def _say_what_is_missing(self, num_held_out: int) -> None:
         if num_held_out != self._said:
             _logger.info(
@@ -234,7 +242,6 @@ class Adaptation:
         self._said = num_held_out
 
     def _next_lesson(self) -> Lesson | None:
-        self._ring.expire()
         if self._num_new < self._settings.adapt_every or self._watch.is_watching:
             return None
         traffic = self._ring.traffic(_MOST_LEARNED, _MOST_HELD_OUT)

@@ -25,7 +25,7 @@ class LearningProcess:
         self.lesson = lesson
         self.is_paused = False
         self._process = process
-        self._resumed = time.monotonic()
+        self._started = self._resumed = time.monotonic()
         self._seconds = 0.0  # seconds of computation before the last pause
         data = lesson.model_dump_json().encode()
         self._output = asyncio.ensure_future(process.communicate(data))
@@ -55,6 +55,11 @@ class LearningProcess:
     def seconds(self) -> float:
         """The number of seconds in which the process was not paused."""
         return self._seconds + (0.0 if self.is_paused else time.monotonic() - self._resumed)
+
+    @property
+    def age(self) -> float:
+        """The number of seconds since the start, whether the process was paused or not."""
+        return time.monotonic() - self._started
 
     def pause(self) -> None:
         """Stop the process at once, unless it is stopped or has ended."""

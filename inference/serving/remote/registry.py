@@ -1,10 +1,12 @@
 """The sessions of a server by their secret ids, each of which belongs to one user."""
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from inference.remote.messages import OpenSession, SessionOpened
 from inference.serving.api_error import ApiError
 from inference.serving.checks.keys import User
 from inference.serving.remote.verification_session import VerificationSession
@@ -25,6 +27,8 @@ class RegisteredSession:
     Attributes:
         id: secret id.
         verification: the session in the engine; None until it exists there.
+        opening: answer to the request that opens the session, or the reading of its prompt; None
+            until it begins.
         is_ended: whether the session is not registered any more.
         num_requests: number of requests to it that are being answered.
     """
@@ -34,8 +38,39 @@ class RegisteredSession:
         self.user = user
         self.text_id = text_id
         self.verification: VerificationSession | None = None
+        self.opening: asyncio.Task[SessionOpened] | None = None
+        self._request: OpenSession | None = None
         self.is_ended = False
         self.num_requests = 0
+
+    def begin(self, request: OpenSession, opening: asyncio.Task[SessionOpened]) -> None:
+        """Let a task open the session.
+
+        Args:
+            request: request that opens it.
+            opening: task that returns the answer.
+        """
+        self._request, self.opening = request, opening
+        # If nobody waits for an exception any more, it is not reported as one that was missed.
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def answers(self, request: OpenSession) -> bool:
+        """Return whether a request repeats the one that opens this session.
+
+        It does not if a step was decided since then, or if the session can decide none.
+
+        Args:
+            request: request that opens a session.
+        """
+        opening, verification = self.opening, self.verification
+        if opening is None or self._request != request:
+            return False
+        if not opening.done():
+            return True
+        if opening.cancelled() or opening.exception() is not None or verification is None:
+            return False
+        book = verification.book
+        return not book.is_gone and book.next_step == opening.result().next_step
 
     @contextmanager
     def answering(self) -> Iterator[None]:

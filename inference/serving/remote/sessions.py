@@ -73,7 +73,10 @@ class RemoteSessions:
         return self._info
 
     async def open(self, user: User, request: OpenSession) -> SessionOpened:
-        """Read a prompt, or a text to continue, in a new session.
+        """Read a prompt, or a text to continue, in a session.
+
+        Reading goes on if the device disconnects meanwhile, because it repeats the request. Another
+        request for the same text ends its session.
 
         Args:
             user: user who opens the session.
@@ -87,15 +90,18 @@ class RemoteSessions:
         prompt = _prompt_of(request)
         options = _options_of(request)
         service.model.check_lengths([prompt], options)
-        if (earlier := self.registry.of_text(user, request.text_id)) is not None:
-            self._end(earlier)
-        session = self.registry.add(user, request.text_id)
-        try:
-            with service.active(), session.answering():
-                opened = await self._opened(session, prompt, options, request)
-        except BaseException:
+        session = self.registry.of_text(user, request.text_id)
+        if session is not None and not session.answers(request):
             self._end(session)
-            raise
+            session = None
+        if session is None:
+            session = self.registry.add(user, request.text_id)
+            work = self._opened_or_ended(session, prompt, options, request)
+            session.begin(request, asyncio.ensure_future(work))
+        self._touch(session)
+        assert session.opening is not None, "the session has begun"
+        with service.active(), session.answering():
+            opened = await asyncio.shield(session.opening)
         self._touch(session)
         return opened
 
@@ -145,7 +151,7 @@ class RemoteSessions:
         return body
 
     def status(self, user: User, session_id: str) -> SessionStatus:
-        """Return the state of a session.
+        """Return the state of a session, which this does not keep alive.
 
         Args:
             user: user who asks for it.
@@ -154,7 +160,8 @@ class RemoteSessions:
         Raises:
             ApiError: there is no such session.
         """
-        verification = self._found(user, session_id).verification
+        self._service.check_ready()
+        verification = self.registry.find(user, session_id).verification
         assert verification is not None, "ids are known once sessions are open"
         return SessionStatus(
             next_step=verification.book.next_step,
@@ -180,6 +187,20 @@ class RemoteSessions:
         session = self.registry.find(user, session_id)
         self._touch(session)
         return session
+
+    async def _opened_or_ended(
+        self,
+        session: RegisteredSession,
+        prompt: Prompt,
+        options: DecodingOptions,
+        message: OpenSession,
+    ) -> SessionOpened:
+        """Return the answer to the request that opens a session, which ends if it has none."""
+        try:
+            return await self._opened(session, prompt, options, message)
+        except BaseException:
+            self._end(session)
+            raise
 
     async def _opened(
         self,

@@ -6,7 +6,7 @@ import pytest
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.device import link
+from inference.device import attempts, link
 
 
 @pytest.fixture(scope="module")
@@ -25,4 +25,5 @@ def server(decoder: SpeculativeDecoder) -> Iterator[Running]:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients repeat lost requests at once."""
-    monkeypatch.setattr(link, "_FIRST_PAUSE", 0.001)
+    for module in (attempts, link):
+        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.001)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from helpers.bad_network import LOST, PASSED, UNANSWERED, Schedule, bad_network
+from helpers.bad_network import LOST, PASSED, SILENT, UNANSWERED, Schedule, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
@@ -18,7 +18,7 @@ from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.device import RemoteDecoder
+from inference.device import RemoteDecoder, attempts
 from inference.device.offline_text import (
     OfflineOutput,
     OfflineText,
@@ -191,6 +191,34 @@ def test_a_text_whose_server_never_returns_ends_with_what_is_unverified(
     assert unverified == expected[known : known + len(unverified)]  # the drafter is the target
     assert output.provisional.unverified_text
     assert output.provisional.num_retracted == 0
+
+
+def test_a_text_that_nothing_was_written_for_ends_with_what_was_verified(
+    decoder: SpeculativeDecoder, server: Running
+) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    with (
+        bad_network(server.root, _down(3, 10**6)) as network,
+        RemoteDecoder(network.url, LookupDrafter(), offline=NOW, patience=0.1) as remote,
+    ):
+        output = remote.generate(prompt, **GREEDY)
+    assert isinstance(output, OfflineOutput)
+    assert not output.is_verified
+    assert isinstance(output.provisional.error, ResourceError)
+    expected = decoder.generate(prompt, **GREEDY).new_token_ids
+    assert output.new_token_ids == expected[: len(output.new_token_ids)] != []
+
+
+def test_a_connection_that_dies_without_a_sign_is_replaced(
+    decoder: SpeculativeDecoder,
+    server: Running,
+    good: SmallLMDrafter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.5)
+    output = _written(server, good, _down(3, 1, SILENT), GREEDY)
+    assert output.new_token_ids == decoder.generate(PROMPT, **GREEDY).new_token_ids
+    assert output.provisional.num_kept > 0
 
 
 def test_without_options_the_text_waits(server: Running, good: SmallLMDrafter) -> None:

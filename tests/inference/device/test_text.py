@@ -1,6 +1,7 @@
 """Texts on the way over a network that loses requests and replies."""
 
-from itertools import product
+import time
+from itertools import count, product
 from typing import Any
 
 import httpx2
@@ -12,19 +13,23 @@ from helpers.bad_network import (
     LOST,
     PASSED,
     REPLACED,
+    SILENT,
     UNANSWERED,
     bad_network,
 )
+from helpers.offline import InProcessLink
 from helpers.remote import sequence_tree, tensors
 from helpers.serving import Running, running
 
 from inference import SpeculativeDecoder
-from inference.device import RemoteDecoder
-from inference.device.text import RemoteOutput
+from inference.device import RemoteDecoder, attempts
+from inference.device.text import RemoteOutput, RemoteText
 from inference.draft_tree import ROOT
 from inference.drafters.lookup import LookupDrafter
 from inference.remote.errors import StepConflict
+from inference.remote.messages import OpenSession
 from inference.remote.step_frame import encode_step
+from jakiro.errors import ResourceError
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -136,3 +141,44 @@ def test_another_client_with_the_same_session_is_noticed(server: Running) -> Non
         roots += next(steps).token_ids
         with pytest.raises(StepConflict, match="step_conflict"):
             list(steps)
+
+
+def test_a_connection_that_dies_without_a_sign_is_replaced(
+    decoder: SpeculativeDecoder, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.5)
+    for number in (1, 2):
+
+        def schedule(own: int, _path: str, silent: int = number) -> str:
+            return SILENT if own == silent else PASSED
+
+        with bad_network(server.root, schedule) as network:
+            output = _written(network.url, "sampled")
+        assert (output.new_token_ids, output.text) == _expected(decoder, "sampled")
+        assert output.traffic.num_repeats == 1
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    decoder: SpeculativeDecoder, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, now, calls = _expected(decoder, "sampled"), time.time, count()
+    monkeypatch.setattr(time, "time", lambda: now() + 86_400 * (-1) ** next(calls))
+    output = _written(server.url, "sampled")
+    assert (output.new_token_ids, output.text) == expected
+
+
+class _Forgetful(InProcessLink):
+    """A server that forgets every session before its first step."""
+
+    def submit(self, *_: object) -> None:  # type: ignore[override]
+        """Return that the session is gone."""
+
+
+def test_sessions_that_are_lost_again_and_again_end_the_text(decoder: SpeculativeDecoder) -> None:
+    request = OpenSession(prompt=PROMPT, seed=0, max_tokens=7, temperature=1.3, top_k=3)
+    link = _Forgetful(decoder)
+    text = RemoteText(link, request, link.drafting(LookupDrafter(), request))
+    with pytest.raises(ResourceError, match="loses the text again and again"):
+        list(text.steps())
+    assert text.traffic.num_resumes == 8
+    assert len(text.output().new_token_ids) == 1

@@ -26,6 +26,7 @@ def test_a_correct_decoder_passes_every_check(shape: TreeShape) -> None:
     report = verify_losslessness(tiny_decoder(shape), PROMPTS, SETTINGS, heard.append)
     assert report.passed
     assert tuple(heard) == report.checks
+    assert report.gguf_sha256 is None
     greedy, sequences, ranks, support = report.checks
     assert (greedy.prompts, greedy.tokens, greedy.differences) == (2, 24, ())
     assert (sequences.counted, ranks.counted, support.tokens) == (50, 100, 150)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands import exit_code
 from helpers.models import tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
@@ -125,6 +126,51 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert "error: " in error
     assert expected in error
+
+
+def test_other_weights_of_the_target_are_possible_with_a_warning(
+    bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, out = tiny_tokenizer(), tmp_path / "a.json"
+    tiny_llama(vocab=len(tokenizer), seed=5).save_pretrained(folder / "other")
+    tokenizer.save_pretrained(folder / "other")
+    method = f"drafter={folder / 'drafter'},tree=fixed"
+    words = ["--method", method, "--method", f"lookup+{method},name=pair", "--num-prompts", "1"]
+    assert bench(*words, target="other") == 2
+    assert "or allow other weights: with other_weights=True" in capsys.readouterr().err
+    assert bench(*words, "--other-weights", "--json", str(out), target="other") == 0
+    shown = capsys.readouterr()
+    assert "made for other weights" in shown.err
+    assert "Weights of the target: float32." in shown.out
+    document = read_document(out)
+    assert document.settings.other_weights
+    assert all(method.identical_to_target for method in document.methods)
+
+
+def test_costs_are_measured_for_a_target_and_its_drafters(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = "inference.benchmark.costs_table.costs_tables"
+    monkeypatch.setattr(measured, lambda _target, drafters, _folder: [f"costs of {[*drafters]}"])
+    words = ["bench", "--target", str(folder / "target"), "--costs", "--device", "cpu"]
+    words += ["--dtype", "float32", "--method", f"drafter={folder / 'drafter'},name=mine"]
+    assert exit_code(*words) == 0
+    assert capsys.readouterr().out == "costs of ['mine']\n"
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--json a.json", "--report a.html", "--threads 1", "--packed no", "--other-weights"],
+)
+def test_costs_refuse_options_without_effect(
+    folder: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "--target", str(folder / "target"), "--costs", *option.split()]
+    prompts = str(folder / "prompts.jsonl")
+    assert exit_code(*words, "--prompts", prompts) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --costs only measures costs; other options would have no")
+    assert f"got: {', '.join(sorted([option.split()[0], '--prompts']))}; remedy" in error
 
 
 def test_files_that_exist_are_refused_before_any_work(

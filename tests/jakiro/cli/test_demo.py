@@ -16,14 +16,15 @@ def test_the_demo_gets_its_options(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t").mkdir()
     calls: list[dict[str, Any]] = []
-    plant_demo(lambda **options: calls.append(options))
+    plant_demo(lambda store, **options: (store("figures"), calls.append(options)))
     assert exit_code("demo", "--preset", "small") == 0
+    assert not Path("f.json").exists()
     words = ["--preset", "smoke", "--cache-dir", "c", "--device", "cpu", "--target", "t"]
     assert exit_code("demo", *words, "--json", "f.json") == 0
-    places = [{"cache_dir": None, "figures": None}, {"cache_dir": Path("c")}]
+    assert Path("f.json").read_text() == "figures"
     assert calls == [
-        {"preset": "small", "device": "auto", "target": None, **places[0]},
-        {"preset": "smoke", "device": "cpu", "target": "t", **places[1], "figures": Path("f.json")},
+        {"preset": "small", "device": "auto", "target": None, "cache_dir": None},
+        {"preset": "smoke", "device": "cpu", "target": "t", "cache_dir": Path("c")},
     ]
 
 
@@ -72,3 +73,20 @@ def test_figures_are_not_written_to_a_file_named_like_standard_output(
     plant_demo(lambda **_: pytest.fail("the demo has begun"))
     assert exit_code("demo", "--preset", "smoke", "--json", "-") == 2
     assert "--json cannot write the figures to standard output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", ["chat", "smoke"])
+def test_a_file_that_exists_is_refused_before_any_work(
+    plant_demo: Callable[[Demo], None],
+    preset: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant_demo(lambda **_: pytest.fail("the demo has begun"))
+    monkeypatch.delattr("jakiro.demo.chat_model.fetch_model")  # a download would fail
+    old = tmp_path / "old.json"
+    old.write_text("mine")
+    assert exit_code("demo", "--preset", preset, "--json", str(old)) == 2
+    assert "choose another name for --json" in capsys.readouterr().err
+    assert old.read_text() == "mine"

@@ -53,6 +53,7 @@ MISTAKES = (
     "bench --target . --method lookup --prompts prompts.txt --max-new-tokens 0",
     "bench --target . --method lookup --prompts prompts.txt --json nope/out.json",
     "bench --target . --method lookup --prompts prompts.txt --baseline aded",
+    "bench --target . --costs --json costs.json",
     "plot nope --out curves.png",
     "fetch nope",
     "train --config my.yaml --hostfile nope",

@@ -141,3 +141,19 @@ def test_figures_are_never_written_over_a_file(drafter_path: Path, tmp_path: Pat
     old.write_text("mine")
     assert _run(drafter_path, "--json", old, *QUICK) == 2
     assert old.read_text() == "mine"
+
+
+def test_other_weights_of_the_target_are_possible_with_a_warning(
+    drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, other, figures = tiny_tokenizer(), tmp_path / "other", tmp_path / "figures.json"
+    tiny_llama(vocab=len(tokenizer), seed=5).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    words = ("--target", other, "--num-prompts", "1", "--sampled-prompts", "0", *QUICK)
+    assert _run(drafter_path, *words) == 2
+    assert "or allow other weights: with other_weights=True" in capsys.readouterr().err
+    assert _run(drafter_path, *words, "--other-weights", "--json", figures) == 0
+    assert "made for other weights" in capsys.readouterr().err
+    stored = json.loads(figures.read_text())
+    assert stored["settings"]["other_weights"] is True
+    assert stored["gguf_sha256"] is None

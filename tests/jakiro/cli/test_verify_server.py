@@ -44,6 +44,7 @@ def test_a_lossless_server_gives_a_line_per_check_and_exit_code_0(
     assert stored["passed"] is True
     assert stored["url"] == server.url
     assert stored["settings"]["concurrency"] == 4
+    assert "other_weights" not in stored["settings"]
     assert [check["name"] for check in stored["checks"]] == names
 
 
@@ -71,6 +72,7 @@ def test_a_difference_gives_exit_code_1(
     [
         (["--model", "another"], "does not have this model"),
         (["--drafter", "lookup"], "--url verifies a server; other options would have no effect"),
+        (["--other-weights"], "--url verifies a server; other options would have no effect"),
         (["--samples", "5"], "unusable value for '--samples'"),
         (["--target", "nowhere/to be found"], "cannot load the target"),
         (["--max-new-tokens", "1000"], "does not answer a request"),

@@ -60,7 +60,7 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    chat_model.run_chat_demo(tmp_path / "cache", "cpu", steps=3, figures=figures)
+    chat_model.run_chat_demo(tmp_path / "cache", "cpu", steps=3, store=figures.write_text)
     document = json.loads(figures.read_text())
     names = {
         "fresh drafter",
@@ -106,7 +106,7 @@ def test_the_toy_is_shown_if_something_is_missing(
     assert not chat_model.is_available()
     reasons = {
         "model": "cannot download",
-        "gguf": "needs the package gguf",
+        "gguf": "needs the package gguf: pip install '.[gguf]'",
     }
     assert reasons[missing] in capsys.readouterr().err
 

@@ -78,7 +78,7 @@ def test_the_figures_have_every_method_and_the_trees_which_are_measured_once(
     documents = []
     for _ in range(2):
         figures = tmp_path / "figures.json"
-        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target), figures)
+        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target), figures.write_text)
         documents.append(json.loads(figures.read_text()))
     shown = capsys.readouterr().out
     assert "smoke only checks that everything runs" in shown
@@ -115,11 +115,10 @@ def test_wrong_tokens_are_an_error_after_the_figures(
         return [*others, last | {"identical_to_target": False}]
 
     monkeypatch.setattr(pipeline, "results_of", wrong)
+    figures = tmp_path / "figures.json"
     with pytest.raises(JakiroError, match="tokens differ from those of transformers"):
-        pipeline.run_demo(
-            "smoke", tmp_path / "cache", "cpu", str(target), tmp_path / "figures.json"
-        )
-    assert json.loads((tmp_path / "figures.json").read_text())["results"]
+        pipeline.run_demo("smoke", tmp_path / "cache", "cpu", str(target), figures.write_text)
+    assert json.loads(figures.read_text())["results"]
 
 
 @pytest.fixture

@@ -89,8 +89,12 @@ def test_the_fingerprint_survives_a_change_of_dtype_but_not_of_weights() -> None
     spec = TargetAdapter(tiny_llama()).spec
     record = record_target(spec, "tiny")
     check_target(record, TargetAdapter(tiny_llama().bfloat16()).spec)
-    with pytest.raises(TargetMismatch, match="made for a target other than"):
-        check_target(record, TargetAdapter(tiny_llama(seed=5)).spec)
+    other = TargetAdapter(tiny_llama(seed=5)).spec
+    with pytest.raises(TargetMismatch, match="made for a target other than") as raised:
+        check_target(record, other)
+    assert "other weights" not in str(raised.value)
+    with pytest.raises(TargetMismatch, match=r"or allow other weights: .* --other-weights"):
+        check_target(record, other, other_weights=False)
 
 
 def test_a_target_whose_siblings_see_each_other_is_refused(

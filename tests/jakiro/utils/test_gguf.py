@@ -12,6 +12,9 @@ from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
+from inference.benchmark.machine import environment_of
+from inference.losslessness.check import verify_losslessness
+from inference.losslessness.records import VerifySettings
 from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
@@ -57,7 +60,13 @@ def test_decoding_and_records_work_as_with_any_target(file: Path) -> None:
     expected = SpeculativeDecoder(tiny_llama(vocab=300)).generate(PROMPT, max_new_tokens=12)
     assert decoder.generate(PROMPT, max_new_tokens=12).new_token_ids == expected.new_token_ids
     record = record_target(TargetAdapter(decoder.target.model).spec, str(file))
-    assert record.gguf_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert record.gguf_sha256 == checksum
+    quick = VerifySettings(max_new_tokens=2, sampled_prompts=0)
+    assert verify_losslessness(decoder, [PROMPT], quick).gguf_sha256 == checksum
+    facts = environment_of(decoder.target, str(file)).target
+    assert facts.gguf_sha256 == checksum
+    assert facts.weights == "float32 (dequantized from a GGUF file)"
 
 
 def test_a_file_is_converted_once_for_each_dtype_and_content(

@@ -43,7 +43,7 @@ RAISED_FROM = "raised_from"  # the limit with which the earlier records were wri
 
 
 class OutputFile:
-    """A JSONL file of generated records, in ascending order of their numbers (key `record`).
+    """A JSONL file of generated records, each with its number (key `record`).
 
     Next to this file, another file whose name ends in `.settings` contains the settings with which
     the records were generated, so that a later run with the same settings can continue the file.

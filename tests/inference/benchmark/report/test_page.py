@@ -8,7 +8,7 @@ from html import escape, unescape
 from html.parser import HTMLParser
 
 import pytest
-from helpers.comparisons import make_document, with_figures
+from helpers.comparisons import dequantized, make_document, with_figures
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.report import style as wording
@@ -165,6 +165,15 @@ def test_page_warns_of_a_busy_machine():
     )
     idle = document.environment.model_copy(update={"load_average": 0.5, "num_cpus": 2})
     assert "Other programs" not in render(document.model_copy(update={"environment": idle}))
+
+
+def test_page_names_the_dtype_of_the_weights_and_their_gguf_file():
+    document = make_document()
+    assert "GGUF" not in render(document)
+    page = render(dequantized(document, "5" * 64))
+    assert "\nbfloat16 (dequantized from a GGUF file) on cpu" in page
+    assert "parameters, bfloat16 (dequantized from a GGUF file), " in page
+    assert f"SHA-256 of the GGUF file <code>{'5' * 64}</code></dd>" in page
 
 
 def test_page_says_once_that_prompts_are_too_few_and_shows_no_interval_there():

@@ -3,7 +3,7 @@
 from io import StringIO
 
 import pytest
-from helpers.comparisons import make_document, with_figures
+from helpers.comparisons import dequantized, make_document, with_figures
 from rich.console import Console
 
 from inference.benchmark.document import ComparisonDocument
@@ -13,7 +13,9 @@ from inference.benchmark.report.verdict import rounding_note
 
 def printed(document: ComparisonDocument) -> str:
     stream = StringIO()
-    Console(file=stream, width=120).print(*figures_table(document))
+    console = Console(file=stream, width=120)
+    for part in figures_table(document):
+        console.print(part)
     return stream.getvalue()
 
 
@@ -40,6 +42,13 @@ def test_differences_by_rounding_are_explained_where_there_are_any() -> None:
     assert "rounded differently" in " ".join(printed(other).split())
     assert rounding_note("bfloat16") in " ".join(printed(other).split())
     assert "bfloat16" not in rounding_note("float32")
+
+
+def test_the_dtype_of_the_weights_and_their_origin_are_shown() -> None:
+    document = make_document()
+    assert "\nWeights of the target: bfloat16.\n" in printed(document)
+    line = "\nWeights of the target: bfloat16 (dequantized from a GGUF file).\n"
+    assert line in printed(dequantized(document, "5" * 64))
 
 
 @pytest.mark.parametrize(("load", "is_busy"), [(None, False), (2.0, False), (4.25, True)])

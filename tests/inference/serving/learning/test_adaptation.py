@@ -26,6 +26,7 @@ from inference.adaptation.weights import ReplaceableWeights, adapted_names
 from inference.protocol import RequestCounter
 from inference.serving.learning import adaptation
 from inference.serving.learning.adaptation import Adaptation, Learner
+from inference.serving.learning.process import LearningProcess
 from inference.serving.scheduling.engine_thread import EngineThread
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError
@@ -215,6 +216,37 @@ def test_weights_that_depend_on_a_text_do_not_change_the_distribution_of_the_nex
     assert p_value(counts, probs) > LEAST_P_VALUE
 
 
+def test_a_seed_gives_other_random_numbers_to_each_request_of_a_server_that_learns(
+    serve: Callable[..., _Served],
+) -> None:
+    served = serve("nothing")
+    assert not served.running.server.engine.are_seeds_repeatable
+    first, second = _request_indices(served)
+    assert first != second
+    with served.running.client() as client:
+        answers = [served.ask(client, 0, temperature=1.0, seed=1) for _ in range(2)]
+    assert answers[0].choices[0].text != answers[1].choices[0].text
+
+
+def test_the_random_numbers_of_the_next_server_with_the_same_folder_are_others(
+    serve: Callable[..., _Served],
+) -> None:
+    first = serve("nothing")
+    before = _request_indices(first)
+    first.close()
+    after = _request_indices(serve("nothing"))
+    # Each server counts on, so their numbers must be far apart.
+    assert abs(before[0] - after[0]) > 1_000_000
+
+
+def _request_indices(served: _Served) -> list[int]:
+    """Return the numbers of two requests with the same seed, on which random numbers depend."""
+    engine = served.running.server.engine
+    options: dict[str, Any] = {"seed": 1, "temperature": 1.0, "max_new_tokens": 9}
+    jobs = [engine.prepare([1, 2, 3], **options) for _ in range(2)]
+    return [job.request.sampling.request_index for job in jobs]
+
+
 @pytest.mark.parametrize("mode", ["corrupt", pytest.param("half", marks=pytest.mark.slow)])
 def test_versions_that_are_not_whole_are_refused(serve: Callable[..., _Served], mode: str) -> None:
     served = serve(mode)
@@ -254,6 +286,78 @@ def test_nothing_is_learned_while_a_request_is_decoded(serve: Callable[..., _Ser
         list(stream)
         assert _beats(served) - before <= 1  # a beat may have been under way
         wait_until(lambda: _beats(served) > before + 5)
+
+
+def _running_lesson(served: _Served) -> LearningProcess:
+    """Return the process of the lesson, as soon as it learns."""
+    wait_until(lambda: _beats(served) > 5)
+    process = served.adaptation._process
+    assert process is not None
+    return process
+
+
+def test_a_lesson_keeps_no_text_for_too_long_even_if_the_server_is_busy(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("slow")
+    with served.running.client() as client:
+        served.teach(client, 0, max_tokens=2)
+        process = _running_lesson(served)
+        monkeypatch.setattr(served.adaptation, "_is_busy", lambda: True)
+        served.ask(client, 0, max_tokens=2)
+    time.sleep(4 * adaptation._POLL_SECONDS)
+    assert process.is_paused
+    assert not process.is_done
+    day = 24 * 3600.0  # the default of adapt_hours
+    monkeypatch.setattr(LearningProcess, "age", day - 600)
+    time.sleep(4 * adaptation._POLL_SECONDS)
+    assert not process.is_done
+    monkeypatch.setattr(LearningProcess, "age", day + 1)
+    wait_until(lambda: served.metric("adapt_lessons_total", outcome="failed") == 1)
+    assert process.is_done
+    assert served.adaptation._process is None
+
+
+def test_a_text_is_forgotten_in_time_even_if_the_server_is_busy(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("nothing")
+    with served.running.client() as client:
+        served.ask(client, 3)
+        wait_until(lambda: served.metric("adapt_tokens") == 15)
+    monkeypatch.setattr(served.adaptation, "_is_busy", lambda: True)
+    monkeypatch.setattr(served.adaptation._ring, "_max_seconds", 0.0)
+    wait_until(lambda: served.metric("adapt_tokens") == 0)
+
+
+def test_a_purge_ends_a_running_lesson_with_texts_of_the_user(
+    serve: Callable[..., _Served],
+) -> None:
+    served = serve("late", api_keys=("first-secret", "second-secret"))
+    with served.running.client("first-secret") as client:
+        served.teach(client, 0, max_tokens=2)
+    process = _running_lesson(served)
+    assert process.lesson.tenants == ("key 1",)
+    assert _purged(served, "second-secret") == (0, 0)
+    assert not process.is_done  # it has no texts of this user
+    assert served.adaptation._process is process
+    assert _purged(served, "first-secret") == (16, 0)
+    assert process.is_done
+    assert served.adaptation._process is None
+    assert served.metric("adapt_lessons_total", outcome="purged") == 1
+    (served.folder / "finish").touch()
+    time.sleep(4 * adaptation._POLL_SECONDS)  # a result would be used
+    assert served.adaptation.version == 0
+    assert served.adaptation._folder.numbers == []
+    for outcome in ("better", "failed"):
+        assert served.metric("adapt_lessons_total", outcome=outcome) == 0
+
+
+def _purged(served: _Served, key: str) -> tuple[int, int]:
+    """Return the numbers of texts and of versions that a user has deleted."""
+    header = {"Authorization": f"Bearer {key}"}
+    found = httpx2.delete(f"{served.running.url}/adaptation", headers=header).json()
+    return found["texts"], found["versions"]
 
 
 def test_a_request_can_forbid_learning(serve: Callable[..., _Served]) -> None:

@@ -60,10 +60,11 @@ def test_a_paused_process_does_nothing_until_it_is_resumed(tmp_path: Path) -> No
         process.pause()
         process.pause()
         await asyncio.sleep(0.1)  # a beat may be under way
-        count, seconds = _beats(tmp_path), process.seconds
+        count, seconds, age = _beats(tmp_path), process.seconds, process.age
         await asyncio.sleep(0.3)
         assert _beats(tmp_path) == count
         assert process.seconds == seconds
+        assert process.age > age + 0.2
         process.resume()
         await _until_beats(tmp_path, count + 3)
         process.pause()

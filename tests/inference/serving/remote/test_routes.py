@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -179,7 +180,9 @@ def test_a_foreign_session_looks_like_an_unknown_one(
         unknown = other.put("a" * 22, 1, tree)
         assert foreign.status_code == unknown.status_code == 404
         assert foreign.content == unknown.content
-        assert other.http.get(f"verify/sessions/{opened.session}").content == foreign.content
+        for path in ("", "/memory?from=0&to=1"):
+            answer = other.http.get(f"verify/sessions/{opened.session}{path}")
+            assert answer.content == foreign.content
         assert other.close(opened.session) == 404
     assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
 
@@ -196,6 +199,7 @@ def test_nobody_is_let_in_without_a_key(
             http.post("verify/sessions", content=request),
             http.put(f"{session}/steps/1", content=b""),
             http.get(session),
+            http.get(f"{session}/memory?from=0&to=1"),
             http.delete(session),
         ]
     assert {answer.status_code for answer in answers} == {401}
@@ -223,9 +227,50 @@ def test_a_closed_session_is_gone_and_its_text_goes_on_in_another(
     device.close(second.session)
 
 
+def test_a_repeated_opening_gets_the_same_session_until_a_step_is_decided(device: Device) -> None:
+    text_id = "ab" * 16
+    first, *others = [device.open(text_id=text_id) for _ in range(3)]
+    assert others == [first, first]
+    device.submit(first, 1, [*PROMPT, *first.emitted])
+    again = device.open(text_id=text_id)
+    assert again.session != first.session
+    assert device.http.get(f"verify/sessions/{first.session}").status_code == 410
+    device.close(again.session)
+
+
+def test_a_closed_session_does_not_answer_a_repeated_opening(device: Device) -> None:
+    text_id = "ab" * 16
+    first = device.open(text_id=text_id)
+    device.close(first.session)
+    again = device.open(text_id=text_id)
+    assert again.session != first.session
+    assert device.submit(again, 1, [*PROMPT, *again.emitted]).step == 1
+    device.close(again.session)
+
+
+def test_a_prompt_is_read_on_while_the_device_is_away(server: Running, device: Device) -> None:
+    def num_read() -> float:
+        page = device.http.get(f"{server.root}/metrics").text
+        (line,) = (own for own in page.splitlines() if 'tokens_total{kind="prompt"}' in own)
+        return float(line.split()[1])
+
+    before, released = num_read(), Event()
+    request = OpenSession(prompt=PROMPT, text_id="cd" * 16, **GREEDY)
+    server.server.engine.call(lambda: released.wait(SECONDS))
+    for _ in range(3):
+        with pytest.raises(httpx2.ReadTimeout):
+            device.http.post("verify/sessions", content=request.model_dump_json(), timeout=0.3)
+    released.set()
+    opened = device.open(text_id=request.text_id)
+    assert num_read() == before + len(PROMPT)
+    assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
+    device.close(opened.session)
+
+
 def test_another_session_of_a_text_ends_the_first_one(device: Device) -> None:
     text_id = "ab" * 16
-    sessions = [device.open(text_id=text_id).session for _ in range(5)]  # more than allowed
+    # More than are allowed.
+    sessions = [device.open(text_id=text_id, seed=seed).session for seed in range(5)]
     codes = [device.http.get(f"verify/sessions/{own}").status_code for own in sessions]
     assert codes == [410] * 4 + [200]
     device.close(sessions[-1])
@@ -337,6 +382,7 @@ def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
             request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
             while (again := device.http.post("verify/sessions", content=request)).is_error:
                 assert again.status_code == 429
+                device.http.get(f"verify/sessions/{opened.session}")  # does not keep it alive
             assert device.http.get(f"verify/sessions/{opened.session}").status_code == 410
 
 
