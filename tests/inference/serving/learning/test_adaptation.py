@@ -296,8 +296,12 @@ def _running_lesson(served: _Served) -> LearningProcess:
     return process
 
 
-def test_a_lesson_keeps_no_text_for_too_long_even_if_the_server_is_busy(
-    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("measured", "longest"),
+    [("age", 24 * 3600.0), ("seconds", 3600.0)],  # the default of adapt_hours, _LONGEST_LESSON
+)
+def test_a_lesson_that_takes_too_long_is_ended_even_if_the_server_is_busy(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch, measured: str, longest: float
 ) -> None:
     served = serve("slow")
     with served.running.client() as client:
@@ -308,11 +312,10 @@ def test_a_lesson_keeps_no_text_for_too_long_even_if_the_server_is_busy(
     time.sleep(4 * adaptation._POLL_SECONDS)
     assert process.is_paused
     assert not process.is_done
-    day = 24 * 3600.0  # the default of adapt_hours
-    monkeypatch.setattr(LearningProcess, "age", day - 600)
+    monkeypatch.setattr(LearningProcess, measured, longest - 1)
     time.sleep(4 * adaptation._POLL_SECONDS)
     assert not process.is_done
-    monkeypatch.setattr(LearningProcess, "age", day + 1)
+    monkeypatch.setattr(LearningProcess, measured, longest + 1)
     wait_until(lambda: served.metric("adapt_lessons_total", outcome="failed") == 1)
     assert process.is_done
     assert served.adaptation._process is None
