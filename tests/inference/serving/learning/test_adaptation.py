@@ -137,7 +137,7 @@ def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) ->
     served = serve("better", places=2)
     with served.running.client() as client, ThreadPoolExecutor(2) as pool:
         first = 0
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + 3 * SECONDS  # a loaded machine
         fingerprints: set[str] = set()
         while served.metric("adapt_changes_total", why="better") < 2:
             assert time.monotonic() < end
