@@ -1,7 +1,14 @@
 """The sessions of a server by their ids."""
 
-import pytest
+import asyncio
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from helpers.remote import opening
+
+from inference.remote.messages import OpenSession, SessionOpened
+from inference.remote.step_book import StepBook
 from inference.serving.api_error import ApiError
 from inference.serving.checks.keys import User
 from inference.serving.checks.rate_limits import RateLimit
@@ -72,3 +79,43 @@ def test_the_ids_of_old_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
         ids.append(session.id)
         registry.end(session)
     assert [_status(registry, user, own) for own in ids] == [404, 410, 410]
+
+
+REQUEST = OpenSession(prompt=[0], seed=0, max_tokens=9)
+
+
+def test_a_session_answers_only_the_request_that_opened_it_and_only_before_a_step() -> None:
+    async def opened() -> SessionOpened:
+        return opening()
+
+    async def check() -> None:
+        session: Any = SessionRegistry(1, 1).add(_user(), REQUEST.text_id)
+        assert not session.answers(REQUEST)
+        session.begin(REQUEST, asyncio.ensure_future(opened()))
+        assert session.answers(REQUEST)
+        assert not session.answers(REQUEST.model_copy(update={"seed": 1}))
+        await session.opening
+        book = StepBook()
+        session.verification = SimpleNamespace(book=book)
+        assert session.answers(REQUEST)
+        book.next_step = 2
+        assert not session.answers(REQUEST)
+        book.next_step = 1
+        book.close()  # as after a step that has failed
+        assert not session.answers(REQUEST)
+
+    asyncio.run(check())
+
+
+def test_a_session_that_could_not_be_opened_answers_nothing() -> None:
+    async def failed() -> SessionOpened:
+        raise ApiError(503, "no memory")
+
+    async def check() -> None:
+        session = SessionRegistry(1, 1).add(_user(), REQUEST.text_id)
+        task = asyncio.ensure_future(failed())
+        session.begin(REQUEST, task)
+        await asyncio.wait([task])
+        assert not session.answers(REQUEST)
+
+    asyncio.run(check())
