@@ -97,8 +97,8 @@ def gather_examples(
 
 
 def _sizes_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[int, ...]:
-    """Return the number of positions with a loss in each sequence; one sequence on the meta device.
-
-    `indices_of` returns all positions on the meta device.
-    """
-    return (has_loss.numel(),) if has_loss.is_meta else tuple(has_loss.sum(dim=1).tolist())
+    """Return the number of positions with a loss in each sequence; all positions on meta."""
+    if has_loss.is_meta:
+        batch, count = has_loss.shape
+        return (count,) * batch
+    return tuple(has_loss.sum(dim=1).tolist())

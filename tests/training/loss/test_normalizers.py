@@ -10,9 +10,11 @@ from helpers.variants import FEEDBACK, OWN, VARIANTS, WIDE
 
 import training.module
 from jakiro.drafter_settings import DrafterSettings
+from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
 from training.loss.normalizers import Normalizers, normalizers_of
 from training.loss.objectives import LossTerms, shared_normalizers
+from training.loss.positions import gather_examples
 from training.loss.settings import TokenLoss
 from training.planning.parts import flops_of
 
@@ -119,3 +121,15 @@ def test_normalizers_are_gathered_by_position_and_level() -> None:
     gathered = known.at(torch.tensor([[0], [1]]), torch.tensor([[0, 1], [1, 2]]))
     assert gathered.log_sum.tolist() == [[0, 1], [4, 5]]
     assert gathered.level(1).best.tolist() == [11, 15]
+
+
+def test_sequences_stay_apart_on_the_meta_device() -> None:
+    settings = VARIANTS["draft-vocabulary"]
+    batch = batch_for(settings, [10, 11], [24]).to(torch.device("meta"))
+    shape = (*batch.token_ids.shape, 2)
+    features = torch.empty(*shape, 1, 32, device="meta")
+    weights = torch.empty(*shape[:2], 1, device="meta")
+    output = ExpertsOutput(features, weights, weights)
+    examples = gather_examples(output, features[:, :, 0, 0], batch, 0, 1.0)
+    assert examples.sequence_sizes == (24, 24)  # a contrastive loss compares only these
+    assert len(examples.indices) == 48
