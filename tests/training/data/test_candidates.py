@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from helpers.commands import exit_code
-from helpers.models import tiny_llama
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM
@@ -54,14 +53,6 @@ class Forbidding(Synthesizer):
     ) -> Dialogue[dict[str, Any] | None]:
         answer = yield from super()._answer(candidate, turn, counts)
         return None if candidate.is_greedy else answer
-
-
-@pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    """Return a target that ends its turns often: every seventh token id is an end token."""
-    model = tiny_llama(vocab=300, max_position_embeddings=512, initializer_range=0.1)
-    model.generation_config.eos_token_id = list(range(0, 300, 7))
-    return model
 
 
 def _write(

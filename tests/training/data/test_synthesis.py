@@ -25,14 +25,6 @@ TOKENIZER = tiny_tokenizer(CHATML)
 SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}
 
 
-@pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    """Return a target that ends its turns often: every seventh token id is an end token."""
-    model = tiny_llama(vocab=300, max_position_embeddings=512, initializer_range=0.1)
-    model.generation_config.eos_token_id = list(range(0, 300, 7))
-    return model
-
-
 def _write(
     target: LlamaForCausalLM, path: Path, tokenizer: Any = TOKENIZER, **changes: Any
 ) -> tuple[list[dict[str, Any]], SynthesisCounts]:
