@@ -79,7 +79,8 @@ class SpeculativeDecoder:
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
-            fastest number on this machine; None for torch's current number.
+            fastest number on this machine, and, with `tree="auto"`, for another number when that
+            becomes faster because of other processes; None for torch's current number.
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
             that are fastest on this machine, which are measured once. The formats change the
             drafts, but never the distribution of the output. Other drafters ignore this argument.
@@ -139,6 +140,7 @@ class SpeculativeDecoder:
             drafter=drafter,
             other_weights=other_weights,
         )
+        number = self.compute.threads
         record = None
         if isinstance(drafter, JakiroDrafter):
             if tokenizer is None:
@@ -156,9 +158,9 @@ class SpeculativeDecoder:
                 compiled=compiled,
                 draft_forms=draft_forms,
                 other_weights=other_weights,
-                threads=self.compute.threads,
+                threads=number,
             )
-        self.policy = policy_for(self.target, self.drafter, tree, self.compute.threads)
+        self.policy = policy_for(self.target, self.drafter, tree, number, adapts=threads == "auto")
         self._watch = TauWatch(record)
         self._pipelines = PipelinePool() if captured else None
 

@@ -1,15 +1,9 @@
-"""The tree sizes from which `tree="auto"` selects, and the seconds of a step with each size.
-
-A cost model gives the expected seconds, which measured steps then correct.
-"""
+"""The tree sizes from which `tree="auto"` selects, and the modeled seconds of a step with each."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from inference.autotune.costs import Costs
 from inference.draft_tree import SequenceTree
@@ -21,11 +15,6 @@ NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 ASSUMED_RATE = 0.6  # acceptance rate of the first candidate before any observation
 
 NodePosition = tuple[int, int, int]  # see `TreeArm.positions`
-MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
-MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
-CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
-# Durations are capped at this multiple of the expected duration before they are averaged.
-OUTLIER = 2.0
 
 
 class TreeArm(NamedTuple):
@@ -36,12 +25,14 @@ class TreeArm(NamedTuple):
         block: exclusive upper bounds of the node positions in such a tree.
         seconds: seconds of a step with such a tree, according to the cost model: to verify it and,
             for a drafter that is a model, to draft it.
+        growth: seconds by which each further token of the context lengthens such a step.
         shape: shape of the trees of a drafter that is a model; None for other drafters.
     """
 
     budget: Budget
     block: NodePosition
     seconds: float
+    growth: float = 0.0
     shape: TreeShape | None = None
 
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
@@ -93,7 +84,12 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
     counts = [count for count in NODE_COUNTS if count < trees.num_nodes]
     depth = trees.num_nodes if trees.depth is None else trees.depth
     return [
-        TreeArm(Budget(count, depth), (depth, count, 1), costs.verify_seconds(count))
+        TreeArm(
+            Budget(count, depth),
+            (depth, count, 1),
+            costs.verify_seconds(count),
+            costs.verify_growth(count),
+        )
         for count in (*counts, trees.num_nodes)
     ]
 
@@ -108,12 +104,14 @@ def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
                 continue
             if cut.autoregressive_levels > cut.max_nodes:
                 continue  # a path has no node for the last passes: a shallower tree is the same
-            seconds = costs.verify_seconds(cut.max_nodes) + costs.draft[cut.autoregressive_levels]
+            passes = cut.autoregressive_levels
+            seconds = costs.verify_seconds(cut.max_nodes) + costs.draft[passes]
+            growth = costs.verify_growth(cut.max_nodes) + costs.draft_growth(passes)
             block = (cut.depth, cut.max_nodes, 1)
             if cut.sampled:
                 block = (cut.depth, cut.breadth if cut.depth > 1 else 1, cut.children)
             size = (cut.max_nodes, cut.depth)
-            arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
+            arms.setdefault(block, (size, TreeArm(budget, block, seconds, growth, cut)))
     return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]
 
 
@@ -129,65 +127,3 @@ def _ranks(tree: SequenceTree) -> Sequence[int]:
     for rank, node in enumerate(order):
         ranks[node] = rank
     return ranks
-
-
-class Slowness:
-    """Ratios of measured to modeled seconds for each tree size and for steps without drafts.
-
-    The cost model ignores the batch size, the context length and the load of the machine. The load
-    changes quickly, and slows down all kinds of steps alike; it is estimated from the most recent
-    steps. Each kind of step has a factor of its own, which is close to 1 until this kind has been
-    timed several times.
-
-    Args:
-        num_arms: number of sizes of trees.
-    """
-
-    def __init__(self, num_arms: int) -> None:
-        # Steps without drafts are the last kind.
-        self._means = np.ones(num_arms + 1)  # mean ratios, divided by the load
-        self._counts = np.zeros(num_arms + 1)
-        self._load: float | None = None
-
-    @property
-    def of_arms(self) -> NDArray[np.float64]:
-        """The ratio of every size of trees."""
-        return self._ratios[:-1]
-
-    @property
-    def of_autoregressive(self) -> float:
-        """The ratio of a step without drafts."""
-        return float(self._ratios[-1])
-
-    @property
-    def _factors(self) -> NDArray[np.float64]:
-        return (self._counts * self._means + CLOSE_TO_1) / (self._counts + CLOSE_TO_1)
-
-    @property
-    def _ratios(self) -> NDArray[np.float64]:
-        return self._factors * (1.0 if self._load is None else self._load)
-
-    def expect_change(self) -> None:
-        """Let the next ratios outweigh the earlier ones."""
-        self._counts = np.minimum(self._counts, 1)
-
-    def take(self, arm: int, ratio: float) -> None:
-        """Learn from a step with drafts.
-
-        Args:
-            arm: index of the tree size.
-            ratio: measured seconds divided by modeled seconds.
-        """
-        self._take(arm, ratio)
-
-    def take_autoregressive(self, ratio: float) -> None:
-        """Learn from the ratio of measured to modeled seconds of a step without drafts."""
-        self._take(len(self._means) - 1, ratio)
-
-    def _take(self, kind: int, ratio: float) -> None:
-        if self._load is None:
-            self._load = ratio
-        ratio = min(ratio, OUTLIER * float(self._ratios[kind]))
-        self._load += (ratio / float(self._factors[kind]) - self._load) / MEMORY_OF_LOAD
-        self._counts[kind] = min(self._counts[kind] + 1, MEMORY_OF_TIMES)
-        self._means[kind] += (ratio / self._load - self._means[kind]) / self._counts[kind]

@@ -256,6 +256,20 @@ def possible_ways(target: TargetAdapter, threads: Threads, packed: Packed) -> It
             yield Compute(threads=count, packed=True, pack_single=True)
 
 
+def other_threads(threads: int | None) -> list[int]:
+    """Return the numbers of threads that may become faster when the load of the machine changes.
+
+    On a busy machine, a single thread is often the fastest, and on a quiet one, all threads are.
+
+    Args:
+        threads: number of threads that is fastest now; None if it is not selected here.
+    """
+    most = torch.get_num_threads()
+    if threads is None or most == 1:
+        return []
+    return [1] if threads > 1 else [most]
+
+
 def _thread_counts() -> list[int]:
     most = torch.get_num_threads()
     return sorted({1, max(1, most // 2), most})

@@ -1,7 +1,8 @@
 """Seconds of verification and drafting on this machine, measured once and interpolated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import LogitsProcessorList
@@ -9,6 +10,7 @@ from transformers import LogitsProcessorList
 from inference.autotune.measurement import (
     CONTEXT,
     cached,
+    fill,
     seconds_of,
     target_facts,
     verifications,
@@ -27,6 +29,8 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
 NODE_COUNTS = (0, 2, 4, 8, 12, 16, 24)  # numbers of nodes for which verification is timed
+LONG_CONTEXT = 1024  # number of tokens of a second context in which steps are timed
+LONG_NODE_COUNTS = (0, 8, 24)  # numbers of nodes for which verification is timed there
 # Drafting is timed with 1, 2, ... passes of the drafter's trunk, up to at least this number.
 FEWEST_PASSES = 3
 REPEATS = 5  # number of repetitions, of which the first is a warm-up
@@ -40,6 +44,10 @@ class Costs(Settings):
     # seconds of a target forward pass over root and nodes, including logits, by number of nodes
     verify: dict[int, float]
     draft: dict[int, float]  # seconds of drafting in a decoding step, by number of trunk passes
+    read: float = 0.0  # seconds in which the drafter reads one token of a context
+    # the costs with `LONG_CONTEXT` instead of `CONTEXT` tokens in the context; None if the target
+    # has too few positions
+    long: "Costs | None" = None
 
     def verify_seconds(self, num_nodes: int) -> float:
         """Return the seconds to verify `num_nodes` nodes, interpolated between measured numbers.
@@ -59,6 +67,28 @@ class Costs(Settings):
         share = (num_nodes - below) / (above - below)
         return (1 - share) * self.verify[below] + share * self.verify[above]
 
+    def verify_growth(self, num_nodes: int) -> float:
+        """Return the seconds by which each further token of the context lengthens verification.
+
+        Args:
+            num_nodes: number of nodes that are verified.
+        """
+        if self.long is None:
+            return 0.0
+        longer = self.long.verify_seconds(num_nodes) - self.verify_seconds(num_nodes)
+        return max(0.0, longer) / (LONG_CONTEXT - CONTEXT)
+
+    def draft_growth(self, passes: int) -> float:
+        """Return the seconds by which each further token of the context lengthens drafting.
+
+        Args:
+            passes: number of trunk passes.
+        """
+        if self.long is None:
+            return 0.0
+        longer = self.long.draft[passes] - self.draft[passes]
+        return max(0.0, longer) / (LONG_CONTEXT - CONTEXT)
+
     def between(self, other: "Costs", share: float) -> "Costs":
         """Return costs between these and others, for example for a number of sequences in between.
 
@@ -72,7 +102,12 @@ class Costs(Settings):
             counts = own.keys() & others.keys()
             return {key: (1 - share) * own[key] + share * others[key] for key in sorted(counts)}
 
-        return Costs(verify=mean(self.verify, other.verify), draft=mean(self.draft, other.draft))
+        return Costs(
+            verify=mean(self.verify, other.verify),
+            draft=mean(self.draft, other.draft),
+            read=(1 - share) * self.read + share * other.read,
+            long=self.long.between(other.long, share) if self.long and other.long else None,
+        )
 
     def ceiling(self, shape: TreeShape | None, tau: float) -> float:
         """Return the tokens per second at `tau` if only verification and drafting took time.
@@ -94,10 +129,10 @@ def measure_costs(
     forms: DraftForms = OWN_FORMS,
     batch: int = 1,
 ) -> Costs:
-    """Measure the seconds of verification and drafting, alternating between the two.
+    """Measure the seconds of verification and drafting, alternating between all of them.
 
     Verification is timed for all `NODE_COUNTS` that fit into the target's context, and drafting for
-    each number of trunk passes.
+    each number of trunk passes; both are timed again in a long context, if the target allows it.
 
     Args:
         target: the frozen target.
@@ -108,19 +143,23 @@ def measure_costs(
         batch: number of sequences that are decoded together.
     """
     _logger.info("measuring the times of verification and drafting on this machine")
-    steps = verifications(target, NODE_COUNTS, batch)
-    drafts = {} if model is None else _draftings(target, model, max_passes, forms, batch)
-    verify: dict[int, list[float]] = {count: [] for count in steps}
-    draft: dict[int, list[float]] = {passes: [] for passes in drafts}
+    timed: dict[int, tuple[int, ...]] = {CONTEXT: NODE_COUNTS}
+    if target.spec.max_position >= 2 * LONG_CONTEXT:
+        timed[LONG_CONTEXT] = LONG_NODE_COUNTS
+    works: dict[_Part, Callable[[], object]] = {}
+    for context, counts in timed.items():
+        steps = verifications(target, counts, batch, context)
+        works |= {_Part(context, "verify", count): step for count, step in steps.items()}
+        if model is not None:
+            works |= _draftings(target, model, max_passes, forms, batch, context)
+    times: dict[_Part, list[float]] = {part: [] for part in works}
     for _ in range(REPEATS):
-        for count, step in steps.items():
-            verify[count].append(seconds_of(step))
-        for passes, work in drafts.items():
-            draft[passes].append(seconds_of(work))
-    return Costs(
-        # The minimum is used, because other work of the machine only lengthens the times.
-        verify={count: min(times[1:]) for count, times in verify.items()},
-        draft={passes: min(times[1:]) for passes, times in draft.items()},
+        for part, work in works.items():
+            times[part].append(seconds_of(work))
+    # The minimum is used, because other work of the machine only lengthens the times.
+    seconds = {part: min(several[1:]) for part, several in times.items()}
+    return _costs_in(seconds, CONTEXT).model_copy(
+        update={"long": _costs_in(seconds, LONG_CONTEXT) if LONG_CONTEXT in timed else None}
     )
 
 
@@ -147,7 +186,7 @@ def known_costs(
         batch: number of sequences that are decoded together.
     """
     passes = 0
-    key = target_facts(target)
+    key = [*target_facts(target), LONG_CONTEXT]
     if isinstance(model, SmallLMDrafter):
         passes = model.settings.depth
         key = [*key, target_facts(model.model), model.settings.model_dump(mode="json")]
@@ -185,36 +224,68 @@ def facts_of(model: JakiroDrafter) -> object:
     return model.config.settings.model_dump(mode="json")
 
 
+class _Part(NamedTuple):
+    """A part of a decoding step that is timed.
+
+    Attributes:
+        context: number of tokens in the context.
+        kind: "verify", "draft", or "read" for drafting after the drafter has read the whole
+            context.
+        number: number of nodes that are verified, or of trunk passes.
+    """
+
+    context: int
+    kind: str
+    number: int
+
+
+def _costs_in(seconds: Mapping[_Part, float], context: int) -> Costs:
+    """Return the costs in a context of the given length."""
+
+    def of(kind: str) -> dict[int, float]:
+        own = (part for part in seconds if part.context == context and part.kind == kind)
+        return {part.number: seconds[part] for part in own}
+
+    draft, read = of("draft"), of("read")
+    reading = (max(0.0, read[passes] - draft[passes]) for passes in read)
+    return Costs(verify=of("verify"), draft=draft, read=max(reading, default=0.0) / context)
+
+
 def _draftings(
     target: TargetAdapter,
     model: JakiroDrafter | SmallLMDrafter,
     max_passes: int,
     forms: DraftForms,
     batch: int,
-) -> dict[int, Callable[[], object]]:
-    """Return, for each number of passes, a function that drafts as in a decoding step.
+    context: int,
+) -> dict[_Part, Callable[[], object]]:
+    """Return a function for each number of passes, and one that also reads the whole context.
 
-    Each function reads new tokens and proposes a tree.
+    Each function reads new tokens and proposes a tree as in a decoding step.
     """
-    length = min(CONTEXT, target.spec.max_position // 2)
+    length = min(context, target.spec.max_position // 2)
     tokens = [0] * (length + 1)
     greedy = Sampling(LogitsProcessorList(), do_sample=False)
     drafter, budgets = _timed_trees(target, model, max_passes, forms)
 
-    def start(budget: Budget) -> Callable[[], object]:
-        context = Context(target, drafter, greedy, batch, length + 1)
+    def start(budget: Budget, num_read: int) -> Callable[[], object]:
+        held = Context(target, drafter, greedy, batch, length + 1)
         with torch.inference_mode():
-            context.read([tokens] * batch, 0, length)
-        context.lengths = [length] * batch
+            fill(target, held.cache, batch, length)
+        held.lengths = [length] * batch
 
         def draft() -> object:
-            if context.session is not None and context.session.lengths == (length,) * batch:
-                context.session.rollback(length - 2)
-            return context.propose([tokens] * batch, budget, StepRandom()).token_ids.tolist()
+            if held.session is not None and held.session.lengths == (length,) * batch:
+                held.session.rollback(length - num_read)
+            return held.propose([tokens] * batch, budget, StepRandom()).token_ids.tolist()
 
         return draft
 
-    return {passes: start(budget) for passes, budget in enumerate(budgets, start=1)}
+    works = {
+        _Part(context, "draft", passes): start(budget, 2)
+        for passes, budget in enumerate(budgets, start=1)
+    }
+    return works | {_Part(context, "read", 1): start(budgets[0], length)}
 
 
 def _timed_trees(

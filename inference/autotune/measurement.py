@@ -16,6 +16,7 @@ import torch
 from platformdirs import user_cache_path
 
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import SlotCache
 from jakiro.target.step import chain_step
 from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
@@ -104,8 +105,24 @@ def target_facts(target: TargetAdapter) -> list[object]:
     return [machine, target.spec.fingerprint, form]
 
 
+def fill(target: TargetAdapter, cache: SlotCache, batch: int, length: int) -> None:
+    """Fill a cache with a context: the target reads its start, which is then copied.
+
+    Args:
+        target: the frozen target.
+        cache: empty cache of the target.
+        batch: number of sequences.
+        length: number of tokens of the context.
+    """
+    start = min(length, CONTEXT)
+    tokens = torch.zeros(batch, start, dtype=torch.long, device=target.device)
+    target.forward(chain_step(tokens, 0), cache)
+    slots = torch.arange(start, length, device=target.device).expand(batch, -1)
+    cache.move(slots % start, slots)
+
+
 def verifications(
-    target: TargetAdapter, node_counts: Sequence[int], batch: int = 1
+    target: TargetAdapter, node_counts: Sequence[int], batch: int = 1, context: int = CONTEXT
 ) -> dict[int, Callable[[], object]]:
     """Return, for each number of nodes, a function that verifies a chain of this length.
 
@@ -114,16 +131,17 @@ def verifications(
         node_counts: numbers of nodes, of which those that do not fit into the target's context are
             left out; 0 for a step without drafts.
         batch: number of sequences that are verified together.
+        context: number of tokens in the context, unless the target has too few positions.
     """
     longest = target.spec.max_position
-    context = min(CONTEXT, longest // 2)
+    context = min(context, longest // 2)
     # A target with few positions can verify only small trees.
     fitting = [count for count in node_counts if context + count < longest]
     most = max(fitting)
     cache = target.new_cache(batch, context + most + 1)
     tokens = torch.zeros(batch, context + most + 1, dtype=torch.long, device=target.device)
     with torch.inference_mode():
-        target.forward(chain_step(tokens[:, :context], 0), cache)
+        fill(target, cache, batch, context)
 
     def verify(count: int) -> object:
         parents = torch.arange(-1, count, device=target.device).expand(batch, -1)

@@ -6,36 +6,24 @@ Costs are measured once per machine, target and drafter, and corrected by the du
 steps. An acceptance rate is estimated for every node position in a tree. Smaller trees consist of
 the first positions of larger trees, so each decoding step improves the estimates for all sizes. If
 drafting does not make decoding faster, decoding continues without drafts. Drafting is tried again
-after a pause, and each further pause is twice as long.
+after a pause, and each further pause is twice as long. If steps may compute with another number of
+threads, this number is tried now and then, too, and whenever the load of the machine has changed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
-import numpy as np
-from numpy.typing import NDArray
-
-from inference.autotune.arms import NodePosition, Slowness, TreeArm, tree_arms
+from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
+from inference.autotune.step_seconds import StepSeconds
+from inference.autotune.tree_learner import TreeLearner
 from inference.draft_tree import SequenceTree
-from inference.engine.policy import AlwaysDraft
+from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.protocol import Budget, RequestCounter
-from inference.rates import FadingRates
 from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan
 
-FIRST_TREE = 8  # largest number of nodes of the trees before any observation
-DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
-MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
-# numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
-FIRST_TRIAL, LATER_TRIAL = 8, 4
-SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
-# number of drafted steps after which the largest tree and a step without drafts are tried
-EXPLORE_EVERY = 32
 MOST_LEARNERS = 64  # largest number of kinds of runs whose estimates are kept
-# If this many drafted steps in a row take this many times as long as expected, the load of the
-# machine has changed, and steps without drafts are timed again.
-SURPRISES, SURPRISING = 3, 1.5
 
 
 class AutoTree:
@@ -46,6 +34,8 @@ class AutoTree:
             drafter of any other kind.
         costs: costs of target and drafter on this machine.
         on_reset: function that is called when what was learned about trees is discarded.
+        other_threads: costs with other numbers of threads than the decoder's, by number. If there
+            are none, all steps compute with the decoder's number.
     """
 
     def __init__(
@@ -53,13 +43,15 @@ class AutoTree:
         trees: TreePlan | Budget,
         costs: Costs,
         on_reset: Callable[[], None] = lambda: None,
+        other_threads: Mapping[int, Costs] | None = None,
     ) -> None:
         self.trees = trees
         self.costs = costs
+        self.other_threads = other_threads or {}
         self._on_reset = on_reset
         self.request_counter = RequestCounter()
         self._lock = Lock()
-        self._learners: dict[object, _Learner] = {}  # the most recently used is last
+        self._learners: dict[object, TreeLearner] = {}  # the most recently used is last
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
         """Return the policy of a run; runs with the same sampling and batch size share estimates.
@@ -74,12 +66,19 @@ class AutoTree:
         with self._lock:
             learner = self._learners.pop(key, None)
             if learner is None:
-                arms = tree_arms(self.trees, sampling, self.costs)
-                learner = _Learner(arms, self.costs.verify_seconds(0))
+                learner = self._new_learner(sampling)
             self._learners[key] = learner
             if len(self._learners) > MOST_LEARNERS:
                 del self._learners[next(iter(self._learners))]
         return AutoRun(learner, self._lock)
+
+    def _new_learner(self, sampling: Sampling) -> TreeLearner:
+        each = [
+            (threads, costs, tree_arms(self.trees, sampling, costs))
+            for threads, costs in ((None, self.costs), *self.other_threads.items())
+        ]
+        timings = [StepSeconds(arms, costs, threads) for threads, costs, arms in each]
+        return TreeLearner(each[0][-1], timings, self.costs.read)
 
     def reset(self) -> None:
         """Discard everything learned from earlier runs."""
@@ -167,21 +166,33 @@ class AutoRun:
         lock: lock of the estimates.
     """
 
-    def __init__(self, learner: "_Learner", lock: Lock) -> None:
+    def __init__(self, learner: TreeLearner, lock: Lock) -> None:
         self._learner = learner
         self._lock = lock
         self._was_requested = False
+        self._context = 0  # number of tokens in the context
 
     @property
     def autoregressive_seconds(self) -> float:
         """The estimated seconds of a decoding step without drafts."""
         with self._lock:
-            return self._learner.autoregressive_seconds
+            return self._learner.timing.of_autoregressive(self._context)
 
-    def next_budget(self) -> Budget | None:
-        """Return the limits of the next step's trees; None for a step without drafts."""
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of the next step; None for that of the decoder."""
         with self._lock:
-            arm = self._learner.choose()
+            return self._learner.timing.threads
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return the limits of the next step's trees; None for a step without drafts.
+
+        Args:
+            progress: progress of the run.
+        """
+        self._context = progress.context
+        with self._lock:
+            arm = self._learner.choose(progress)
         return None if arm is None else arm.budget
 
     def learn(
@@ -211,113 +222,6 @@ class AutoRun:
         is_timed = arm is None or self._was_requested
         self._was_requested = budget is not None
         with self._lock:
-            self._learner.learn(arm, positions, len(trees), seconds if is_timed else None)
-
-
-class _Learner:
-    """Estimates for all runs with the same sampling and batch size.
-
-    Args:
-        arms: sizes of trees to select from, the largest last.
-        modeled_seconds: seconds of a step without drafts, according to the cost model.
-    """
-
-    def __init__(self, arms: Sequence[TreeArm], modeled_seconds: float) -> None:
-        self.arms = arms
-        self.modeled_seconds = modeled_seconds
-        self.seconds = np.array([arm.seconds for arm in arms])
-        self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
-        depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
-        self.acceptance = FadingRates((depth, width, children), MEMORY)
-        self.slowness = Slowness(len(arms))
-        self.num_drafted = self.num_surprises = 0
-        self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
-        self.left_of_trial = FIRST_TRIAL
-        self.pause = SHORTEST_PAUSE
-        small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
-        self.best = small[-1] if small else arms[0]
-
-    def arm_of(self, budget: Budget | None) -> TreeArm | None:
-        """Return the size with these limits; None for a step without drafts."""
-        return next((arm for arm in self.arms if arm.budget == budget), None)
-
-    def choose(self) -> TreeArm | None:
-        """Return the size of the next step's trees; None for a step without drafts."""
-        if self.left_of_pause > 0:
-            return None
-        is_exploring = self.num_drafted % EXPLORE_EVERY == EXPLORE_EVERY - 1
-        return self.arms[-1] if is_exploring else self.best
-
-    def learn(
-        self,
-        arm: TreeArm | None,
-        positions: Sequence[NodePosition],
-        batch: int,
-        seconds: float | None,
-    ) -> None:
-        """Learn from a decoding step and decide on the next steps.
-
-        Args:
-            arm: size of the verified trees; None for a step without drafts.
-            positions: positions of all accepted nodes.
-            batch: number of sequences.
-            seconds: duration of the step; None if the duration is not typical.
-        """
-        if arm is None:
-            if seconds is not None:
-                self.slowness.take_autoregressive(seconds / self.modeled_seconds)
-            self.left_of_pause = max(0, self.left_of_pause - 1)
-            return
-        if seconds is not None:
-            self._time(self.arms.index(arm), seconds / arm.seconds)
-        self.num_drafted += 1
-        self.left_of_trial -= 1
-        self._count(arm, positions, batch)
-        values = self._values()
-        best = int(values.argmax())
-        if values[best] > self._autoregressive_value():
-            self.best, self.pause = self.arms[best], SHORTEST_PAUSE
-            if self.num_drafted % EXPLORE_EVERY == 0:
-                self.left_of_pause = 1
-        elif self.left_of_trial <= 0:
-            self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
-            self.left_of_trial = LATER_TRIAL
-
-    def _time(self, index: int, ratio: float) -> None:
-        """Learn from the ratio of measured to modeled seconds of a drafted step."""
-        is_surprising = ratio > SURPRISING * self.slowness.of_arms[index]
-        self.num_surprises = self.num_surprises + 1 if is_surprising else 0
-        self.slowness.take(index, ratio)
-        if self.num_surprises == SURPRISES:
-            self.num_surprises, self.left_of_pause = 0, 2
-            self.slowness.expect_change()
-
-    def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
-        accepted, offered = np.zeros((2, *self.acceptance.shape))
-        depth, width, children = arm.block
-        offered[:depth, :width, :children] = batch
-        for position in positions:
-            accepted[position] += 1
-        self.acceptance.add(accepted, offered)
-
-    def _values(self) -> NDArray[np.float64]:
-        """Return the expected tokens per second of each size.
-
-        Before any observation, each size is expected to be as fast as decoding without drafts.
-        """
-        seconds = self.seconds * self.slowness.of_arms
-        accepted, offered = self.acceptance.counts()
-        rates = accepted / np.maximum(offered, 1.0)
-        seen = rates.cumsum(0).cumsum(1).cumsum(2)[self.corners]
-        experience = offered[self.corners]
-        just_pays = seconds * self._autoregressive_value() - 1
-        expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
-        return np.asarray((1 + expected) / seconds)
-
-    @property
-    def autoregressive_seconds(self) -> float:
-        """The estimated seconds of a decoding step without drafts."""
-        return self.modeled_seconds * self.slowness.of_autoregressive
-
-    def _autoregressive_value(self) -> float:
-        return 1 / self.autoregressive_seconds
+            self._learner.learn(
+                arm, positions, len(trees), seconds if is_timed else None, self._context
+            )

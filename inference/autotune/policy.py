@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from transformers import GenerationConfig
 
-from inference.autotune.costs import costs_with
+from inference.autotune.compute import other_threads
+from inference.autotune.costs import Costs, costs_with
 from inference.autotune.online import AutoTree, LaneTrees
 from inference.autotune.search import largest_trees
 from inference.drafters.small_lm import SmallLMDrafter
@@ -29,7 +30,12 @@ class RequestGroup(NamedTuple):
 
 
 def policy_for(
-    target: TargetAdapter, drafter: Drafter | None, tree: Trees, threads: int | None
+    target: TargetAdapter,
+    drafter: Drafter | None,
+    tree: Trees,
+    threads: int | None,
+    *,
+    adapts: bool = False,
 ) -> DraftPolicy:
     """Return the policy of a decoder; with "auto", costs are measured unless they are known.
 
@@ -38,18 +44,29 @@ def policy_for(
         drafter: drafter of the trees; None for autoregressive decoding.
         tree: trees, as for `SpeculativeDecoder`.
         threads: number of threads of decoding steps; None for torch's current number.
+        adapts: whether steps may compute with another number of threads when that
+            becomes faster. They never do if the target is compiled, or computes the same bits in
+            every step.
     """
     if tree != "auto" or drafter is None:
         return AlwaysDraft.with_all_of(drafter)
+    costs = _costs_with_threads(target, drafter, threads)
+    modules = target.modules
+    has_fixed_bits = modules.is_batch_invariant or modules.is_like_generate or target.is_compiled
+    numbers = other_threads(threads) if adapts and not has_fixed_bits else []
+    by_threads = {number: _costs_with_threads(target, drafter, number) for number in numbers}
+    if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
+        return AutoTree(drafter.plan, costs, other_threads=by_threads)
+    limits = Budget(drafter.max_nodes, drafter.max_depth)
+    if isinstance(drafter, CostAware) and costs.draft:
+        forget = drafter.use_costs(costs.verify_seconds, costs.draft)
+        return AutoTree(limits, costs, forget, by_threads)
+    return AutoTree(limits, costs, other_threads=by_threads)
+
+
+def _costs_with_threads(target: TargetAdapter, drafter: Drafter, threads: int | None) -> Costs:
     with num_threads(threads):
-        costs = costs_with(target, drafter)
-        if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
-            return AutoTree(drafter.plan, costs)
-        limits = Budget(drafter.max_nodes, drafter.max_depth)
-        if isinstance(drafter, CostAware) and costs.draft:
-            forget = drafter.use_costs(costs.verify_seconds, costs.draft)
-            return AutoTree(limits, costs, forget)
-        return AutoTree(limits, costs)
+        return costs_with(target, drafter)
 
 
 def fixed_policy(

@@ -13,7 +13,7 @@ from inference.autotune.compute import (
     known_grid,
     possible_ways,
 )
-from inference.autotune.costs import Costs, known_costs
+from inference.autotune.costs import LONG_CONTEXT, Costs, known_costs
 from inference.autotune.draft_forms import known_forms
 from inference.drafters.trained.forms import DraftForms
 from inference.engine.threads import num_threads
@@ -64,11 +64,21 @@ def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
         title += f", with {name} (weights of the layers: {layers}; of the head: {head})"
     table = _table(title, ("part", "ms", "relative to a step without drafts"))
     alone = costs.verify_seconds(0)
-    parts = {f"nodes verified: {count}": value for count, value in costs.verify.items()}
-    parts |= {f"drafting passes: {passes}": value for passes, value in costs.draft.items()}
+    parts = _parts(costs)
+    if costs.long is not None:
+        long = _parts(costs.long)
+        parts |= {f"{part}, {LONG_CONTEXT:,} tokens": value for part, value in long.items()}
+    if costs.read:
+        parts["reading a token for drafting"] = costs.read
     for part, seconds in parts.items():
         table.add_row(part, f"{seconds * 1e3:.1f}", f"{seconds / alone:.2f}")
     return table
+
+
+def _parts(costs: Costs) -> dict[str, float]:
+    """Return the seconds of each part in the shorter of the two contexts."""
+    verified = {f"nodes verified: {count}": value for count, value in costs.verify.items()}
+    return verified | {f"drafting passes: {passes}": own for passes, own in costs.draft.items()}
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

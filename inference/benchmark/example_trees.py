@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.benchmark.document import ExampleTree, TreeNode
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.draft_tree import ROOT, SequenceTree
-from inference.engine.policy import StepPolicy
+from inference.engine.policy import RunProgress, StepPolicy
 from inference.protocol import Budget
 
 CONTEXT_TOKENS = 64  # tokens shown before the tree
@@ -35,9 +35,18 @@ class _RecordingPolicy:
         """The seconds that the wrapped policy estimates."""
         return self._policy.autoregressive_seconds
 
-    def next_budget(self) -> Budget | None:
-        """Return the budget of the wrapped policy."""
-        return self._policy.next_budget()
+    @property
+    def threads(self) -> int | None:
+        """The number of threads that the wrapped policy selects."""
+        return self._policy.threads
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return the budget of the wrapped policy.
+
+        Args:
+            progress: progress of the run.
+        """
+        return self._policy.next_budget(progress)
 
     def learn(
         self,

@@ -15,7 +15,7 @@ from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_tre
 from inference.engine.context import Context
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.details import Recorded, details_of
-from inference.engine.policy import StepPolicy
+from inference.engine.policy import RunProgress, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.tree_step import tree_step
@@ -188,7 +188,11 @@ class DecodeBatch:
     def _next_budget(self) -> Budget | None:
         """Return the limits of the next trees; None for a step without drafts."""
         drafts = any(state.request.drafts for state in self.live)
-        return self.policy.next_budget() if drafts else None
+        return self.policy.next_budget(self._progress()) if drafts else None
+
+    def _progress(self) -> RunProgress:
+        left = max(state.request.max_length - len(state.token_ids) for state in self.live)
+        return RunProgress(max(self.context.lengths), self.context.num_unread, left)
 
     def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]

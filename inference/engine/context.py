@@ -91,6 +91,13 @@ class Context:
         return self._base
 
     @property
+    def num_unread(self) -> int:
+        """The number of cached tokens, over all sequences, that the session has not processed."""
+        if self.session is None:
+            return 0
+        return max(0, sum(self.lengths) - sum(self.session.lengths))
+
+    @property
     def prefill_chunk(self) -> int:
         """The largest number of prompt tokens per forward pass of the target.
 

@@ -104,7 +104,7 @@ class DecodeRun(DecodeBatch):
         """Read prompts or decode; return nothing if a prompt has been read only in part."""
         steps = self._read_prompts()
         if not steps and self.live:
-            with num_threads(self.threads):
+            with num_threads(self.policy.threads or self.threads):
                 steps = self.step()
         return steps
 

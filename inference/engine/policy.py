@@ -1,11 +1,26 @@
 """Draft policies, which decide how much to draft in each step, and a policy with fixed limits."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, Drafter, RequestCounter
 from inference.sampling.options import Sampling
+
+
+class RunProgress(NamedTuple):
+    """The progress of a run before a decoding step.
+
+    Attributes:
+        context: number of tokens in the longest context.
+        unread: number of these tokens, over all sequences, that the drafter has not read yet. It
+            reads them before it drafts.
+        left: largest number of tokens that a sequence may still get; None if unknown.
+    """
+
+    context: int = 0
+    unread: int = 0
+    left: int | None = None
 
 
 @runtime_checkable
@@ -17,8 +32,17 @@ class StepPolicy(Protocol):
         """The estimated seconds of a decoding step without drafts; None if unknown."""
         ...
 
-    def next_budget(self) -> Budget | None:
-        """Return the limits of the next trees, or None for a step without drafts."""
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of the next step on a CPU; None for that of the decoder."""
+        ...
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return the limits of the next trees, or None for a step without drafts.
+
+        Args:
+            progress: progress of the run.
+        """
         ...
 
     def learn(
@@ -74,6 +98,8 @@ class AlwaysDraft:
 
     autoregressive_seconds: float | None = None
 
+    threads: int | None = None
+
     def __init__(self, budget: Budget | None) -> None:
         self.budget = budget
 
@@ -98,8 +124,12 @@ class AlwaysDraft:
     def reset(self) -> None:
         """Do nothing, because nothing was learned."""
 
-    def next_budget(self) -> Budget | None:
-        """Return the limits of every tree; None to decode without drafts."""
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return the limits of every tree; None to decode without drafts.
+
+        Args:
+            progress: progress of the run, which makes no difference.
+        """
         return self.budget
 
     def learn(

@@ -1,9 +1,8 @@
 """Arms are distinct tree sizes with their costs; nodes have comparable positions in all sizes."""
 
-import pytest
 from helpers.tables import no_processors
 
-from inference.autotune.arms import Slowness, TreeArm, tree_arms
+from inference.autotune.arms import TreeArm, tree_arms
 from inference.autotune.costs import Costs
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget
@@ -53,7 +52,7 @@ def test_larger_trees_are_assumed_to_have_more_tokens_accepted() -> None:
 def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates() -> None:
     wanted = {"autoregressive_levels": 2, "children": 2, "breadth": 2}
     deterministic, sampled = (
-        TreeArm(Budget(12), (3, 12, 1), 1.0, shape.model_copy(update=wanted))
+        TreeArm(Budget(12), (3, 12, 1), 1.0, 0.0, shape.model_copy(update=wanted))
         for shape in PLAN.shapes
     )
     # Two levels of candidates; nodes 2 and 5, with ranks 1 and 3, are accepted.
@@ -82,33 +81,3 @@ def test_siblings_of_sampled_trees_without_a_shape_have_different_ranks_in_the_w
     assert ranks == [0, 4, 2, 5, 3, 6, 1]
     # A smaller tree is known to lack the second candidates.
     assert TreeArm(Budget(4), (3, 4, 1), 1.0).positions(tree, [1, 5]) == []
-
-
-def test_a_size_that_was_timed_on_a_quiet_machine_does_not_look_fast_on_a_busy_one() -> None:
-    slowness = Slowness(num_arms=3)
-    for load in (1.0, 3.0):
-        for _ in range(30):
-            slowness.take(0 if load == 1.0 else 1, load)
-    quiet, busy, untimed = slowness.of_arms
-    assert busy == pytest.approx(3, rel=0.1)
-    # If the load were ignored, these would still be 1.
-    assert min(quiet, untimed, slowness.of_autoregressive) > 0.75 * busy
-
-
-def test_a_size_that_always_takes_longer_than_modelled_is_known_to_do_so() -> None:
-    slowness = Slowness(num_arms=2)
-    for _ in range(60):
-        slowness.take(0, 1.0)
-        slowness.take(1, 1.6)
-        slowness.take_autoregressive(1.0)
-    fast, slow = slowness.of_arms
-    assert slow / fast == pytest.approx(1.6, rel=0.15)
-    assert fast / slowness.of_autoregressive == pytest.approx(1, rel=0.05)
-
-
-def test_a_single_interruption_hardly_counts() -> None:
-    slowness = Slowness(num_arms=2)
-    for _ in range(10):
-        slowness.take(0, 1.0)
-    slowness.take(1, 30.0)
-    assert slowness.of_arms[1] < 1.5

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 
-from inference.autotune.costs import Costs, known_costs
+from inference.autotune.costs import LONG_CONTEXT, Costs, known_costs, measure_costs
+from inference.autotune.measurement import CONTEXT
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 
@@ -47,3 +48,31 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
     assert [known_costs(target, drafter, tmp_path) for drafter in drafters] == first
     assert measured == drafters  # no costs are measured twice
     assert len(list(tmp_path.iterdir())) == len(drafters)
+
+
+def test_each_token_of_a_longer_context_costs_as_much_as_the_measured_ones() -> None:
+    long = Costs(verify={0: 1.5, 24: 6.0}, draft={1: 0.4})
+    costs = Costs(verify={0: 1.0, 24: 3.0}, draft={1: 0.5}, read=0.1, long=long)
+    tokens = LONG_CONTEXT - CONTEXT
+    assert costs.verify_growth(0) == pytest.approx(0.5 / tokens)
+    assert costs.verify_growth(12) == pytest.approx(1.75 / tokens)
+    assert costs.draft_growth(1) == 0.0  # measured as shorter, which cannot be right
+    short = costs.model_copy(update={"long": None})
+    assert short.verify_growth(12) == short.draft_growth(1) == 0.0
+    half = costs.between(Costs(verify={0: 3.0}, draft={}, read=0.3, long=long), 0.5)
+    assert half.read == pytest.approx(0.2)
+    assert half.long is not None
+    assert half.long.verify == long.verify
+    assert costs.between(short, 0.5).long is None
+
+
+@pytest.mark.parametrize("positions", [512, 2 * LONG_CONTEXT])
+def test_a_long_context_is_measured_if_the_target_allows_it(positions: int) -> None:
+    target = TargetAdapter(tiny_llama(max_position_embeddings=positions))
+    costs = measure_costs(target, tiny_drafter(target), 2)
+    assert set(costs.draft) == {1, 2}
+    assert costs.read >= 0
+    assert (costs.long is not None) == (positions > 512)
+    if costs.long is not None:
+        assert set(costs.long.draft) == {1, 2}
+        assert set(costs.long.verify) == {0, 8, 24}

@@ -1,6 +1,7 @@
 """`tree="auto"` drafts only while this saves time, and never changes a token."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -10,20 +11,15 @@ from helpers.tables import no_processors
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
-from inference.autotune.online import (
-    MOST_LEARNERS,
-    SHORTEST_PAUSE,
-    AutoRun,
-    AutoTree,
-    _Learner,
-)
+from inference.autotune.online import MOST_LEARNERS, AutoRun, AutoTree
+from inference.autotune.tree_learner import SHORTEST_PAUSE
 from inference.draft_tree import SequenceTree
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
+from inference.engine.policy import RunProgress
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan, TreeShape
@@ -55,7 +51,7 @@ class World:
 
     def step(self) -> Budget | None:
         """Simulate a decoding step and return its budget."""
-        budget = self.run.next_budget()
+        budget = self.run.next_budget(RunProgress())
         shape = None if budget is None else self.shape.within(budget)
         if shape is None:
             seconds, tree, path = COSTS.verify_seconds(0), NO_TREE, []
@@ -151,18 +147,20 @@ def test_a_given_seed_gives_the_same_sample_however_long_steps_take() -> None:
     assert several[0] == several[1]
     assert automatic.policy.request_counter.take().number == 0  # nothing was learned
     fixed = automatic.policy.reproducible().new_run(SAMPLING, 1)
-    assert fixed.next_budget() == fixed.next_budget() is not None
+    assert fixed.next_budget(RunProgress()) == fixed.next_budget(RunProgress()) is not None
 
 
 def test_a_tree_that_does_not_pay_at_assumed_rates_is_not_drafted_with_a_seed() -> None:
     dear = Costs(verify={0: 1.0, 24: 30.0}, draft={1: 3.0, 2: 4.0, 3: 5.0})
-    assert AutoTree(PLAN, dear).reproducible().new_run(SAMPLING, 1).next_budget() is None
+    assert (
+        AutoTree(PLAN, dear).reproducible().new_run(SAMPLING, 1).next_budget(RunProgress()) is None
+    )
 
 
 def test_drafters_without_a_model_are_paused_too() -> None:
     run, drafted = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1), 0
     for _ in range(300):
-        budget = run.next_budget()
+        budget = run.next_budget(RunProgress())
         count = 0 if budget is None else budget.num_nodes
         depths = list(range(1, count + 1))
         parents, ranks = list(range(-1, count - 1)), list(range(count))
@@ -179,17 +177,6 @@ def test_automatic_trees_of_a_drafter_without_a_model_change_no_token() -> None:
     expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=60, temperature=0)
     output = automatic.generate(prompt, max_new_tokens=60, temperature=0)
     assert output.new_token_ids == expected.new_token_ids
-
-
-def test_three_slow_steps_in_a_row_cause_steps_without_drafts() -> None:
-    learner = _Learner(tree_arms(PLAN, GREEDY, COSTS), COSTS.verify_seconds(0))
-    for slower in [1.0] * 12 + [3.0] * 3:
-        while (arm := learner.choose()) is None:
-            learner.learn(None, [], 1, COSTS.verify_seconds(0))
-        best_path = [(depth, depth, 0) for depth in range(min(arm.block[0], arm.block[1]))]
-        learner.learn(arm, best_path, 1, slower * arm.seconds)
-    assert learner.choose() is None
-    assert learner.left_of_pause == 2
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 8, 13, 30])
@@ -212,21 +199,13 @@ def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
 def test_drafted_steps_are_timed_even_if_the_drafter_finds_no_tree_in_between() -> None:
     run = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1)
     tree = SequenceTree([0], [-1], [1], [0], [], {}, {}, {})
-    timed = run._learner.slowness._counts
+    timed = run._learner.timing.slowness._counts
     for step in range(6):
-        if (budget := run.next_budget()) is None:
+        if (budget := run.next_budget(RunProgress())) is None:
             run.learn([NO_TREE], [[]], COSTS.verify_seconds(0), None)
         else:
             run.learn([tree if step % 2 else NO_TREE], [[0] if step % 2 else []], 2.0, budget)
     assert timed[:-1].sum() == 2  # of steps 3 and 5; no tree was requested in steps 0 and 1
-
-
-def test_every_sequence_of_a_batch_counts_as_experience() -> None:
-    arms = tree_arms(PLAN, GREEDY, COSTS)
-    learner = _Learner(arms, COSTS.verify_seconds(0))
-    learner.learn(arms[0], [], batch=3, seconds=None)
-    _, offered = learner.acceptance.counts()
-    assert offered[0, 0, 0] == 3.0
 
 
 def test_pauses_grow_while_drafting_does_not_pay() -> None:
@@ -234,19 +213,6 @@ def test_pauses_grow_while_drafting_does_not_pay() -> None:
     kinds = [world.step() is None for _ in range(8 * SHORTEST_PAUSE)]
     lengths = [len(list(run)) for is_undrafted, run in itertools.groupby(kinds) if is_undrafted]
     assert lengths[1:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE]
-
-
-def test_trees_that_are_slower_than_modelled_are_given_up() -> None:
-    arms = tree_arms(PLAN, GREEDY, COSTS)
-    learner = _Learner(arms, COSTS.verify_seconds(0))
-    learner.learn(None, [], 1, COSTS.verify_seconds(0))
-    for _ in range(20):
-        arm = learner.choose()
-        if arm is not None:
-            learner.learn(arm, [(0, 0, 0)], 1, 10 * arm.seconds)
-        else:
-            learner.learn(None, [], 1, COSTS.verify_seconds(0))
-    assert learner.choose() is None
 
 
 def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
@@ -297,3 +263,26 @@ def test_samples_with_trees_that_are_learned_follow_the_targets_distribution(is_
     model, decoder = _with_small_model(23, is_pair=is_pair)
     stats = assert_follows_distribution(decoder, model, 0.8, batch=50, is_seeded=False)
     assert stats.accepted.total() > 50
+
+
+def test_a_changing_number_of_threads_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.autotune.thread_choice.SHORTEST_PAUSE", 4)
+    monkeypatch.setattr("inference.autotune.thread_choice.LONGEST_PAUSE", 4)
+    before, used = torch.get_num_threads(), []
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, LookupDrafter())
+    decoder.policy = AutoTree(Budget(8), COSTS, other_threads={before + 1: COSTS})
+    forward = decoder.target.forward
+
+    def noted(*inputs: Any) -> object:
+        used.append(torch.get_num_threads())
+        return forward(*inputs)
+
+    monkeypatch.setattr(decoder.target, "forward", noted)
+    output = decoder.generate([1, 2, 3], max_new_tokens=60, temperature=0)
+    assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 60)
+    assert {before, before + 1} == set(used)
+    assert torch.get_num_threads() == before
+    used.clear()
+    decoder.generate([1, 2, 3], max_new_tokens=60, temperature=0.8, seed=1)
+    assert set(used) == {before}  # with a seed, everything stays as selected at the start

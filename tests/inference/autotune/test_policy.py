@@ -11,7 +11,7 @@ from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.policy import AlwaysDraft
+from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.protocol import Budget, CostAware
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.errors import ConfigError
@@ -39,7 +39,7 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert isinstance(automatic, AutoTree)
     assert automatic.trees == drafter.plan
     assert automatic.costs.draft
-    budget = automatic.reproducible().new_run(no_processors(), 1).next_budget()
+    budget = automatic.reproducible().new_run(no_processors(), 1).next_budget(RunProgress())
     assert budget is None or budget.num_nodes <= drafter.max_nodes
 
 
@@ -102,3 +102,21 @@ def test_shapes_are_for_trained_drafters() -> None:
     refuse_shape("auto")
     with pytest.raises(ConfigError, match="have a shape"):
         refuse_shape(shape)
+
+
+def test_the_number_of_threads_may_change_only_where_bits_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    target = TargetAdapter(tiny_llama())
+
+    def numbers(threads: int | None, *, may_change: bool = True) -> set[int]:
+        policy = policy_for(target, LookupDrafter(), "auto", threads, adapts=may_change)
+        assert isinstance(policy, AutoTree)
+        return set(policy.other_threads)
+
+    assert numbers(2) == {1}
+    assert numbers(1) == {2}
+    assert numbers(None) == numbers(2, may_change=False) == set()
+    target.modules.is_like_generate = True
+    assert numbers(2) == set()

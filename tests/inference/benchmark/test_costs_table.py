@@ -29,3 +29,10 @@ def test_costs_and_choices_are_printed(tmp_path: Path, with_drafter: bool) -> No
     assert "nodes verified: 24" in printed
     assert ("drafting passes: 3" in printed) is with_drafter
     assert ("with mine" in printed) is with_drafter
+
+
+def test_the_costs_in_a_long_context_are_printed(tmp_path: Path) -> None:
+    target = TargetAdapter(tiny_llama(max_position_embeddings=2048))
+    printed = _printed(target, tmp_path, with_drafter=True)
+    assert "nodes verified: 8, 1,024 tokens" in printed
+    assert "drafting passes: 1, 1,024 tokens" in printed

@@ -21,6 +21,7 @@ from inference.engine.captured_run import CapturedRun
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
+from inference.engine.policy import RunProgress
 from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
@@ -63,13 +64,14 @@ class _LearningPolicy:
     """A policy that notes in which order its methods are called."""
 
     autoregressive_seconds: float | None = None
+    threads: int | None = None
 
     def __init__(self, budget: Budget, calls: list[str]) -> None:
         self.budget = budget
         self.are_typical: list[bool] = []
         self.calls = calls
 
-    def next_budget(self) -> Budget:
+    def next_budget(self, progress: RunProgress) -> Budget:
         """Return the limits of the next trees."""
         self.calls.append("plan")
         return self.budget

@@ -14,7 +14,7 @@ from inference.engine import accept_batched, device_step, pipeline, tree_buffer
 from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
-from inference.engine.policy import AlwaysDraft
+from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.engine.tree_buffer import TreeBuffer, num_queries_for
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
@@ -44,7 +44,7 @@ class _Turns(AlwaysDraft):
         """Return a policy that begins with the first size."""
         return _Turns()
 
-    def next_budget(self) -> Budget | None:
+    def next_budget(self, progress: RunProgress) -> Budget | None:
         """Return limits with the next size."""
         size = next(self.sizes)
         return None if size is None else Budget(size)

@@ -1,0 +1,131 @@
+"""The estimated seconds of a decoding step of each kind: with trees of each size, and without any.
+
+A cost model gives the expected seconds, which measured steps then correct.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.autotune.arms import TreeArm
+from inference.autotune.costs import Costs
+from inference.autotune.measurement import CONTEXT
+
+MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
+MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
+CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
+# Durations are capped at this multiple of the expected duration before they are averaged.
+OUTLIER = 2.0
+
+
+class StepSeconds:
+    """Seconds of each kind of step with a certain number of threads.
+
+    Kinds are the tree sizes, by their index, and, as the last one, steps without drafts.
+
+    Args:
+        arms: tree sizes, with the seconds of a step according to the cost model.
+        costs: cost model of steps without drafts.
+        threads: number of threads that these steps compute with; None for that of the decoder.
+    """
+
+    def __init__(self, arms: Sequence[TreeArm], costs: Costs, threads: int | None = None) -> None:
+        self.threads = threads
+        self.num_arms = len(arms)
+        self._base = np.array([*(arm.seconds for arm in arms), costs.verify_seconds(0)])
+        self._growth = np.array([*(arm.growth for arm in arms), costs.verify_growth(0)])
+        self.slowness = Slowness(len(self._base))
+
+    def of_arms(self, context: int) -> NDArray[np.float64]:
+        """Return the seconds of a step with trees of each size.
+
+        Args:
+            context: number of tokens in the context.
+        """
+        return self._estimated(context)[:-1]
+
+    def of_autoregressive(self, context: int) -> float:
+        """Return the seconds of a step without drafts.
+
+        Args:
+            context: number of tokens in the context.
+        """
+        return float(self._estimated(context)[-1])
+
+    def take(self, arm: int | None, seconds: float, context: int) -> float:
+        """Learn from a step, and return the ratio of its seconds to those of usual steps.
+
+        Args:
+            arm: index of the tree size; None for a step without drafts.
+            seconds: duration of the step.
+            context: number of tokens in the context.
+        """
+        kind = self.num_arms if arm is None else arm
+        ratio = seconds / float(self._modeled(context)[kind])
+        return self.slowness.take(kind, ratio)
+
+    def _estimated(self, context: int) -> NDArray[np.float64]:
+        return self._modeled(context) * self.slowness.ratios
+
+    def _modeled(self, context: int) -> NDArray[np.float64]:
+        return self._base + max(0, context - CONTEXT) * self._growth
+
+
+class Slowness:
+    """Ratios of measured to modeled seconds for each kind of step.
+
+    The cost model ignores the batch size and the load of the machine. The load changes quickly, and
+    slows down all kinds of steps alike; it is estimated from the most recent steps. Each kind of
+    step has a factor of its own, which is close to 1 until this kind has been timed several times.
+
+    Args:
+        num_kinds: number of kinds of steps.
+    """
+
+    def __init__(self, num_kinds: int) -> None:
+        self._means = np.ones(num_kinds)  # mean ratios, divided by the load
+        self._counts = np.zeros(num_kinds)
+        self._load: float | None = None
+        self._usual_load = 1.0  # mean over more steps
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a step was timed since the load of the machine was last forgotten."""
+        return self._load is not None
+
+    @property
+    def ratios(self) -> NDArray[np.float64]:
+        """The ratio of every kind of step."""
+        return self._factors * (1.0 if self._load is None else self._load)
+
+    @property
+    def _factors(self) -> NDArray[np.float64]:
+        return (self._counts * self._means + CLOSE_TO_1) / (self._counts + CLOSE_TO_1)
+
+    def expect_change(self) -> None:
+        """Let the next ratios outweigh the earlier ones."""
+        self._counts = np.minimum(self._counts, 1)
+        self._usual_load = self._usual_load if self._load is None else self._load
+
+    def forget_load(self) -> None:
+        """Estimate the load of the machine from the next steps alone."""
+        self._load = None
+
+    def take(self, kind: int, ratio: float) -> float:
+        """Learn from a step, and return its ratio relative to the usual ratio of its kind.
+
+        Args:
+            kind: kind of the step.
+            ratio: measured seconds divided by modeled seconds.
+        """
+        if self._load is None:
+            self._load = self._usual_load = ratio
+        factor = float(self._factors[kind])
+        surprise = ratio / (factor * self._usual_load)
+        ratio = min(ratio, OUTLIER * float(self.ratios[kind]))
+        self._load += (ratio / factor - self._load) / MEMORY_OF_LOAD
+        self._usual_load += (ratio / factor - self._usual_load) / MEMORY_OF_TIMES
+        self._counts[kind] = min(self._counts[kind] + 1, MEMORY_OF_TIMES)
+        self._means[kind] += (ratio / self._load - self._means[kind]) / self._counts[kind]
+        return surprise

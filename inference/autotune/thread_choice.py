@@ -1,0 +1,72 @@
+"""The choice between numbers of threads while decoding, by trials of a few steps.
+
+A process that keeps a core busy delays each operation that several threads compute together, so the
+fastest number of threads on a quiet machine may be slow on a busy one.
+"""
+
+from collections.abc import Callable, Sequence
+
+TRIAL = 3  # steps of a trial, of which the first is not timed
+SHORTEST_PAUSE, LONGEST_PAUSE = 128, 4096  # steps between two trials
+SPACING = 16  # fewest steps between two trials if the load of the machine has changed
+LEAST_GAIN = 1.1  # another number of threads must give this many times as many tokens per second
+
+
+class ThreadChoice:
+    """The number of threads of the next step, as an index among several numbers.
+
+    Each pause between trials is twice as long as the one before, until another number is selected.
+
+    Args:
+        count: how many numbers there are; the first one is used at the start.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.index = 0
+        self._count = count
+        self._selected = 0
+        self._pause = self._left = SHORTEST_PAUSE
+        self._num_steps = 0  # since the last trial, or of the trial
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the next step belongs to a trial."""
+        return self.index != self._selected
+
+    @property
+    def is_first_of_trial(self) -> bool:
+        """Whether the next step is the first of a trial, which is slower than the others."""
+        return self.is_trial and self._num_steps == 0
+
+    def hasten(self) -> None:
+        """Let the next trial start soon, because the load of the machine has changed."""
+        if not self.is_trial:
+            self._pause = SHORTEST_PAUSE
+            self._left = min(self._left, max(1, SPACING - self._num_steps))
+
+    def after_step(self, rates: Callable[[], Sequence[float]]) -> bool:
+        """Decide on the next step, and return whether another number is now selected.
+
+        Args:
+            rates: function that returns the estimated tokens per second with each number.
+        """
+        if self._count == 1:
+            return False
+        self._num_steps += 1
+        self._left -= 1
+        if self._left > 0:
+            return False
+        if not self.is_trial:
+            self._start((self._selected + 1) % self._count, TRIAL)
+            return False
+        estimated = rates()
+        is_faster = estimated[self.index] > LEAST_GAIN * estimated[self._selected]
+        if is_faster:
+            self._selected, self._pause = self.index, SHORTEST_PAUSE
+        else:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._start(self._selected, self._pause)
+        return is_faster
+
+    def _start(self, index: int, num_steps: int) -> None:
+        self.index, self._left, self._num_steps = index, num_steps, 0

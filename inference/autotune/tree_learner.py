@@ -1,0 +1,177 @@
+"""The learning policy of `tree="auto"`, which selects the trees and the threads of each step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.autotune.arms import NodePosition, TreeArm
+from inference.autotune.step_seconds import StepSeconds
+from inference.autotune.thread_choice import ThreadChoice
+from inference.engine.policy import RunProgress
+from inference.protocol import Budget
+from inference.rates import FadingRates
+
+FIRST_TREE = 8  # largest number of nodes of the trees before any observation
+DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
+MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
+# numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
+FIRST_TRIAL, LATER_TRIAL = 8, 4
+SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
+# number of drafted steps after which the largest tree and a step without drafts are tried
+EXPLORE_EVERY = 32
+# If this many steps in a row take this many times as long as usual, or as short, the load of the
+# machine has changed, and steps without drafts are timed again.
+SURPRISES, SURPRISING = 3, 1.5
+# Largest share of the seconds without drafts that the drafter may take to read tokens: before any
+# observation, and if drafting has not paid.
+UNTRIED_SHARE, DOUBTFUL_SHARE = 0.5, 0.05
+
+
+class TreeLearner:
+    """Estimates for all runs with the same sampling and batch size.
+
+    Args:
+        arms: sizes of trees to select from, the largest last.
+        timings: estimated seconds of steps, for one or more numbers of threads.
+        read_seconds: seconds in which the drafter reads one token of a context.
+    """
+
+    def __init__(
+        self, arms: Sequence[TreeArm], timings: Sequence[StepSeconds], read_seconds: float = 0.0
+    ) -> None:
+        self.arms = arms
+        self.timings = timings
+        self.read_seconds = read_seconds
+        self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
+        depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
+        self.acceptance = FadingRates((depth, width, children), MEMORY)
+        self.thread_choice = ThreadChoice(len(timings))
+        self.num_drafted = self.num_surprises = 0
+        self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
+        self.left_of_trial = FIRST_TRIAL
+        self.pause = SHORTEST_PAUSE
+        small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
+        self.best = small[-1] if small else arms[0]
+
+    @property
+    def timing(self) -> StepSeconds:
+        """The seconds of steps with the number of threads that is in use."""
+        return self.timings[self.thread_choice.index]
+
+    def arm_of(self, budget: Budget | None) -> TreeArm | None:
+        """Return the size with these limits; None for a step without drafts."""
+        return next((arm for arm in self.arms if arm.budget == budget), None)
+
+    def choose(self, progress: RunProgress) -> TreeArm | None:
+        """Return the size of the next step's trees; None for a step without drafts.
+
+        Args:
+            progress: progress of the run.
+        """
+        if self.left_of_pause > 0 or not self._repays_reading(progress):
+            return None
+        is_exploring = self.num_drafted % EXPLORE_EVERY == EXPLORE_EVERY - 1
+        return self.arms[-1] if is_exploring else self.best
+
+    def learn(
+        self,
+        arm: TreeArm | None,
+        positions: Sequence[NodePosition],
+        batch: int,
+        seconds: float | None,
+        context: int,
+    ) -> None:
+        """Learn from a decoding step and decide on the next steps.
+
+        Args:
+            arm: size of the verified trees; None for a step without drafts.
+            positions: positions of all accepted nodes.
+            batch: number of sequences.
+            seconds: duration of the step; None if the duration is not typical.
+            context: number of tokens in the context.
+        """
+        if seconds is not None and not self.thread_choice.is_first_of_trial:
+            self._time(arm, seconds, context)
+        if arm is None:
+            self.left_of_pause = max(0, self.left_of_pause - 1)
+        else:
+            self.num_drafted += 1
+            self.left_of_trial -= 1
+            self._count(arm, positions, batch)
+            self._decide(context)
+        self._choose_threads(context)
+
+    def _decide(self, context: int) -> None:
+        """Select the best size, or pause drafting."""
+        values = self._values(self.timing, context)
+        best = int(values.argmax())
+        if values[best] > 1 / self.timing.of_autoregressive(context):
+            self.best, self.pause = self.arms[best], SHORTEST_PAUSE
+            if self.num_drafted % EXPLORE_EVERY == 0:
+                self.left_of_pause = 1
+        elif self.left_of_trial <= 0:
+            self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.left_of_trial = LATER_TRIAL
+
+    def _choose_threads(self, context: int) -> None:
+        if self.thread_choice.after_step(lambda: self._rates(context)):
+            self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
+        if self.thread_choice.is_first_of_trial:
+            self.timing.slowness.forget_load()
+
+    def _rates(self, context: int) -> list[float]:
+        """Return the tokens per second with each number of threads."""
+        return [
+            max(float(self._values(timing, context).max()), 1 / timing.of_autoregressive(context))
+            if timing.slowness.is_known
+            else 0.0
+            for timing in self.timings
+        ]
+
+    def _time(self, arm: TreeArm | None, seconds: float, context: int) -> None:
+        """Learn from the duration of a step."""
+        index = None if arm is None else self.arms.index(arm)
+        ratio = self.timing.take(index, seconds, context)
+        change = (ratio > SURPRISING) - (ratio < 1 / SURPRISING)
+        goes_on = change * self.num_surprises > 0
+        self.num_surprises = self.num_surprises + change if goes_on else change
+        if abs(self.num_surprises) == SURPRISES:
+            self.num_surprises = 0
+            self.timing.slowness.expect_change()
+            self.thread_choice.hasten()
+            if arm is not None:
+                self.left_of_pause = 2
+
+    def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
+        accepted, offered = np.zeros((2, *self.acceptance.shape))
+        depth, width, children = arm.block
+        offered[:depth, :width, :children] = batch
+        for position in positions:
+            accepted[position] += 1
+        self.acceptance.add(accepted, offered)
+
+    def _values(self, timing: StepSeconds, context: int) -> NDArray[np.float64]:
+        """Return the expected tokens per second of each size.
+
+        Before any observation, each size is expected to be as fast as decoding without drafts.
+        """
+        seconds = timing.of_arms(context)
+        accepted, offered = self.acceptance.counts()
+        rates = accepted / np.maximum(offered, 1.0)
+        seen = rates.cumsum(0).cumsum(1).cumsum(2)[self.corners]
+        experience = offered[self.corners]
+        just_pays = seconds / timing.of_autoregressive(context) - 1
+        expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
+        return np.asarray((1 + expected) / seconds)
+
+    def _repays_reading(self, progress: RunProgress) -> bool:
+        """Return whether drafting may save the time in which the drafter reads the context."""
+        if progress.left is None:
+            return True
+        alone = self.timing.of_autoregressive(progress.context)
+        share = UNTRIED_SHARE
+        if self.num_drafted:
+            best = float(self._values(self.timing, progress.context).max())
+            share = max(DOUBTFUL_SHARE, 1 - 1 / (alone * best))
+        return progress.unread * self.read_seconds <= share * progress.left * alone

@@ -1,0 +1,81 @@
+"""Seconds of steps follow the load of the machine, the kind of step and the context."""
+
+import pytest
+
+from inference.autotune.arms import TreeArm
+from inference.autotune.costs import Costs
+from inference.autotune.measurement import CONTEXT
+from inference.autotune.step_seconds import Slowness, StepSeconds
+from inference.protocol import Budget
+
+
+def test_a_size_that_was_timed_on_a_quiet_machine_does_not_look_fast_on_a_busy_one() -> None:
+    slowness = Slowness(num_kinds=4)
+    for load in (1.0, 3.0):
+        for _ in range(30):
+            slowness.take(0 if load == 1.0 else 1, load)
+    quiet, busy, untimed, autoregressive = slowness.ratios
+    assert busy == pytest.approx(3, rel=0.1)
+    # If the load were ignored, these would still be 1.
+    assert min(quiet, untimed, autoregressive) > 0.75 * busy
+
+
+def test_a_size_that_always_takes_longer_than_modelled_is_known_to_do_so() -> None:
+    slowness = Slowness(num_kinds=3)
+    for _ in range(60):
+        for kind, ratio in enumerate((1.0, 1.6, 1.0)):
+            slowness.take(kind, ratio)
+    fast, slow, autoregressive = slowness.ratios
+    assert slow / fast == pytest.approx(1.6, rel=0.15)
+    assert fast / autoregressive == pytest.approx(1, rel=0.05)
+
+
+def test_a_single_interruption_hardly_counts() -> None:
+    slowness = Slowness(num_kinds=3)
+    for _ in range(10):
+        slowness.take(0, 1.0)
+    slowness.take(1, 30.0)
+    assert slowness.ratios[1] < 1.5
+
+
+def test_steps_after_a_change_of_load_differ_from_usual_ones_in_either_direction() -> None:
+    slowness = Slowness(num_kinds=2)
+    for _ in range(40):
+        slowness.take(0, 1.0)
+    slower = [slowness.take(0, 2.0) for _ in range(3)]
+    assert min(slower) > 1.5
+    slowness.expect_change()
+    for _ in range(40):
+        slowness.take(0, 2.0)
+    faster = [slowness.take(0, 1.0) for _ in range(3)]
+    assert max(faster) < 1 / 1.5
+
+
+def test_a_forgotten_load_is_that_of_the_next_step() -> None:
+    slowness = Slowness(num_kinds=2)
+    for _ in range(10):
+        slowness.take(0, 1.0)
+    slowness.forget_load()
+    assert not slowness.is_known
+    assert slowness.take(1, 5.0) == pytest.approx(1.0)
+    assert slowness.is_known
+    assert slowness.ratios[0] == pytest.approx(5.0, rel=0.1)
+
+
+def test_steps_are_longer_in_a_longer_context() -> None:
+    costs = Costs(
+        verify={0: 1.0, 8: 2.0},
+        draft={1: 0.5},
+        long=Costs(verify={0: 1.896, 8: 3.792}, draft={1: 1.396}),
+    )
+    growth = costs.verify_growth(8) + costs.draft_growth(1)
+    arm = TreeArm(Budget(8), (1, 8, 1), 2.5, growth)
+    seconds = StepSeconds([arm], costs)
+    assert seconds.of_arms(0)[0] == seconds.of_arms(CONTEXT)[0] == 2.5
+    assert seconds.of_autoregressive(CONTEXT + 1000) == pytest.approx(2.0)
+    assert seconds.of_arms(CONTEXT + 1000)[0] == pytest.approx(2.5 + 2.0 + 1.0)
+    # The growth is known, so it does not look like load.
+    for context in (CONTEXT, CONTEXT + 1000):
+        usual = seconds.of_autoregressive(context)
+        assert seconds.take(None, usual, context) == pytest.approx(1.0)
+    assert seconds.of_autoregressive(CONTEXT) == pytest.approx(1.0)

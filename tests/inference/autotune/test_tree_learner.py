@@ -1,0 +1,128 @@
+"""What is learned from steps decides on the trees, and on the number of threads."""
+
+from collections.abc import Callable
+
+import pytest
+from helpers.tables import no_processors
+
+from inference.autotune.arms import TreeArm, tree_arms
+from inference.autotune.costs import Costs
+from inference.autotune.step_seconds import StepSeconds
+from inference.autotune.tree_learner import TreeLearner
+from inference.engine.policy import RunProgress
+from inference.trees.shape import TreePlan, TreeShape
+
+COSTS = Costs(verify={0: 1.0, 4: 1.2, 8: 1.5, 24: 3.0}, draft={1: 0.2, 2: 0.4, 3: 0.6})
+PLAN = TreePlan.of(
+    TreeShape(autoregressive_levels=3, parallel_levels=1, children=4, breadth=2, num_nodes=24)
+)
+ARMS = tree_arms(PLAN, no_processors(do_sample=False), COSTS)
+UNKNOWN = RunProgress()
+
+
+def _learner(*threads: int, read: float = 0.0) -> TreeLearner:
+    timings = [StepSeconds(ARMS, COSTS, number) for number in (None, *threads)]
+    return TreeLearner(ARMS, timings, read)
+
+
+def _step(learner: TreeLearner, slower: float = 1.0, num_accepted: int = 4) -> TreeArm | None:
+    """Take a step that lasts `slower` times as long as modeled, and return the size of its trees.
+
+    Args:
+        learner: learner of the step.
+        slower: load of the machine.
+        num_accepted: number of first candidates that are accepted.
+    """
+    arm = learner.choose(UNKNOWN)
+    if arm is None:
+        learner.learn(None, [], 1, slower * COSTS.verify_seconds(0), 0)
+        return None
+    depth, width, _ = arm.block
+    path = [(level, level, 0) for level in range(min(depth, width, num_accepted))]
+    learner.learn(arm, path, 1, slower * arm.seconds, 0)
+    return arm
+
+
+@pytest.mark.parametrize(("usual", "then"), [(1.0, 3.0), (3.0, 1.0), (1.0, 2.0), (2.0, 1.0)])
+def test_three_surprising_steps_in_a_row_cause_steps_without_drafts(
+    usual: float, then: float
+) -> None:
+    learner = _learner()
+    for _ in range(15):
+        _step(learner, usual)
+    for _ in range(3):
+        assert learner.choose(UNKNOWN) is not None
+        _step(learner, then)
+    assert learner.choose(UNKNOWN) is None
+    assert learner.left_of_pause == 2
+
+
+def test_every_sequence_of_a_batch_counts_as_experience() -> None:
+    learner = _learner()
+    learner.learn(ARMS[0], [], batch=3, seconds=None, context=0)
+    _, offered = learner.acceptance.counts()
+    assert offered[0, 0, 0] == 3.0
+
+
+def test_trees_that_are_slower_than_modelled_are_given_up() -> None:
+    learner = _learner()
+    for _ in range(20):
+        slower = 1.0 if learner.choose(UNKNOWN) is None else 10.0
+        _step(learner, slower, num_accepted=1)
+    assert learner.choose(UNKNOWN) is None
+
+
+def _slowness(learner: TreeLearner, of_own: float, of_other: float) -> float:
+    return of_own if learner.timing.threads is None else of_other
+
+
+@pytest.mark.parametrize("num_accepted", [0, 4], ids=["useless", "useful"])
+def test_another_number_of_threads_is_used_while_the_machine_is_busy(num_accepted: int) -> None:
+    learner = _learner(1)
+
+    def run(count: int, load: Callable[[], float]) -> list[int | None]:
+        used = []
+        for _ in range(count):
+            used.append(learner.timing.threads)
+            _step(learner, load(), num_accepted)
+        return used
+
+    quiet = run(400, lambda: _slowness(learner, 1.0, 1.7))
+    assert quiet.count(1) <= 9
+    busy = run(100, lambda: _slowness(learner, 4.0, 1.8))
+    assert busy[30:].count(1) >= 65
+    quiet = run(100, lambda: _slowness(learner, 1.0, 1.7))
+    # If one thread is hardly slower than on the busy machine, this is found by a later trial.
+    assert quiet.count(None) > 50 or run(200, lambda: _slowness(learner, 1.0, 1.7))[-1] is None
+
+
+def test_the_first_step_with_another_number_of_threads_is_not_timed() -> None:
+    learner = _learner(1)
+    while learner.timing.threads is None:
+        _step(learner)
+    _step(learner, 50.0)
+    assert not learner.timing.slowness.is_known
+    _step(learner)
+    assert learner.timing.of_autoregressive(0) == pytest.approx(1.0)
+
+
+def test_drafting_begins_only_where_it_may_repay_the_reading_of_the_context() -> None:
+    learner = _learner(read=0.01)
+    for _ in range(2):
+        _step(learner)
+    # Reading takes 10 seconds: at first, drafting may take half of the seconds that are left.
+    assert learner.choose(RunProgress(1000, 1000, 10)) is None
+    assert learner.choose(RunProgress(1000, 1000, 100)) is not None
+    assert learner.choose(RunProgress(1000, 0, 1)) is not None  # everything has been read
+    while _step(learner, num_accepted=0) is not None:
+        pass
+    learner.left_of_pause = 0
+    # Drafting has not paid, so that it may take a small part of the seconds only.
+    assert learner.choose(RunProgress(1000, 1000, 100)) is None
+    assert learner.choose(RunProgress(1000, 1000, 1000)) is not None
+    useful = _learner(read=0.01)
+    for _ in range(60):
+        _step(useful)
+    # A gain is expected here, and may be spent.
+    assert useful.choose(RunProgress(1000, 1000, 100)) is not None
+    assert useful.choose(RunProgress(1000, 1000, 10)) is None
