@@ -49,7 +49,7 @@ test-types: $(READY)  ## Run the tests of tensor code, with types and shapes che
 test-all: $(READY)  ## Run every test that needs neither a GPU nor vLLM, with types and shapes checked
 	$(BIN)/python -m pytest -m 'not gpu and not vllm' $(WORKERS) $(ARGS)
 
-test-faults: $(READY)  ## Kill training at many points, also while it writes, and resume it
+test-faults: $(READY)  ## Kill training and a server at many points, also in mid-work, and resume
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
 test-matrix:  ## Run the tests with the oldest and the newest supported transformers
