@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ValidationError
@@ -28,7 +28,7 @@ from inference.remote.client_session import ClientSession
 from inference.remote.messages import ChatMessage, OpenSession, RowEncoding
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import random_stream
-from jakiro.errors import PromptError
+from jakiro.errors import ConfigError, PromptError
 
 RemotePrompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
@@ -55,16 +55,18 @@ class RemoteDecoder:
         memory: encoding of the memory that a trained drafter reads: exact, bf16, or int8. The text
             follows the same distribution with each of them.
         offline: options of texts that the drafter continues alone while the server cannot be
-            reached; None to wait. Such text is provisional: the server verifies it as soon as it
-            can be reached again, and what stays is the target's own text.
+            reached. Such text is provisional: the server verifies it as soon as it can be reached
+            again, and what stays is the target's own text. None to wait, and to raise an error if
+            the server does not return; or `stop` to end the text with what was verified then, with
+            the error in the output.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm` for a smaller model.
 
     Attributes:
         info: target and limits of the server.
 
     Raises:
-        ConfigError: the server refuses the key or verifies no drafts, or the drafter is unknown or
-            reads what the server cannot send.
+        ConfigError: the server refuses the key or verifies no drafts, the drafter is unknown or
+            reads what the server cannot send, or `offline` is another text than `stop`.
         ResourceError: the server cannot be reached, or is not ready.
         TargetMismatch: the smaller model has another tokenizer than the target, the server encodes
             the memory of another drafter, or its vocabulary does not fit the drafter.
@@ -83,20 +85,22 @@ class RemoteDecoder:
         key: str | None = None,
         patience: float = 60.0,
         memory: RowEncoding = "exact",
-        offline: OfflineWriting | None = None,
+        offline: OfflineWriting | Literal["stop"] | None = None,
         **load: Any,
     ) -> None:
         if isinstance(drafter, Drafter) and not isinstance(drafter, TrainedDrafter):
             check_reads_tokens(drafter)
+        _check_offline(offline)
         self._link = ServerLink(url, key, patience)
         try:
             self.info = self._link.info()
             if isinstance(drafter, str):
                 name, drafter = drafter, device_drafter(drafter, self.info, **load)
-                offline = None if offline is None else offline.with_tokenizer_of(name)
+                if isinstance(offline, OfflineWriting):
+                    offline = offline.with_tokenizer_of(name)
             check_vocab_size(drafter, self.info)
             self._memory = memory_request(drafter, self.info, memory)
-            if offline is not None:
+            if isinstance(offline, OfflineWriting):
                 check_writes_alone(drafter)
         except BaseException:
             self._link.close()
@@ -143,7 +147,8 @@ class RemoteDecoder:
         Raises:
             PromptError: the server refuses the prompt or an option.
             ConfigError: the server refuses the key, or the drafter cannot be used.
-            ResourceError: the server cannot be reached any more, or its answers cannot be read.
+            ResourceError: the server cannot be reached any more, or its answers cannot be read;
+                with `offline`, only before the first token.
             MessageError: the server has another target than before, refuses a tree, or answers with
                 something that contradicts the text so far.
             StepConflict: another client has submitted trees for this text.
@@ -231,9 +236,9 @@ class RemoteDecoder:
             )
 
         parts, size = (self._link, request, new_drafting, ticket, offer), self.info.vocab_size
-        if self.offline is not None:
+        if isinstance(self.offline, OfflineWriting):
             return OfflineText(*parts, options=self.offline, vocab_size=size)
-        return RemoteText(*parts, vocab_size=size)
+        return RemoteText(*parts, vocab_size=size, stops=self.offline is not None)
 
     @property
     def _device(self) -> torch.device:
@@ -241,6 +246,15 @@ class RemoteDecoder:
         if isinstance(drafter, SmallLMDrafter | TrainedDrafter):
             return drafter.model.device
         return torch.device("cpu")
+
+
+def _check_offline(offline: OfflineWriting | str | None) -> None:
+    if isinstance(offline, str) and offline != "stop":
+        raise ConfigError(
+            "there is no such behavior without a connection",
+            expected="offline=OfflineWriting(...), offline='stop', or offline=None to wait",
+            got=repr(offline),
+        )
 
 
 def _request(

@@ -106,14 +106,12 @@ class ProvisionalCounts:
         num_kept: number of them that the target has confirmed.
         unverified: provisional tokens at the end of a text that the server did not complete.
         unverified_text: text of these tokens.
-        error: reason why the text was given up; None if the server has completed it.
     """
 
     num_written: int = 0
     num_kept: int = 0
     unverified: list[int] = field(default_factory=list)
     unverified_text: str = ""
-    error: ResourceError | None = None
 
     @property
     def num_retracted(self) -> int:
@@ -127,16 +125,12 @@ class OfflineOutput(RemoteOutput):
 
     provisional: ProvisionalCounts = field(default_factory=ProvisionalCounts)
 
-    @property
-    def is_verified(self) -> bool:
-        """Whether the server has completed the text; if not, `provisional.error` is the reason."""
-        return self.provisional.error is None
-
 
 class OfflineText(RemoteText):
     """A text that the drafter continues alone while the server cannot be reached.
 
-    The first answer of the server is awaited in any case.
+    The first answer of the server is awaited in any case. If the server does not return, the text
+    ends, and its provisional tokens remain unverified.
 
     Args:
         link: as for `RemoteText`.
@@ -159,7 +153,8 @@ class OfflineText(RemoteText):
         options: OfflineWriting | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        super().__init__(link, request, new_drafting, ticket, memory, vocab_size=vocab_size)
+        own = (link, request, new_drafting, ticket, memory)
+        super().__init__(*own, vocab_size=vocab_size, stops=True)
         self.options = options or OfflineWriting()
         self.counts = ProvisionalCounts()
         self._provisional = ProvisionalText()
@@ -173,14 +168,6 @@ class OfflineText(RemoteText):
         return OfflineOutput(**vars(super().output()), provisional=self.counts)
 
     def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
-        try:
-            yield from self._continued(action)
-        except ResourceError as error:
-            if not self._session.emitted:
-                raise
-            self._give_up(error)
-
-    def _continued(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
         """Perform an action, and yield its steps and those that are written alone meanwhile."""
         if isinstance(action, Draft) or not self._session.emitted:
             yield from super()._performed(action)
@@ -298,10 +285,9 @@ class OfflineText(RemoteText):
     def _give_up(self, error: ResourceError) -> None:
         """End the text; its provisional tokens remain unverified."""
         counts, text = self.counts, self._verified_text()
-        counts.error = error
         counts.unverified, counts.unverified_text = text.push(self._provisional.token_ids)
         counts.unverified_text += text.flush()
-        self._session.give_up()
+        super()._give_up(error)
 
 
 class _GrowingText:

@@ -41,9 +41,21 @@ class RemoteOutput(GenerateOutput):
     """The output for one prompt, and what was sent and received for it.
 
     The seconds in `stats` are those of the device: `verify` includes the network.
+
+    Attributes:
+        traffic: requests and bytes.
+        seed: seed of the text, with which the same drafter and server write the same text again.
+        error: reason why the text ends before it is complete; None if it is complete.
     """
 
     traffic: LinkTraffic = field(default_factory=LinkTraffic)
+    seed: int = 0
+    error: ResourceError | None = None
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the server has completed the text; if not, `error` is the reason."""
+        return self.error is None
 
 
 class RemoteText:
@@ -57,6 +69,8 @@ class RemoteText:
         ticket: ticket of the text, if the drafter learns from it.
         memory: memory that the server can encode; None if the drafter reads none.
         vocab_size: size of the target's vocabulary; None if it is unknown.
+        stops: whether a text that the server does not complete ends with what was verified, and
+            has an `error`; otherwise, the error is raised.
     """
 
     def __init__(
@@ -68,8 +82,11 @@ class RemoteText:
         memory: MemoryOffer | None = None,
         *,
         vocab_size: int | None = None,
+        stops: bool = False,
     ) -> None:
         self.traffic = LinkTraffic()
+        self.error: ResourceError | None = None
+        self._stops = stops
         self.stats = DecodeStats()
         self._link = link
         max_rows = 1 if memory is None else memory.max_rows
@@ -90,7 +107,7 @@ class RemoteText:
         started = time.monotonic()
         try:
             while not isinstance(action := self._session.action, Done):
-                for step in self._performed(action):
+                for step in self._performed_or_ended(action):
                     self._depths += step.depths if step.is_verified else []
                     yield step
                 self.stats.seconds["total"] = time.monotonic() - started
@@ -108,7 +125,23 @@ class RemoteText:
             text=known.text,
             stats=self.stats,
             traffic=self.traffic,
+            seed=known.request.seed,
+            error=self.error,
         )
+
+    def _performed_or_ended(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
+        """Perform an action, or end a text that was begun and whose server is away."""
+        try:
+            yield from self._performed(action)
+        except ResourceError as error:
+            if not (self._stops and self._session.emitted):
+                raise
+            self._give_up(error)
+
+    def _give_up(self, error: ResourceError) -> None:
+        """End the text with what was verified."""
+        self.error = error
+        self._session.give_up()
 
     def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
         """Perform an action, and yield its steps."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from inference.device.text import RemoteOutput, RemoteStep
 
 _PROMPT = "> "
+_PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
 
 
 @quiet_libraries()
@@ -65,13 +66,19 @@ def connect(
         typer.Option(help="The same seed and messages give the same sampled text."),
     ] = None,
     patience: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds without any answer after which a text is given up."),
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds without any answer after which a text is given up: 60, or 10 with "
+            "--offline stop.",
+            show_default=False,
+        ),
+    ] = None,
     offline: Annotated[
-        Literal["wait", "write"],
+        Literal["wait", "stop", "write"],
         typer.Option(
             help="What happens while the server cannot be reached. wait: nothing is written. "
+            "stop: the text soon ends with what was verified, and a message says how to go on. "
             "write: the drafter goes on alone, which lm=MODEL and trained drafters can do. Such "
             "text is faint and underlined until the server has verified it, and the part that the "
             "target would not have written is replaced."
@@ -89,8 +96,7 @@ def connect(
     from inference.device.offline_text import OfflineWriting
     from jakiro.utils.pretrained import choose_device
 
-    alone = OfflineWriting() if offline == "write" else None
-    if alone is not None:
+    if offline == "write":
         _refuse_silent(drafter)
     text = None if prompt is None else prompt_text(prompt)
     chosen: dict[str, Any] = {
@@ -101,15 +107,17 @@ def connect(
         "seed": seed,
     }
     load: dict[str, Any] = {"dtype": dtype, "device": choose_device(device)}
-    connection: dict[str, Any] = {"key": server_key(), "patience": patience, "memory": memory}
-    connection |= {"offline": alone}
+    connection: dict[str, Any] = {"key": server_key(), "memory": memory}
+    connection["patience"] = _PATIENCE[offline] if patience is None else patience
+    connection["offline"] = {"wait": None, "stop": "stop", "write": OfflineWriting()}[offline]
     with RemoteDecoder(url, drafter, **connection, **load) as decoder:
         is_chat = decoder.info.has_template and not raw
         _refuse_impossible(is_chat, text, system)
         if text is None:
             _chat(decoder, system, chosen, stats)
             return
-        _answer(decoder, messages(text, system) if is_chat else text, chosen, stats)
+        own = messages(text, system) if is_chat else text
+        _answer(decoder, own, chosen, stats, "run the same command with --seed {seed}")
 
 
 def _refuse_silent(drafter: str) -> None:
@@ -150,7 +158,7 @@ def _chat(
         turn = {"role": "user", "content": line}
         own = {**chosen, "seed": None if seed is None else seed + number}
         try:
-            output = _answer(decoder, [*dialogue, turn], own, stats)
+            output = _answer(decoder, [*dialogue, turn], own, stats, "send the message again")
         except JakiroError as error:
             if not sys.stdin.isatty():
                 raise
@@ -172,12 +180,20 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(
-    decoder: "RemoteDecoder", prompt: Any, chosen: dict[str, Any], stats: bool
+    decoder: "RemoteDecoder", prompt: Any, chosen: dict[str, Any], stats: bool, again: str
 ) -> "RemoteOutput":
     """Print the continuation of a prompt as it arrives, and return its output.
 
+    Args:
+        decoder: decoder on this machine.
+        prompt: text or messages.
+        chosen: options of the text.
+        stats: whether to print a line of statistics.
+        again: how to get the whole text if it was stopped; `{seed}` stands for its seed.
+
     Raises:
-        ResourceError: the end of the text is not verified, because the server did not return.
+        ResourceError: the end of the text is missing or not verified, because the server did not
+            return.
     """
     from inference.device.offline_text import OfflineOutput
 
@@ -198,9 +214,14 @@ def _answer(
             f"repeated), {traffic.bytes_up} bytes sent, {traffic.bytes_down} received, "
             f"{traffic.num_resumes} times resumed"
         )
-    if isinstance(output, OfflineOutput) and output.provisional.error is not None:
-        raise output.provisional.error
-    return output
+    if output.error is None:
+        return output
+    if not isinstance(output, OfflineOutput):
+        say(
+            f"the text was stopped after {len(output.new_token_ids)} verified tokens; to get all "
+            f"of it, {again.format(seed=output.seed)}"
+        )
+    raise output.error
 
 
 def _say_provisional(output: "OfflineOutput") -> None:

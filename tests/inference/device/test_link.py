@@ -5,11 +5,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
 from helpers.false_server import Made, false_server
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
+from inference.benchmark.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
 from inference.device import RemoteDecoder
 from inference.device.link import LinkTraffic, ServerLink
 from inference.device.text import RemoteText

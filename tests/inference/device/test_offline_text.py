@@ -10,7 +10,6 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from helpers.bad_network import LOST, PASSED, SILENT, UNANSWERED, Schedule, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
@@ -18,6 +17,7 @@ from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
+from inference.benchmark.bad_network import LOST, PASSED, SILENT, UNANSWERED, Schedule, bad_network
 from inference.device import RemoteDecoder, attempts
 from inference.device.offline_text import (
     OfflineOutput,
@@ -182,7 +182,7 @@ def test_a_text_whose_server_never_returns_ends_with_what_is_unverified(
         output = remote.generate(PROMPT, **GREEDY)
     assert isinstance(output, OfflineOutput)
     assert not output.is_verified
-    assert isinstance(output.provisional.error, ResourceError)
+    assert isinstance(output.error, ResourceError)
     expected = decoder.generate(PROMPT, **GREEDY).new_token_ids
     known = len(output.new_token_ids)
     unverified = output.provisional.unverified
@@ -204,7 +204,7 @@ def test_a_text_that_nothing_was_written_for_ends_with_what_was_verified(
         output = remote.generate(prompt, **GREEDY)
     assert isinstance(output, OfflineOutput)
     assert not output.is_verified
-    assert isinstance(output.provisional.error, ResourceError)
+    assert isinstance(output.error, ResourceError)
     expected = decoder.generate(prompt, **GREEDY).new_token_ids
     assert output.new_token_ids == expected[: len(output.new_token_ids)] != []
 

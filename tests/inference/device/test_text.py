@@ -1,12 +1,18 @@
 """Texts on the way over a network that loses requests and replies."""
 
 import time
+from collections.abc import Iterator
 from itertools import count, product
 from typing import Any
 
 import httpx2
 import pytest
-from helpers.bad_network import (
+from helpers.offline import InProcessLink
+from helpers.remote import sequence_tree, tensors
+from helpers.serving import Running, running
+
+from inference import SpeculativeDecoder
+from inference.benchmark.bad_network import (
     BUSY,
     CUT,
     FAULTS,
@@ -17,11 +23,6 @@ from helpers.bad_network import (
     UNANSWERED,
     bad_network,
 )
-from helpers.offline import InProcessLink
-from helpers.remote import sequence_tree, tensors
-from helpers.serving import Running, running
-
-from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder, attempts
 from inference.device.text import RemoteOutput, RemoteText
 from inference.draft_tree import ROOT
@@ -29,7 +30,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.remote.errors import StepConflict
 from inference.remote.messages import OpenSession
 from inference.remote.step_frame import encode_step
-from jakiro.errors import ResourceError
+from jakiro.errors import ConfigError, ResourceError
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -165,6 +166,67 @@ def test_a_clock_that_jumps_changes_nothing(
     monkeypatch.setattr(time, "time", lambda: now() + 86_400 * (-1) ** next(calls))
     output = _written(server.url, "sampled")
     assert (output.new_token_ids, output.text) == expected
+
+
+@pytest.fixture
+def roomy(decoder: SpeculativeDecoder) -> Iterator[Running]:
+    """A server for clients that cannot end their sessions."""
+    with running(decoder, remote_sessions=8, remote_sessions_per_key=8) as found:
+        yield found
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_a_text_that_stops_has_what_was_verified(
+    decoder: SpeculativeDecoder, roomy: Running, mode: str
+) -> None:
+    expected, text = _expected(decoder, mode)
+    for first in range(2, 6):
+        with (
+            bad_network(roomy.root, lambda number, _, at=first: _lost_from(at, number)) as network,
+            RemoteDecoder(network.url, LookupDrafter(), patience=0.1, offline="stop") as remote,
+        ):
+            output = remote.generate(PROMPT, **OPTIONS[mode])
+        assert isinstance(output.error, ResourceError)
+        assert not output.is_verified
+        count = len(output.new_token_ids)
+        assert 0 < count < 7
+        assert output.new_token_ids == expected[:count]
+        assert (text or "").startswith(output.text or "")
+        assert len(output.depths) == count
+        assert output.seed == OPTIONS[mode].get("seed", output.seed)
+
+
+def _lost_from(first: int, number: int) -> str:
+    return PASSED if number < first else LOST
+
+
+def test_a_text_that_stops_before_its_first_token_is_an_error(server: Running) -> None:
+    with (
+        bad_network(server.root, lambda number, _: _lost_from(1, number)) as network,
+        RemoteDecoder(network.url, patience=0.1, offline="stop") as remote,
+        pytest.raises(ResourceError, match="cannot reach the server"),
+    ):
+        remote.generate(PROMPT, **OPTIONS["greedy"])
+
+
+def test_a_text_that_would_stop_goes_on_after_a_short_loss(
+    decoder: SpeculativeDecoder, server: Running
+) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return (UNANSWERED, LOST, PASSED)[number % 3] if number else PASSED
+
+    with (
+        bad_network(server.root, schedule) as network,
+        RemoteDecoder(network.url, LookupDrafter(), patience=20.0, offline="stop") as remote,
+    ):
+        output = remote.generate(PROMPT, **OPTIONS["sampled"])
+    assert output.is_verified
+    assert (output.new_token_ids, output.text) == _expected(decoder, "sampled")
+
+
+def test_another_behavior_without_a_connection_is_refused() -> None:
+    with pytest.raises(ConfigError, match="offline='stop'"):
+        RemoteDecoder("http://127.0.0.1:1", offline="stopp")  # type: ignore[arg-type]
 
 
 class _Forgetful(InProcessLink):

@@ -1,16 +1,17 @@
 """`jakiro connect`: texts and chats whose target is on a server."""
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.bad_network import LOST, PASSED, bad_network
 from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
+from inference.benchmark.bad_network import LOST, PASSED, bad_network
 from inference.device import RemoteDecoder
 from inference.device.offline_text import OfflineOutput, ProvisionalCounts
 from jakiro.errors import ResourceError
@@ -136,14 +137,56 @@ def test_a_text_that_is_not_verified_to_its_end_is_an_error(
     generate = RemoteDecoder.generate
 
     def cut(self: RemoteDecoder, *arguments: Any, **options: Any) -> OfflineOutput:
-        lost = ProvisionalCounts(1, unverified=[1], error=ResourceError("the server is away"))
-        return OfflineOutput(**vars(generate(self, *arguments, **options)), provisional=lost)
+        known = vars(generate(self, *arguments, **options))
+        error = ResourceError("the server is away")
+        lost = ProvisionalCounts(1, unverified=[1])
+        return OfflineOutput(**{**known, "error": error}, provisional=lost)
 
     monkeypatch.setattr(RemoteDecoder, "generate", cut)
     assert exit_code("connect", server.url, "x", "--max-new-tokens", "2") == 2
     printed = capsys.readouterr().err
     assert "the end of the text is not verified" in printed
     assert "error: the server is away" in printed
+
+
+@pytest.fixture
+def roomy(decoder: SpeculativeDecoder) -> Iterator[Running]:
+    """A server for clients that cannot end their sessions."""
+    with running(decoder, remote_sessions=2, api_keys=(KEY,)) as found:
+        yield found
+
+
+def test_a_text_that_was_stopped_is_written_again_with_its_seed(
+    roomy: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["some words", "--temperature", "0.9", "--max-new-tokens", "40"]
+    stop = ["--offline", "stop", "--patience", "0.2"]
+    with bad_network(roomy.root, lambda number, _: PASSED if number < 6 else LOST) as network:
+        assert exit_code("connect", network.url, *words, *stop) == 2
+    stopped = capsys.readouterr()
+    found = re.search(
+        r"the text was stopped after (\d+) verified tokens; to get all of it, run the same command "
+        r"with --seed (\d+)\nerror: cannot reach the server",
+        stopped.err,
+    )
+    assert found is not None
+    assert 5 <= int(found[1]) < 40
+    assert stopped.out.endswith("\n")
+    assert exit_code("connect", roomy.url, *words, "--seed", found[2], *stop) == 0
+    whole = capsys.readouterr()
+    assert whole.out.startswith(stopped.out[:-1])
+    assert len(whole.out) > len(stopped.out)
+    assert "stopped" not in whole.err
+
+
+def test_a_message_of_a_chat_that_was_stopped_can_be_sent_again(
+    roomy: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    with bad_network(roomy.root, lambda number, _: PASSED if number < 4 else LOST) as network:
+        words = ["--offline", "stop", "--patience", "0.2", "--max-new-tokens", "40"]
+        assert exit_code("connect", network.url, *words) == 2
+    assert "to get all of it, send the message again\nerror:" in capsys.readouterr().err
 
 
 @pytest.mark.slow

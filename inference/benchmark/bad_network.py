@@ -1,10 +1,12 @@
 """A proxy on a real socket that loses chosen requests and replies."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
+from typing import Any
 
 # Faults of one request: it is passed on, lost before or after the server has answered, its reply is
 # cut in the middle or replaced, or the server seems to be busy.
@@ -14,6 +16,7 @@ FAULTS = (LOST, UNANSWERED, CUT, REPLACED, BUSY)
 # The reply is lost, and the connection stays open, as if the client's address had changed.
 SILENT = "silent"
 _SECONDS = 30.0
+_MOST_WAITING = 256  # connections that are not accepted yet
 
 Schedule = Callable[[int, str], str]  # number of the request and its path -> its fault
 
@@ -35,10 +38,7 @@ class BadNetwork:
         self.on_reply: Callable[[str, bytes], object] = lambda _path, _body: None
         self.is_closed = Event()
         self._lock = Lock()
-        self._http = ThreadingHTTPServer(
-            ("127.0.0.1", 0), type("Handler", (_Handler,), {"network": self})
-        )
-        self._http.daemon_threads = True
+        self._http = _Proxy(("127.0.0.1", 0), type("Handler", (_Handler,), {"network": self}))
         self._thread = Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.005})
         self._thread.start()
 
@@ -66,6 +66,16 @@ class BadNetwork:
         self._thread.join()
 
 
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = _MOST_WAITING
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error, unless the client has only closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a client."""
 
@@ -82,7 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == LOST:
             self.close_connection = True
             return
-        status, content = self._forwarded(body)
+        try:
+            status, content = self._forwarded(body)
+        except (OSError, HTTPException):  # the server has ended
+            self.close_connection = True
+            return
         self.network.on_reply(self.path, content)
         if fault == SILENT:
             self.network.is_closed.wait(_SECONDS)
@@ -106,12 +120,12 @@ class _Handler(BaseHTTPRequestHandler):
             server.close()
 
     def _reply(self, status: int, content: bytes, is_cut: bool = False) -> None:
+        self.close_connection |= is_cut
         self.send_response(status)
         if status != 204:
             self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content[: len(content) // 2] if is_cut else content)
-        self.close_connection |= is_cut
 
     def log_message(self, format: str, *_: object) -> None:  # noqa: A002
         """Write nothing."""
