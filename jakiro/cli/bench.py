@@ -15,8 +15,10 @@ from jakiro.cli.bench_server import (
     BadShare,
     CheckedAlone,
     CutShare,
+    DeviceDrafterName,
     LoadRequests,
     LoadSeconds,
+    LostShare,
     RequestTimeout,
     UnstreamedShare,
     bench_server,
@@ -165,6 +167,8 @@ def bench(
     unstreamed_share: UnstreamedShare = 0.0,
     cut_share: CutShare = 0.0,
     bad_share: BadShare = 0.0,
+    device_drafter: DeviceDrafterName = None,
+    lost_share: LostShare = 0.0,
     timeout: RequestTimeout = 600.0,
 ) -> None:
     """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase.

@@ -29,6 +29,8 @@ OF_SERVERS = (
     "unstreamed_share",
     "cut_share",
     "bad_share",
+    "device_drafter",
+    "lost_share",
     "timeout",
 )
 LoadRequests = Annotated[
@@ -66,6 +68,22 @@ CutShare = Annotated[
 BadShare = Annotated[
     float,
     typer.Option(help="Share of requests that the server must refuse.", rich_help_panel=PANEL),
+]
+DeviceDrafterName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DRAFTER",
+        help="Each client drafts by itself with this drafter, such as lookup, and the server "
+        "verifies, as for `jakiro connect`.",
+        rich_help_panel=PANEL,
+    ),
+]
+LostShare = Annotated[
+    float,
+    typer.Option(
+        help="Share of the server's replies to clients that draft which are lost on the way.",
+        rich_help_panel=PANEL,
+    ),
 ]
 RequestTimeout = Annotated[
     float,

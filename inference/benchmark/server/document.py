@@ -37,7 +37,11 @@ class LoadSettings(Settings):
         unstreamed_share: share of requests whose answer arrives as a whole.
         cut_share: share of requests whose stream the client closes before its end.
         bad_share: share of requests that a server must refuse.
-        check: whether each answer is compared with the answer to the same request alone.
+        device_drafter: name of a drafter with which each client drafts by itself, in sessions for
+            remote verification; None to ask for complete texts.
+        lost_share: share of the replies to such clients that are lost on the way.
+        check: whether each answer is compared with the answer to the same request alone, which is
+            asked for as a complete text.
         timeout: seconds after which a request is given up.
     """
 
@@ -56,6 +60,8 @@ class LoadSettings(Settings):
     unstreamed_share: float = Field(0.0, ge=0, le=1)
     cut_share: float = Field(0.0, ge=0, le=1)
     bad_share: float = Field(0.0, ge=0, le=1)
+    device_drafter: str | None = None
+    lost_share: float = Field(0.0, ge=0, lt=1)
     check: bool = False
     timeout: PositiveFloat = 600.0
 
@@ -63,6 +69,16 @@ class LoadSettings(Settings):
     def _one_limit(self) -> "LoadSettings":
         if self.requests is not None and self.seconds is not None:
             raise ValueError("--requests and --seconds cannot be combined")
+        return self
+
+    @model_validator(mode="after")
+    def _clients_of_one_kind(self) -> "LoadSettings":
+        if self.lost_share and self.device_drafter is None:
+            raise ValueError("--lost-share requires --device-drafter")
+        if self.device_drafter is not None and (self.cut_share or self.unstreamed_share):
+            raise ValueError(
+                "--device-drafter cannot be combined with --cut-share and --unstreamed-share"
+            )
         return self
 
 
@@ -73,6 +89,21 @@ class ServerFacts(Settings):
     model: str
     is_jakiro: bool
     system_fingerprints: tuple[str, ...]  # the different ones in its answers
+
+
+class DeviceSteps(Settings):
+    """Decoding steps of texts that were drafted by clients, and what they cost."""
+
+    steps: NonNegativeInt  # number of verdicts, each counted once
+    repeats: NonNegativeInt  # number of requests that were sent again
+    resumes: NonNegativeInt  # number of sessions after the first one of each text
+
+
+class DecidedSteps(Settings):
+    """Decoding steps of such texts as the server counts them."""
+
+    decided: NonNegativeInt  # number of forward passes of the target
+    replayed: NonNegativeInt  # number of verdicts that were sent again
 
 
 class RequestRecord(Settings):
@@ -94,6 +125,7 @@ class RequestRecord(Settings):
     refusals: NonNegativeInt  # number of answers with status 429 before this one
     waited: float  # seconds between the first and the last sending
     error: str | None = None
+    device: DeviceSteps | None = None  # None unless the client drafts
 
 
 class Difference(Settings):
@@ -146,6 +178,7 @@ class LoadFigures(Settings):
         rejected: number of rejected drafted tokens.
         refusals: number of responses with status 429.
         longest_wait: largest number of seconds for which a request had to wait because of them.
+        device: decoding steps of clients that draft; None without any.
     """
 
     seconds: float
@@ -164,6 +197,7 @@ class LoadFigures(Settings):
     rejected: int | None
     refusals: int
     longest_wait: float
+    device: DeviceSteps | None = None
 
 
 class LoadDocument(Settings):
@@ -179,6 +213,8 @@ class LoadDocument(Settings):
         alone: figures of the same requests, sent one after the other; None without `check`.
         comparisons: comparison of the answers; None without `check`.
         requests: measurements from which the figures were computed.
+        decided: what the server has decided meanwhile for clients that draft; None if there are
+            none, if it does not say so, or if texts were continued in other sessions.
     """
 
     version: Literal[1] = LOAD_VERSION
@@ -190,6 +226,7 @@ class LoadDocument(Settings):
     alone: LoadFigures | None
     comparisons: Comparisons | None
     requests: tuple[RequestRecord, ...]
+    decided: DecidedSteps | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -199,8 +236,16 @@ class LoadDocument(Settings):
         return self.figures.tokens_per_second / self.alone.tokens_per_second
 
     @property
+    def num_decided_twice(self) -> int:
+        """The number of steps that the server has decided without need; 0 if it is unknown."""
+        device = self.figures.device
+        if device is None or device.resumes or self.decided is None:
+            return 0
+        return self.decided.decided - device.steps
+
+    @property
     def passed(self) -> bool:
-        """Whether no request failed, and no answer differs from the one alone."""
-        if self.figures.outcomes.get("failed"):
+        """Whether no request failed, no answer differs, and no step was decided twice."""
+        if self.figures.outcomes.get("failed") or self.num_decided_twice:
             return False
         return self.comparisons is None or self.comparisons.num_different == 0

@@ -11,6 +11,7 @@ from rich.table import Table
 from inference.benchmark.document import Quantiles
 from inference.benchmark.server.document import (
     Comparisons,
+    DeviceSteps,
     Difference,
     LoadDocument,
     LoadFigures,
@@ -79,6 +80,16 @@ def load_figures(
         rejected=_sum(record.rejected for record in complete),
         refusals=sum(record.refusals for record in records),
         longest_wait=max((record.waited for record in records), default=0.0),
+        device=_device_steps(records),
+    )
+
+
+def _device_steps(records: Sequence[RequestRecord]) -> DeviceSteps | None:
+    own = [record.device for record in records if record.device is not None]
+    if not own:
+        return None
+    return DeviceSteps(
+        **{name: sum(getattr(one, name) for one in own) for name in DeviceSteps.model_fields}
     )
 
 
@@ -179,6 +190,7 @@ def load_table(document: LoadDocument) -> Iterator[RenderableType]:
     if document.speedup is not None:
         yield f"{document.speedup:.2f} times the tokens per second of one request after the other"
     yield from _remarks(figures)
+    yield from _steps(document)
     if document.comparisons is not None:
         yield from _compared(document.comparisons)
     yield LEGEND
@@ -197,6 +209,23 @@ def _remarks(figures: LoadFigures) -> Iterator[str]:
         yield (
             f"{counted(figures.counted_by_parts, 'answer')} had no usage: parts of the text were "
             "counted instead of tokens"
+        )
+
+
+def _steps(document: LoadDocument) -> Iterator[str]:
+    """Yield the decoding steps of clients that draft."""
+    device, decided = document.figures.device, document.decided
+    if device is None:
+        return
+    yield (
+        f"{counted(device.steps, 'decoding step')} of clients that draft: "
+        f"{counted(device.repeats, 'request')} sent again, "
+        f"{counted(device.resumes, 'session')} in place of lost ones"
+    )
+    if decided is not None:
+        yield (
+            f"the server has decided {counted(decided.decided, 'step')}, and sent "
+            f"{counted(decided.replayed, 'verdict')} again"
         )
 
 

@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 from inference.benchmark.machine import machine_facts
+from inference.benchmark.server.devices import (
+    DeviceAnswer,
+    DeviceClient,
+    decided_steps,
+    losing_replies,
+)
 from inference.benchmark.server.document import (
+    DecidedSteps,
     LoadDocument,
     LoadFigures,
     LoadSettings,
@@ -24,6 +32,9 @@ from inference.client.client import ServerClient
 from inference.client.patience import ask_patiently
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
 from jakiro.errors import ResourceError
+from jakiro.utils.background import in_background
+
+T = TypeVar("T")
 
 # Function that receives the name of a part and its number of steps (None if it is unknown), and
 # returns a function that is called after each step.
@@ -58,7 +69,8 @@ async def measure_load(
         settings.url, key, connections=settings.concurrency, seconds=settings.timeout
     ) as client:
         await client.connect(settings.model)
-        return await _Load(client, settings, found).run(track)
+        with losing_replies(client.url, settings.lost_share, settings.seed) as device_url:
+            return await _Load(client, settings, found, device_url, key).run(track)
 
 
 class _Load:
@@ -68,12 +80,20 @@ class _Load:
         client: client that is connected.
         settings: settings of the load test.
         prompts: prompts without duplicates.
+        device_url: address of the server for clients that draft.
+        key: API key; None to send none.
     """
 
     def __init__(
-        self, client: ServerClient, settings: LoadSettings, prompts: Sequence[BenchPrompt]
+        self,
+        client: ServerClient,
+        settings: LoadSettings,
+        prompts: Sequence[BenchPrompt],
+        device_url: str,
+        key: str | None,
     ) -> None:
         self._client = client
+        self._device_url, self._key = device_url, key
         self._settings = settings
         self._questions = questions_of(settings, prompts)
         self._environment = machine_facts()
@@ -90,7 +110,9 @@ class _Load:
         settings = self._settings
         await self._ask_alone(self._questions[0])  # the first request may be slow
         alone = await self._measure_alone(track) if settings.check else None
+        before = await self._decided()
         is_complete = await self._put_load(track)
+        figures, after = self._figures(), await self._decided()
         return LoadDocument(
             environment=self._environment,
             server=ServerFacts(
@@ -101,11 +123,18 @@ class _Load:
             ),
             settings=settings,
             is_complete=is_complete,
-            figures=self._figures(),
+            figures=figures,
             alone=alone,
             comparisons=self._alone and self._alone.comparisons,
             requests=tuple(self._records),
+            decided=None if before is None or after is None else _added(before, after, figures),
         )
+
+    async def _decided(self) -> DecidedSteps | None:
+        """Return what the server has decided for clients that draft, if there are any."""
+        if self._settings.device_drafter is None:
+            return None
+        return await decided_steps(self._client.url, self._key)
 
     async def _measure_alone(self, track: LoadTrack) -> LoadFigures:
         """Ask all questions one after the other, and keep the answers."""
@@ -142,20 +171,45 @@ class _Load:
     async def _be_a_client(
         self, requests: Iterator[PlannedRequest], advance: Callable[[], None]
     ) -> None:
+        device = await self._new_device()
+        try:
+            await self._ask_all(requests, device, advance)
+        finally:
+            if device is not None:
+                device.close()
+
+    async def _ask_all(
+        self,
+        requests: Iterator[PlannedRequest],
+        device: DeviceClient | None,
+        advance: Callable[[], None],
+    ) -> None:
         limit = self._settings.seconds
         for request in requests:
             started = time.perf_counter() - self._started
             if limit is not None and started >= limit:
                 return
-            answer = await self._send(request)
+            answer = await self._send(request, device)
             self._store(request, answer, started)
             advance()
 
-    async def _send(self, planned_request: PlannedRequest) -> ServerAnswer:
+    async def _new_device(self) -> DeviceClient | None:
+        """Return a device; None if clients do not draft."""
+        drafter = self._settings.device_drafter
+        if drafter is None:
+            return None
+        own = (self._device_url, self._key, drafter, self._settings.timeout)
+        return await _in_thread(lambda: DeviceClient(*own))
+
+    async def _send(
+        self, planned_request: PlannedRequest, device: DeviceClient | None
+    ) -> ServerAnswer:
         if planned_request.bad is not None:
             return await self._client.send(planned_request.bad.path, planned_request.bad.content)
         question = planned_request.question
         assert question is not None
+        if device is not None:
+            return await _in_thread(lambda: device.ask(question.request))
         request = replace(question.request, is_streamed=planned_request.is_streamed)
         return await ask_patiently(self._client, request, self._source, planned_request.cut_after)
 
@@ -195,6 +249,20 @@ class _Load:
             self._alone.compare(question, answer)
 
 
+def _added(before: DecidedSteps, after: DecidedSteps, figures: LoadFigures) -> DecidedSteps | None:
+    """Return what was decided meanwhile; None if the server was started again, or lost a text."""
+    if figures.device is None or figures.device.resumes or after.decided < before.decided:
+        return None
+    return DecidedSteps(
+        decided=after.decided - before.decided, replayed=after.replayed - before.replayed
+    )
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Return the result of a function that waits for the network."""
+    return await asyncio.wrap_future(in_background(function))
+
+
 def record_of(request: PlannedRequest, answer: ServerAnswer, started: float) -> RequestRecord:
     """Return the record of a request.
 
@@ -222,6 +290,7 @@ def record_of(request: PlannedRequest, answer: ServerAnswer, started: float) -> 
         refusals=answer.refusals,
         waited=answer.waited,
         error=_error_of(request, answer) if outcome == "failed" else None,
+        device=answer.device if isinstance(answer, DeviceAnswer) else None,
     )
 
 
