@@ -9,6 +9,7 @@ import pytest
 from helpers.commands import exit_code
 from helpers.serving import MODEL, Running, running, tiny_decoder
 
+from inference.device import attempts
 from inference.generation.incremental_text import IncrementalText
 
 KEY = "secret-key-1"
@@ -55,6 +56,21 @@ def test_a_load_is_shown_and_stored(
     assert stored["figures"]["requests"] == 12
     assert stored["environment"]["versions"]["jakiro"]
     assert KEY not in file.read_text() + shown
+
+
+def test_clients_draft_and_lose_replies(
+    prompts: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.001)
+    words = ["--prompts", prompts, "--max-new-tokens", "8", "--check", "--concurrency", "2"]
+    drafts = ["--device-drafter", "lookup", "--lost-share", "0.3"]
+    with running(tiny_decoder(), api_keys=(KEY,), remote_sessions=2) as server:
+        assert exit_code("bench", "--url", server.root, *words, *drafts) == 0
+        shown = capsys.readouterr().out
+        assert exit_code("bench", "--url", server.root, *words, "--lost-share", "0.3") == 2
+    assert "answers equal to those alone: 3 of 3 greedy" in shown
+    assert "decoding steps of clients that draft" in shown
+    assert "--lost-share requires --device-drafter" in capsys.readouterr().err
 
 
 def test_figures_on_standard_output_can_be_read(
