@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 
 from jakiro.target.ends import TargetEnds
 from jakiro.target.int8_linear import Int8Linear, can_quantize
-from jakiro.target.packed_linear import can_pack, packed_product, reordered, version_of
+from jakiro.target.packed_linear import can_pack, packed_product, reordered
+from jakiro.target.weight_copies import version_of
 
 # own: the format of the target's head; packed: reordered for the CPU; int8: quantized to 8 bits.
 HeadForm = Literal["own", "packed", "int8"]

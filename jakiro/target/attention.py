@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from jakiro.target.packed_linear import has_adapters
 from jakiro.target.split_attention import attend
 
 MOST_QUERIES = 64  # with more queries than this, repeated keys cost little in comparison
@@ -186,7 +187,7 @@ def _obstacle(model: nn.Module, implementations: tuple[str, ...]) -> str | None:
         return f"weights on {weights[0].device}"
     if weights[0].dtype not in (torch.bfloat16, torch.float16):
         return str(weights[0].dtype).removeprefix("torch.")
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+    if has_adapters(model):
         return "a PEFT adapter"
     if any(hasattr(module, "sinks") for module in model.modules()):
         return "attention with sinks"

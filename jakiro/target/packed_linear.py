@@ -6,13 +6,13 @@ little more than one. The results differ only by rounding.
 """
 
 from functools import cache
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from jakiro.target.sharing import sharing_copy
+from jakiro.target.weight_copies import WeightCopy
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 16  # number of tokens that the layout is chosen for; any number can be multiplied
@@ -33,7 +33,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.layer = layer
         self.pack_single = pack_single
-        self._reordered = _ReorderedWeight.of(layer)
+        self._reordered = WeightCopy.shared(layer, _reordered_of_layer)
 
     @property
     def weight(self) -> Tensor:
@@ -56,58 +56,21 @@ class PackedLinear(nn.Module):
         return packed_product(x, self._reordered.current(), self.layer.bias)
 
 
-class _ReorderedWeight:
-    """The reordered copy of a layer's weight, made on first use."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
-        self._copy: Tensor | None = None
-        self._version: tuple[object, ...] | None = None
-
-    @classmethod
-    def of(cls, layer: nn.Linear) -> "_ReorderedWeight":
-        """Return the copy that is in use for a layer, or a new one."""
-        known = _in_use.get(id(layer))
-        if known is None:
-            known = _in_use[id(layer)] = cls(layer)
-        return known
-
-    def current(self) -> Tensor:
-        """Return the copy; it is made again if the weight has changed."""
-        version = version_of(self.layer.weight)
-        if self._copy is None or version != self._version:
-            self._copy, self._version = reordered(self.layer.weight), version
-        return self._copy
-
-
-# By id of the layer, which cannot be reused for another layer because the value refers to it.
-_in_use: WeakValueDictionary[int, _ReorderedWeight] = WeakValueDictionary()
-
-
-def version_of(weight: Tensor) -> tuple[object, ...]:
-    """Return a value that identifies a tensor and changes whenever the tensor is written to.
-
-    Writing to `weight.data` is not noticed, because PyTorch does not count it.
-    """
-    version = 0 if weight.is_inference() else weight._version
-    return weight.data_ptr(), version, weight.device, weight.dtype
-
-
 def can_pack(model: nn.Module) -> bool:
     """Return whether a model's weights can be reordered on this machine.
 
     Each `nn.Linear` must have an ordinary float32 or bfloat16 weight on the CPU. Models with PEFT
     adapters cannot be reordered, because adapters may be switched on and off.
     """
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+    if has_adapters(model):
         return False
     layers = [module for module in model.modules() if type(module) is nn.Linear]
-    dtypes = {layer.weight.dtype for layer in layers}
-    return (
-        bool(layers)
-        and all(_suits(layer.weight) for layer in layers)
-        and all(_works(dtype) for dtype in dtypes)
-    )
+    return bool(layers) and all(can_reorder(layer.weight) for layer in layers)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether a model has PEFT adapters, which may be switched on and off."""
+    return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
 def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
@@ -156,9 +119,21 @@ def with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
     return module
 
 
-def _suits(weight: Tensor) -> bool:
+def can_reorder(weight: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether a weight can be reordered, and this machine can multiply by the copy.
+
+    Only float32 and bfloat16 weights on the CPU can be reordered.
+
+    Args:
+        weight: weight of a layer.
+        dtype: dtype of the copy; None for that of the weight.
+    """
+    dtype = dtype or weight.dtype
     return (
-        weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.layout == torch.strided
+        weight.device.type == "cpu"
+        and weight.layout == torch.strided
+        and dtype in _DTYPES
+        and _works(dtype)
     )
 
 
@@ -166,6 +141,10 @@ def reordered(weight: Tensor) -> Tensor:
     """Return a copy of a weight in the layout of `packed_product`."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
     return packed
+
+
+def _reordered_of_layer(weight: Tensor, _bias: Tensor | None) -> Tensor:
+    return reordered(weight)
 
 
 def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

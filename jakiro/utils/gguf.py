@@ -30,6 +30,7 @@ from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
+from jakiro.utils.processor import computes_bfloat16
 from jakiro.utils.progress import ProgressDisplay
 
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
@@ -94,9 +95,7 @@ def default_dtype() -> torch.dtype:
     """
     if torch.cuda.is_available():
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    is_direct = any(getattr(torch.cpu, check, bool)() for check in checks)
-    return torch.bfloat16 if is_direct else torch.float32
+    return torch.bfloat16 if computes_bfloat16() else torch.float32
 
 
 @cache

@@ -1,0 +1,30 @@
+"""Bfloat16 is native on processors with either of two extensions, and on no others."""
+
+import pytest
+import torch
+
+from jakiro.utils import gguf
+from jakiro.utils.processor import computes_bfloat16
+
+
+@pytest.mark.parametrize("name", ["_is_avx512_bf16_supported", "_is_amx_tile_supported", None])
+def test_bfloat16_is_native_with_either_extension(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computes_bfloat16.cache_clear()
+    for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, check, lambda check=check: check == name)
+    assert computes_bfloat16() == (name is not None)
+    if not torch.cuda.is_available():
+        assert (gguf.default_dtype() == torch.bfloat16) == (name is not None)
+    computes_bfloat16.cache_clear()
+
+
+def test_a_torch_without_these_functions_has_no_native_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computes_bfloat16.cache_clear()
+    for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.delattr(torch.cpu, check, raising=False)
+    assert not computes_bfloat16()
+    computes_bfloat16.cache_clear()
