@@ -1,22 +1,11 @@
 """Logits of the tokens that may be drafted, computed from a drafter's features."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Literal
-
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from jakiro.target.ends import TargetEnds
-from jakiro.target.int8_linear import Int8Linear, can_quantize
-from jakiro.target.packed_linear import can_pack, packed_product, reordered
 from jakiro.target.weight_copies import version_of
-
-# own: the format of the target's head; packed: reordered for the CPU; int8: quantized to 8 bits.
-HeadForm = Literal["own", "packed", "int8"]
-
-_Product = Callable[[Tensor], Tensor]
+from jakiro.target.weight_forms import Product, WeightForm, allows_form, product_with
 
 
 class DraftHead:
@@ -48,7 +37,7 @@ class DraftHead:
         self,
         target: TargetEnds,
         token_ids: Int[Tensor, " drafted"] | None,
-        form: HeadForm = "own",
+        form: WeightForm = "own",
         norm: nn.Module | None = None,
         own: nn.Module | None = None,
     ) -> None:
@@ -58,7 +47,7 @@ class DraftHead:
         self.norm = norm
         self.own = own
         # The version of the copied rows, and a function that multiplies by them.
-        self._copy: tuple[object, _Product] | None = None
+        self._copy: tuple[object, Product] | None = None
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch drafted"]:
         """Return the logits of the draft vocabulary.
@@ -108,35 +97,17 @@ class DraftHead:
         """Whether the target's head has rows of other tokens than the draft vocabulary."""
         return self.token_ids is not None and self.target.head_ids is None
 
-    def _product_of(self, head: nn.Linear) -> _Product:
+    def _product_of(self, head: nn.Linear) -> Product:
         """Return a function that multiplies by the copied rows; copy them again if they changed."""
         version = version_of(head.weight), None if head.bias is None else version_of(head.bias)
         if self._copy is None or self._copy[0] != version:
             self._copy = version, self._copied(head)
         return self._copy[1]
 
-    def _copied(self, head: nn.Linear) -> _Product:
+    def _copied(self, head: nn.Linear) -> Product:
         weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
         if self.token_ids is not None and self._selects_rows and self.own is None:
             self.token_ids = self.token_ids.to(weight.device)
             weight, bias = weight[self.token_ids], None if bias is None else bias[self.token_ids]
         form = self.form if allows_form(head, self.form) else "own"
-        if form == "int8":
-            return Int8Linear(weight, bias)
-        if form == "packed":
-            return partial(packed_product, packed=reordered(weight), bias=bias)
-        return partial(linear, weight=weight, bias=bias)
-
-
-def allows_form(head: nn.Module, form: HeadForm) -> bool:
-    """Return whether this machine can draft with a target's head in a given format.
-
-    Args:
-        head: head of the target.
-        form: requested format of the weights.
-    """
-    if form == "own":
-        return True
-    if type(head) is not nn.Linear:
-        return False
-    return can_pack(head) if form == "packed" else can_quantize(head.weight)
+        return product_with(weight, bias, form)

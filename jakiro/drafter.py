@@ -20,11 +20,12 @@ from jakiro.architecture import (
     undone_rotation,
 )
 from jakiro.config import JakiroConfig, state_sources
-from jakiro.draft_head import DraftHead, HeadForm
+from jakiro.draft_head import DraftHead
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput
 from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
+from jakiro.target.weight_forms import WeightForm
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
@@ -170,7 +171,7 @@ class JakiroDrafter(PreTrainedModel):
         output = self.experts(self.trunk(*given))
         return output if self.level_heads is None else self.level_heads(output, embeddings, inputs)
 
-    def draft_head(self, target: TargetEnds, form: HeadForm = "own") -> DraftHead:
+    def draft_head(self, target: TargetEnds, form: WeightForm = "own") -> DraftHead:
         """Return the head that turns features into logits of the tokens that may be drafted.
 
         Args:

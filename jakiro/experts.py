@@ -141,7 +141,7 @@ class MixtureOfExperts(nn.Module):
             weights = scores[..., : self.num_active].softmax(dim=-1)
         else:
             inner = self._inner(normed)
-            outputs = torch.einsum("...ew,ewh->...eh", inner, self.down)
+            outputs = expert_products(inner, self.down)
             own = self._own_levels(inner, outputs)
         combined = self._mixture if self.combine == "mixture" else self._sum
         features, log_weights = combined(trunk, outputs, own, scores, weights)
@@ -183,7 +183,7 @@ class MixtureOfExperts(nn.Module):
         """Return `D'_e h_e`: the experts' outputs for the levels with separate down-projections."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
-        return torch.einsum("...ew,pewh->...peh", inner, self.level_down)
+        return expert_products(inner, self.level_down)
 
     def _sum(
         self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
@@ -204,6 +204,27 @@ class MixtureOfExperts(nn.Module):
         stacked = torch.cat((outputs.unsqueeze(-3), own), dim=-3)
         features = trunk[..., None, None, :] + stacked
         return features, scores.log_softmax(dim=-1)
+
+
+def expert_products(
+    inner: Float[Tensor, "*batch experts width"], stack: Tensor | nn.Module
+) -> Tensor:
+    """Return the product of each expert's inner activation with its matrix, for each level.
+
+    Args:
+        inner: inner activations.
+        stack: matrices, of shape [experts, width, hidden] or [levels, experts, width, hidden]; or a
+            module that multiplies by them.
+
+    Returns:
+        Products, of shape [*batch, experts, hidden] or [*batch, levels, experts, hidden].
+    """
+    if isinstance(stack, nn.Module):
+        products: Tensor = stack(inner)
+        return products
+    has_levels = stack.dim() == 4
+    equation = "...ew,pewh->...peh" if has_levels else "...ew,ewh->...eh"
+    return torch.einsum(equation, inner, stack)
 
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The fastest formats of a trained drafter's weights on this machine, measured once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -11,26 +11,25 @@ from torch import Tensor, nn
 
 from inference.autotune.costs import facts_of
 from inference.autotune.measurement import cached, seconds_of, target_facts
+from inference.drafters.trained.converted import layer_forms, layer_product, sources
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import (
     OWN_FORMS,
     DraftForms,
     FormChoice,
-    can_pack_layers,
     head_forms,
 )
-from jakiro.draft_head import HeadForm
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.packed_linear import PackedLinear, packed_copy
+from jakiro.target.weight_forms import WeightForm
 from jakiro.utils.logs import get_logger
 
 ROWS = 4  # number of nodes that one drafter pass reads during timing
 # Number of repetitions; the first is a warm-up, in which the draft head also copies the rows of the
 # draft vocabulary.
 REPEATS = 7
-# The int8 head must be this many times as fast as the best other head, because fewer of its drafts
-# may be accepted.
+# The format int8 must be this many times as fast as the best other format, because fewer drafts may
+# be accepted.
 LEAST_GAIN = 1.2
 
 _Name = TypeVar("_Name")
@@ -67,8 +66,8 @@ def known_forms(
         model: the drafter, on its final device.
         folder: folder of the cache; None for the user's cache folder.
     """
-    allowed = head_forms(target, model), can_pack_layers(model)
-    if allowed == (("own",), False):
+    allowed = head_forms(target, model), layer_forms(model)
+    if allowed == (("own",), ("own",)):
         return OWN_FORMS
     key = [*target_facts(target), facts_of(model), allowed]
     return cached(DraftForms, "forms", key, lambda: measure_forms(target, model), folder)
@@ -84,21 +83,17 @@ def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
     """
     _logger.info("measuring the fastest formats of the drafter's weights on this machine")
     heads = {form: _head_work(target, model, form) for form in head_forms(target, model)}
-    packed = False
-    if can_pack_layers(model):
-        copied = packed_copy(model, pack_single=True)
-        seconds = _medians({False: _layer_work(model), True: _layer_work(copied)})
-        packed = seconds[True] < seconds[False]
-    return DraftForms(head=fastest_head(_medians(heads)), packed=packed)
+    layers = {form: _layer_work(model, form) for form in layer_forms(model)}
+    return DraftForms(head=fastest_form(_medians(heads)), layers=fastest_form(_medians(layers)))
 
 
-def fastest_head(seconds: Mapping[HeadForm, float]) -> HeadForm:
-    """Return the fastest format of the head.
+def fastest_form(seconds: Mapping[WeightForm, float]) -> WeightForm:
+    """Return the fastest format of the head or of the layers.
 
     Int8 is returned only if it is `LEAST_GAIN` times as fast as the best other format.
 
     Args:
-        seconds: seconds that the head takes in each format.
+        seconds: seconds that the head or the layers take in each format.
     """
     others = {form: taken for form, taken in seconds.items() if form != "int8"}
     best = min(others, key=others.__getitem__)
@@ -107,25 +102,26 @@ def fastest_head(seconds: Mapping[HeadForm, float]) -> HeadForm:
     return best
 
 
-def _head_work(target: TargetAdapter, model: JakiroDrafter, form: HeadForm) -> Callable[[], object]:
+def _head_work(
+    target: TargetAdapter, model: JakiroDrafter, form: WeightForm
+) -> Callable[[], object]:
     """Return a function that computes the logits of some nodes."""
     head = model.draft_head(target, form)
     features = torch.randn(ROWS, target.spec.hidden_size, dtype=target.dtype, device=target.device)
     return partial(head.logits, features)
 
 
-def _layer_work(model: nn.Module) -> Callable[[], object]:
-    """Return a function that applies every linear layer of a drafter once."""
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
-    # A packed layer contains the layer whose weight it copied, and only the packed one is timed.
-    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    layers: Sequence[nn.Linear | PackedLinear] = packed or linears
-    inputs = [torch.randn_like(layer.weight[:1]).expand(ROWS, -1) for layer in layers]
+def _layer_work(model: JakiroDrafter, form: WeightForm) -> Callable[[], object]:
+    """Return a function that computes with every layer of a drafter once."""
+    layers = [(layer_product(source, form), _rows_for(source)) for source in sources(model)]
+    return lambda: [product(rows) for product, rows in layers]
 
-    def work() -> list[Tensor]:
-        return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
 
-    return work
+def _rows_for(source: nn.Linear | nn.Parameter) -> Tensor:
+    """Return random inputs of a linear layer, or of a stack of experts' matrices."""
+    weight = source.weight if isinstance(source, nn.Linear) else source
+    shape = weight.shape[1:] if isinstance(source, nn.Linear) else weight.shape[-3:-1]
+    return torch.randn(ROWS, *shape, dtype=weight.dtype, device=weight.device)
 
 
 def _medians(works: Mapping[_Name, Callable[[], object]]) -> dict[_Name, float]:

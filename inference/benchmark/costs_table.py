@@ -59,8 +59,8 @@ def _compute_table(grid: ComputeGrid) -> Table:
 def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
     title = "Milliseconds of the parts of a decoding step"
     if name:
-        layers = "reordered" if forms.packed else "as loaded"
-        head = {"own": "as loaded", "packed": "reordered", "int8": "int8"}[forms.head]
+        in_words = {"own": "as loaded", "packed": "reordered"}
+        head, layers = (in_words.get(form, form) for form in (forms.head, forms.layers))
         title += f", with {name} (weights of the layers: {layers}; of the head: {head})"
     table = _table(title, ("part", "ms", "relative to a step without drafts"))
     alone = costs.verify_seconds(0)

@@ -1,7 +1,6 @@
 """The adapter through which the decode engine drafts with a trained `JakiroDrafter` model."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Int
@@ -9,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
+from inference.drafters.trained.converted import with_layers
 from inference.drafters.trained.forms import OWN_FORMS, DraftForms, check_forms
 from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
@@ -31,7 +31,6 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode
 from jakiro.target.attention_kernels import without_cudnn
 from jakiro.target.ends import TargetEnds
-from jakiro.target.packed_linear import packed_copy
 from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.step import StepOutput
 from jakiro.target.tail import TargetTail
@@ -74,8 +73,8 @@ class TrainedDrafter(Drafter):
         check_forms(forms, target, drafter)
         self.model = drafter
         self.forms = forms
-        # The model that computes: the trained one, or its packed copy.
-        self.network = _packed(drafter) if forms.packed else drafter
+        # The model that computes: the trained one, or its copy with layers in another format.
+        self.network = with_layers(drafter, forms.layers)
         self.target = target
         self.head = drafter.draft_head(target, forms.head)
         tail = drafter.config.settings.tail_layers
@@ -202,10 +201,6 @@ class TrainedDrafter(Drafter):
             values += self.model.config.target_record.hidden_size  # the token's embedding
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
         return values * self.model.dtype.itemsize + tail
-
-
-def _packed(drafter: JakiroDrafter) -> JakiroDrafter:
-    return cast(JakiroDrafter, packed_copy(drafter, pack_single=True))
 
 
 def default_tree(drafter: JakiroDrafter) -> TreePlan:

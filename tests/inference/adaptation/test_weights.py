@@ -12,10 +12,12 @@ from inference.adaptation.weights import (
     adapted_names,
     identity_of_drafter,
 )
+from inference.drafters.trained.converted import layer_forms
 from inference.drafters.trained.drafter import TrainedDrafter, default_tree
 from inference.drafters.trained.forms import DraftForms
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.weight_forms import WeightForm
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -40,12 +42,12 @@ def test_memory_does_not_depend_on_adapted_weights(kind: dict[str, Any]) -> None
     assert not [name for name in names if "encoder" in name or "key_value" in name]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(packed: bool) -> None:
+@pytest.mark.parametrize("layers", layer_forms(tiny_drafter(TargetAdapter(tiny_llama()))))
+def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(layers: WeightForm) -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     drafter = tiny_drafter(target)
-    forms = DraftForms(packed=packed)
+    forms = DraftForms(layers=layers)
     decoder = SpeculativeDecoder(
         model, TrainedDrafter(drafter, target, default_tree(drafter), forms), tree="fixed"
     )

@@ -3,24 +3,25 @@
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 
 from inference import SpeculativeDecoder
 from inference.autotune import draft_forms
-from inference.autotune.draft_forms import fastest_head, known_forms, measure_forms, with_forms
+from inference.autotune.draft_forms import fastest_form, known_forms, measure_forms, with_forms
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.trained.converted import layer_forms, sources
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import (
     OWN_FORMS,
     DraftForms,
-    can_pack_layers,
     check_forms,
     head_forms,
 )
 from inference.loading import combined_drafter
 from inference.trees.shape import TreeShape
-from jakiro.draft_head import HeadForm
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.weight_forms import WeightForm
 
 
 @pytest.mark.parametrize(
@@ -32,12 +33,15 @@ from jakiro.target.adapter import TargetAdapter
         ({"own": 0.5, "packed": 0.6, "int8": 0.45}, "own"),
         ({"own": 1.2, "int8": 1.0}, "int8"),
         ({"own": 1.0, "packed": 0.9}, "packed"),
+        ({"own": 1.0, "packed": 0.9, "bfloat16": 0.89, "int8": 0.8}, "bfloat16"),
+        ({"own": 1.0, "packed": 0.9, "bfloat16": 0.95}, "packed"),
+        ({"own": 1.0, "packed": 0.9, "bfloat16": 0.6, "int8": 0.5}, "int8"),
     ],
 )
 def test_int8_must_be_clearly_faster_than_the_others(
-    seconds: dict[HeadForm, float], expected: HeadForm
+    seconds: dict[WeightForm, float], expected: WeightForm
 ) -> None:
-    assert fastest_head(seconds) == expected
+    assert fastest_form(seconds) == expected
 
 
 def test_the_fastest_of_the_possible_forms_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,16 +49,30 @@ def test_the_fastest_of_the_possible_forms_is_selected(monkeypatch: pytest.Monke
     model = tiny_drafter(target, tiny_settings(draft_vocab_size=9))
     check_forms(measure_forms(target, model), target, model)
     measured: list[list[object]] = []
+    heads, layers = head_forms(target), layer_forms(model)[:-1] or ("own",)
+    fastest = heads[-1], layers[-1]
 
-    def last_is_fastest(works: dict[object, object]) -> dict[object, float]:
+    def timed(works: dict[object, object]) -> dict[object, float]:
         measured.append(list(works))
-        return {name: 1.0 / rank for rank, name in enumerate(works, start=1)}
+        wanted = fastest[len(measured) - 1]
+        return {name: 1.0 if name == wanted else 2.0 for name in works}
 
-    monkeypatch.setattr(draft_forms, "_medians", last_is_fastest)
-    forms = measure_forms(target, model)
-    allowed = head_forms(target)
-    assert forms == DraftForms(head=allowed[-1], packed=can_pack_layers(model))
-    assert list(allowed) in measured
+    monkeypatch.setattr(draft_forms, "_medians", timed)
+    monkeypatch.setattr(draft_forms, "layer_forms", lambda _: layers)
+    assert measure_forms(target, model) == DraftForms(head=fastest[0], layers=fastest[1])
+    assert measured == [list(heads), list(layers)]
+
+
+def test_every_layer_and_every_stack_of_experts_is_timed() -> None:
+    model = tiny_drafter(TargetAdapter(tiny_llama()), tiny_settings(num_experts=4))
+    for form in layer_forms(model):
+        works = draft_forms._layer_work(model, form)
+        with torch.inference_mode():
+            results = works()
+        assert isinstance(results, list)
+        assert len(results) == len(sources(model))
+        assert all(result.dtype == model.dtype for result in results)
+        assert all(len(result) == draft_forms.ROWS for result in results)
 
 
 def test_functions_take_turns() -> None:
@@ -78,11 +96,27 @@ def test_forms_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [path.name[:6] for path in tmp_path.iterdir()] == ["forms-"]
 
 
+def test_a_stored_choice_with_other_fields_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.autotune.measurement.QUIET", float("inf"))
+    monkeypatch.setattr("inference.autotune.measurement._in_this_process", {})
+    target = TargetAdapter(tiny_llama())
+    model = tiny_drafter(target)
+    known_forms(target, model, tmp_path)
+    (stored,) = tmp_path.iterdir()
+    stored.write_text('{"head":"own","packed":true}')
+    monkeypatch.setattr("inference.autotune.measurement._in_this_process", {})
+    monkeypatch.setattr(draft_forms, "measure_forms", lambda *_: DraftForms(head="packed"))
+    assert known_forms(target, model, tmp_path) == DraftForms(head="packed")
+    assert DraftForms.model_validate_json(stored.read_text()) == DraftForms(head="packed")
+
+
 def test_where_nothing_else_is_possible_nothing_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_forms, "head_forms", lambda *_: ("own",))
-    monkeypatch.setattr(draft_forms, "can_pack_layers", lambda _: False)
+    monkeypatch.setattr(draft_forms, "layer_forms", lambda _: ("own",))
     target = TargetAdapter(tiny_llama())
     assert known_forms(target, tiny_drafter(target), tmp_path) == OWN_FORMS
     assert not list(tmp_path.iterdir())

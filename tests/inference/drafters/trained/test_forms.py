@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import peft
 import pytest
 import torch
 from helpers.chi_square import p_value, probs_of_continuations
@@ -17,11 +16,11 @@ from transformers import PreTrainedModel
 from inference import SpeculativeDecoder
 from inference.draft_tree import SparseDistribution
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.trained.converted import layer_forms
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import (
     OWN_FORMS,
     DraftForms,
-    can_pack_layers,
     check_forms,
     head_forms,
 )
@@ -34,19 +33,29 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target import int8_linear
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.packed_linear import PackedLinear
+from jakiro.target.weight_forms import WeightForm
 
 HEADS = head_forms(TargetAdapter(tiny_llama()))
+_PAIRS: list[tuple[WeightForm, WeightForm]] = [
+    ("int8", "int8"),
+    ("packed", "own"),
+    ("int8", "packed"),
+    ("bfloat16", "bfloat16"),
+]
 FORMS = [
-    DraftForms(head=head, packed=packed)
-    for head, packed in (("int8", True), ("packed", False), ("int8", False))
-    if head in HEADS and (not packed or "packed" in HEADS)
+    DraftForms(head=head, layers=layers)
+    for head, layers in _PAIRS
+    if head in HEADS and layers in HEADS
 ]
 KINDS = ["E2-mixture-P2", "feedback-fused", "hybrid-tail-1", "kv-subset-projected"]
 TREES = {
     "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
     "sampled": TreeShape(children=3, breadth=2, sampled=True),
 }
+INT8 = mostly_slow(
+    [DraftForms(head="int8"), DraftForms(layers="int8"), DraftForms(head="int8", layers="int8")],
+    quick=[DraftForms(head="int8", layers="int8")],
+)
 needs_int8 = pytest.mark.skipif("int8" not in HEADS, reason="torch lacks int8 products")
 
 
@@ -73,14 +82,14 @@ def test_greedy_tokens_are_the_targets_in_every_form(forms: DraftForms, name: st
         assert any(output.stats.accepted.total() for output in together)
 
 
-def _p_value(tree: TreeShape, runs: int) -> float:
+def _p_value(tree: TreeShape, runs: int, forms: DraftForms) -> float:
     """Return the p-value of sampled continuations; 0 if one of them has probability 0.
 
-    Callers reduce the levels of the int8 head's inputs, so that its drafts differ greatly from
-    those of the target's own head.
+    Callers reduce the levels of the inputs of int8 products, so that the drafts differ greatly from
+    those of the drafter's own weights.
     """
     model, sampling = tiny_llama(vocab=7), {"temperature": 1.0, "top_p": 0.9}
-    drafter, forms = _drafter(model, "E2-mixture-P1"), DraftForms(head="int8")
+    drafter = _drafter(model, "E2-mixture-P1")
     decoder = SpeculativeDecoder(model, drafter, tree=tree, draft_forms=forms)
     outputs = decoder.generate_batch([[1, 2]] * runs, seed=0, max_new_tokens=3, **sampling)
     assert sum(output.stats.accepted.total() for output in outputs) > 0
@@ -90,18 +99,20 @@ def _p_value(tree: TreeShape, runs: int) -> float:
 
 
 @needs_int8
+@pytest.mark.parametrize("forms", INT8, ids=str)
 @pytest.mark.parametrize("tree", ["sampled", pytest.param("deterministic", marks=pytest.mark.slow)])
-def test_sampled_tokens_have_the_target_distribution_with_a_coarse_int8_head(
-    tree: str, monkeypatch: pytest.MonkeyPatch
+def test_sampled_tokens_have_the_target_distribution_with_coarse_int8_products(
+    tree: str, forms: DraftForms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
-    assert _p_value(TREES[tree], runs=2_000) > LEAST_P_VALUE
+    assert _p_value(TREES[tree], 2_000, forms) > LEAST_P_VALUE
 
 
 @needs_int8
 @pytest.mark.slow
-def test_probabilities_other_than_those_of_the_int8_head_are_caught(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("forms", INT8, ids=str)
+def test_probabilities_other_than_those_of_int8_products_are_caught(
+    forms: DraftForms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = builder._recorded
 
@@ -113,17 +124,21 @@ def test_probabilities_other_than_those_of_the_int8_head_are_caught(
 
     monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
     monkeypatch.setattr(builder, "_recorded", flatter)
-    assert _p_value(TREES["sampled"], runs=2_000) < LEAST_P_VALUE
+    assert _p_value(TREES["sampled"], 2_000, forms) < LEAST_P_VALUE
 
 
-@needs_int8
+@pytest.mark.parametrize("form", [form for form in ("bfloat16", "int8") if form in HEADS])
+@pytest.mark.parametrize("part", ["head", "layers"])
 @torch.no_grad()
-def test_the_int8_head_changes_draft_probabilities_but_the_tree_stays_similar() -> None:
+def test_rough_formats_change_draft_probabilities_but_the_tree_stays_similar(
+    part: str, form: WeightForm
+) -> None:
     target = TargetAdapter(tiny_llama())
     model, tokens = tiny_drafter(target), torch.arange(9)[None]
     own = TrainedDrafter(model, target, TreeShape())
-    int8 = own.in_forms(DraftForms(head="int8"))
-    trees = [prefilled(each, tokens, 8)[0].propose(Budget(8), StepRandom()) for each in (own, int8)]
+    rough = own.in_forms(DraftForms(**{part: form}))
+    drafters = own, rough
+    trees = [prefilled(each, tokens, 8)[0].propose(Budget(8), StepRandom()) for each in drafters]
     assert not torch.equal(trees[0].score, trees[1].score)
     first = [tree.score[0].sort(descending=True).values for tree in trees]
     torch.testing.assert_close(*first, atol=0.2, rtol=0)
@@ -139,9 +154,9 @@ def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> 
         before = {name: type(module) for name, module in model.named_modules()}
         parallel = model.config.settings.schedule.parallel_levels
         own = TrainedDrafter(model, target, TreeShape(parallel_levels=parallel))
-        packed = own.in_forms(DraftForms(head="packed", packed=True))
+        packed = own.in_forms(DraftForms(head="packed", layers="packed"))
         assert {name: type(module) for name, module in model.named_modules()} == before
-        assert any(isinstance(module, PackedLinear) for module in packed.network.modules())
+        assert packed.network is not model
         assert packed.model is model
         expected, tree = (
             prefilled(each, tokens, 8)[0].propose(Budget(8), StepRandom()) for each in (own, packed)
@@ -163,10 +178,11 @@ def test_half_precision_decodes_in_every_form_that_it_allows(dtype: torch.dtype)
     model = tiny_llama(vocab=11).to(dtype)
     target = TargetAdapter(model)
     allowed = head_forms(target)
-    assert ("packed" in allowed) == can_pack_layers(tiny_drafter(target).to(dtype))
+    assert allowed == layer_forms(tiny_drafter(target).to(dtype))
+    assert "bfloat16" not in allowed
     assert dtype != torch.float16 or "packed" not in allowed
-    for head in allowed:
-        forms = DraftForms(head=head, packed="packed" in allowed)
+    for form in allowed:
+        forms = DraftForms(head=form, layers=form)
         decoder = SpeculativeDecoder(model, tiny_drafter(target), draft_forms=forms, tree="fixed")
         output = decoder.generate([1, 2, 3], max_new_tokens=30)
         assert len(output.new_token_ids) == 30
@@ -190,8 +206,11 @@ def test_forms_that_are_impossible_are_refused() -> None:
     half = TargetAdapter(tiny_llama().half())
     with pytest.raises(ConfigError, match=r"cannot compute with these formats.*got: head=packed"):
         check_forms(DraftForms(head="packed"), half, model)
-    with pytest.raises(ConfigError, match=r"got: packed=True; remedy: use draft_forms"):
-        check_forms(DraftForms(packed=True), target, tiny_drafter(target).half())
+    drafter = tiny_drafter(target).half()
+    for form in ("packed", "bfloat16"):
+        expected = rf"expected: layers=own.*; got: layers={form}; remedy: use draft_forms"
+        with pytest.raises(ConfigError, match=expected):
+            check_forms(DraftForms(layers=form), target, drafter)
 
     class OwnKind(nn.Linear):
         """A stand-in for a quantized head."""
@@ -201,13 +220,3 @@ def test_forms_that_are_impossible_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected: head=own; got: head=int8"):
         check_forms(DraftForms(head="int8"), target, model)
     check_forms(OWN_FORMS, target, model)
-
-
-def test_compiled_and_adapted_drafters_are_not_packed() -> None:
-    target = TargetAdapter(tiny_llama())
-    assert can_pack_layers(tiny_drafter(target)) == ("packed" in HEADS)
-    compiled, adapted = tiny_drafter(target), tiny_drafter(target)
-    compiled.compile(backend="eager")
-    assert not can_pack_layers(compiled)
-    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["gate_up"]), adapted)
-    assert not can_pack_layers(adapted)
