@@ -13,12 +13,12 @@ the number of queries and sequences.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -193,6 +193,8 @@ def _obstacle(model: nn.Module, implementations: tuple[str, ...]) -> str | None:
         return "attention with sinks"
     if config._attn_implementation not in implementations:
         return f"attn_implementation={config._attn_implementation!r}"
+    if not cast(PreTrainedModel, model)._can_set_attn_implementation():
+        return f"attention of {type(model).__name__}, which cannot be replaced"
     return None
 
 

@@ -1,69 +1,107 @@
 """Check that a token's features do not depend on the other tokens of a target's forward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.independent_rows import DoubleLinear, has_experts
 from jakiro.target.packed_linear import PackedLinear
 from jakiro.target.step import StepInput, chain_step
 
 PREFIX, PATH = 70, 6  # numbers of tokens that are read before a path, and along the path
 ROWS = (2, 3, 9, 16, 17, 33, 64, 65, 128, 200, 512)  # numbers of rows that layers are compared for
 ROWS_OF_HEAD = 128  # largest number of rows that the output embeddings are compared for
+ROWS_OF_EXPERTS = 64  # largest number of rows that experts are compared for
+
+
+class _Product(NamedTuple):
+    """A function of rows of numbers that is applied to each row separately."""
+
+    of: Callable[[Tensor], Tensor]
+    width: int
+    dtype: torch.dtype
+    largest: int  # largest number of rows to compare
 
 
 @torch.no_grad()
 def check_batch_invariance(target: TargetAdapter) -> None:
     """Compare matrix products and features, bit for bit, for different numbers of tokens in a step.
 
-    Linear layers of each shape are compared for different numbers of rows. The tokens of a path are
-    read one by one, together with the tokens before them, in a tree with siblings, and beside
-    another sequence.
+    Linear layers and experts of each shape are compared for different numbers of rows. The tokens
+    of a path are read one by one, together with the tokens before them, in a tree with siblings,
+    and beside another sequence.
 
     Args:
         target: adapter of the target, after `make_batch_invariant`.
 
     Raises:
-        TargetNotSupported: the products of a linear layer, features or logits differ.
+        TargetNotSupported: the products of a linear layer or of experts, features or logits differ.
     """
-    for name, product, largest in _kinds_of_products(target):
+    for name, product in _kinds_of_products(target):
         for count in ROWS:
-            if count <= largest and _differs(product, count):
+            if count <= product.largest and _differs(product, count):
                 raise _not_invariant(target, f"products of {name} with {count} rows")
     for way, features in _ways_to_read(target).items():
         if not torch.equal(*features):
             raise _not_invariant(target, f"features of tokens that are read {way}")
 
 
-def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, nn.Module, int]]:
-    """Yield the name, the layer and the largest number of rows for each shape of weights."""
+def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, _Product]]:
+    """Yield the name and the products for each shape of weights."""
     seen = set()
     for part, largest in (
         (target.modules.layers, max(ROWS)),
         (target.modules.output, ROWS_OF_HEAD),
     ):
-        packed = {id(layer.layer) for layer in part.modules() if isinstance(layer, PackedLinear)}
+        wrappers = (PackedLinear, DoubleLinear)
+        wrapped = {id(layer.layer) for layer in part.modules() if isinstance(layer, wrappers)}
         for name, module in part.named_modules():
-            if not isinstance(module, nn.Linear | PackedLinear) or id(module) in packed:
-                continue
-            kind = (type(module), tuple(module.weight.shape), module.bias is None)
-            if kind not in seen:
-                seen.add(kind)
-                yield name or "the output embeddings", module, largest
+            product = None if id(module) in wrapped else _product_of(module, largest)
+            shapes = tuple(weight.shape for weight in module.parameters())
+            if product is not None and (type(module), shapes) not in seen:
+                seen.add((type(module), shapes))
+                yield name or "the output embeddings", product
 
 
-def _differs(product: nn.Module, count: int) -> bool:
-    """Return whether a layer's products of a row depend on the number of rows."""
-    weight: Tensor = product.weight  # type: ignore[assignment]
+def _product_of(module: nn.Module, largest: int) -> _Product | None:
+    """Return the products of a part of a target; None if it is neither a layer nor experts."""
+    part: Any = module
+    if isinstance(part, nn.Linear | Conv1D | PackedLinear | DoubleLinear):
+        width = part.weight.shape[0 if isinstance(part, Conv1D) else 1]
+        return _Product(partial(_multiplied, part), width, part.weight.dtype, largest)
+    if has_experts(part) and hasattr(part, "hidden_dim"):
+        dtype = next(part.parameters()).dtype
+        return _Product(partial(_through_experts, part), part.hidden_dim, dtype, ROWS_OF_EXPERTS)
+    return None
+
+
+def _multiplied(layer: Any, rows: Tensor) -> Tensor:
+    product = layer(rows)
+    return product if isinstance(product, Tensor) else linear(rows, layer.weight)  # of a router
+
+
+def _through_experts(module: Any, rows: Tensor) -> Tensor:
+    """Return the output of two experts of each row, which the row itself determines."""
+    scores, chosen = rows[:, : module.num_experts].topk(min(2, module.num_experts))
+    output: Tensor = module(rows, chosen, scores.float().softmax(dim=-1).to(rows.dtype))
+    return output
+
+
+def _differs(product: _Product, count: int) -> bool:
+    """Return whether the products of a row depend on the number of rows."""
     generator = torch.Generator().manual_seed(count)
-    rows = torch.randn(2 * count, weight.shape[1], generator=generator).to(weight.dtype)
-    whole = product(rows)
-    several = [product(rows[:count]), product(rows[count:])]
-    pair = product(rows[:2])
+    rows = torch.randn(2 * count, product.width, generator=generator).to(product.dtype)
+    whole = product.of(rows)
+    several = [product.of(rows[:count]), product.of(rows[count:])]
+    pair = product.of(rows[:2])
     return not (torch.equal(torch.cat(several), whole) and torch.equal(pair, whole[:2]))
 
 

@@ -15,6 +15,7 @@ from jakiro.target.attention import (
     obstacle_to_likeness,
 )
 from jakiro.target.checks import CausalLM
+from jakiro.target.independent_rows import with_independent_rows
 from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
 from jakiro.target.sharing import sharing_copy, with_attention
 from jakiro.target.single_rows import with_row_groups
@@ -96,14 +97,15 @@ class ComputeModules:
     def make_batch_invariant(self) -> None:
         """Compute with attention whose rounding does not depend on the other tokens of a step.
 
-        The linear layers must not depend on the other tokens either, which `check_batch_invariance`
-        verifies. Then a token has the same features, bit for bit, whether it is read alone, in a
-        tree, in a prompt, or beside other sequences.
+        Parts such as experts and routers are replaced by `with_independent_rows`. The other linear
+        layers must not depend on the number of tokens, if there are at least two, which
+        `check_batch_invariance` verifies. Then a token has the same features, bit for bit, whether
+        it is read alone, in a tree, in a prompt, or beside other sequences.
 
         Raises:
             TargetNotSupported: the target is not in half precision or not on a CPU, has PEFT
-                adapters or attention sinks, or uses an implementation of attention other than sdpa
-                and eager.
+                adapters or attention sinks, uses an implementation of attention other than sdpa
+                and eager, or its attention cannot be replaced.
         """
         refuse_invariance_if(obstacle_to_invariance(self._model))
         self.is_batch_invariant = True
@@ -161,6 +163,10 @@ class ComputeModules:
         if self.is_packed:
             self.layers = with_packed_layers(self.layers, self._packs_single)
             self.output = packed_copy(self.output, pack_single=self._packs_single)
+        if self.is_batch_invariant:
+            dtype = self._model.dtype
+            self.layers = with_independent_rows(self.layers, dtype)
+            self.output = with_independent_rows(sharing_copy(self.output), dtype)
 
 
 def refuse_invariance_if(obstacle: str | None) -> None:
@@ -175,8 +181,8 @@ def refuse_invariance_if(obstacle: str | None) -> None:
     if obstacle is not None:
         raise TargetNotSupported(
             "the target cannot be made batch-invariant",
-            expected="half precision on a CPU, with sdpa or eager attention, without adapters, not "
-            "compiled",
+            expected="half precision on a CPU, with sdpa or eager attention that transformers can "
+            "replace, without adapters, not compiled",
             got=obstacle,
             remedy="decode without batch_invariant; in float32, rounding hardly ever matters",
         )

@@ -6,11 +6,10 @@ import pytest
 import torch
 from helpers.families import FAMILIES, MECHANISMS, tiny_family
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.products import ExactLinear, with_products
 from helpers.quick import mostly_slow
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter, LookupSettings
@@ -25,21 +24,6 @@ BF16 = torch.bfloat16
 WITH_EXPERTS = ("mixtral", "qwen3_moe", "deepseek", "llama4", "gpt_oss")
 
 
-class _ExactLinear(nn.Linear):
-    """A product that does not depend on the number of rows, whatever kernels this machine has."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.double()
-        return linear(x.double(), self.weight.double(), bias).to(x.dtype)
-
-
-class _ExactConv1D(Conv1D):
-    """The same kind of product for the layers of GPT-2."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.double() @ self.weight.double() + self.bias.double()).to(x.dtype)
-
-
 class _UnevenLinear(nn.Linear):
     """A product that is different if there are more than four rows."""
 
@@ -48,7 +32,7 @@ class _UnevenLinear(nn.Linear):
         return product * 1.01 if x.numel() > 4 * x.shape[-1] else product
 
 
-class _SingleRowLinear(_ExactLinear):
+class _SingleRowLinear(ExactLinear):
     """A product that is different if there is a single row."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,14 +40,8 @@ class _SingleRowLinear(_ExactLinear):
         return product * 1.01 if x.numel() == x.shape[-1] else product
 
 
-def _bf16(model: PreTrainedModel, product: type[nn.Linear] = _ExactLinear) -> TargetAdapter:
-    model = model.to(BF16)
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = product
-        elif type(module) is Conv1D:
-            module.__class__ = _ExactConv1D
-    return TargetAdapter(model)
+def _bf16(model: PreTrainedModel, product: type[nn.Linear] = ExactLinear) -> TargetAdapter:
+    return TargetAdapter(with_products(model, product))
 
 
 @pytest.mark.parametrize(

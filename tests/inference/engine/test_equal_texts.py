@@ -1,0 +1,163 @@
+"""In half precision on a CPU, drafts change neither texts nor logits of batch-invariant targets."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import FAMILIES, tiny_family
+from helpers.models import tiny_drafter, tiny_settings
+from helpers.products import with_products
+from helpers.variants import FEEDBACK, HYBRID
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from inference import SpeculativeDecoder
+from inference.autotune import setup
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.outputs import GenerateOutput
+from inference.trees.shape import TreeShape
+from jakiro.drafter_settings import DrafterSettings
+from jakiro.errors import TargetNotSupported
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention import (
+    BATCH_INVARIANT,
+    batch_invariant_attention,
+    grouped_attention,
+)
+
+PROMPTS = ([1, 2, 3, 1, 2], [4 + index % 7 for index in range(23)])
+NEW = 24
+# Families that are refused, with a part of the message.
+REFUSED = {
+    "falcon": "attention of FalconForCausalLM, which cannot be replaced",
+    "gptj": "attention of GPTJForCausalLM, which cannot be replaced",
+    "gpt_oss": "attention with sinks",
+}
+EQUAL = [name for name in FAMILIES if name not in REFUSED]
+WIDE = {
+    "hidden_size": 160,
+    "intermediate_size": 256,
+}  # kernels for products are those of large models
+WIDE_CHANGES: dict[str, dict[str, Any]] = {
+    "gemma3n": {"intermediate_size": [256] * 4},
+    "opt": {"ffn_dim": 256, "word_embed_proj_dim": 160},
+    "opt, projected": {"ffn_dim": 256},
+}
+CHAIN = {"autoregressive_levels": 4, "parallel_levels": 0, "children": 1, "breadth": 1}
+BUSHY = {"autoregressive_levels": 3, "parallel_levels": 1, "children": 6, "breadth": 5}
+
+Maker = Callable[[PreTrainedModel, str], tuple[Any, Any]]
+
+
+def _lookup(tree: str) -> Maker:
+    settings = LookupSettings(num_nodes=12, depth=5)
+    return lambda model, family: (LookupDrafter(settings), tree)
+
+
+def _trained(settings: DrafterSettings, tree: Any) -> Maker:
+    return lambda model, family: (tiny_drafter(TargetAdapter(model), settings), tree)
+
+
+def _small(model: PreTrainedModel, family: str) -> tuple[Any, Any]:
+    """Draft with the target's own weights in float32, so that most drafts are accepted."""
+    settings = SmallLMSettings(depth=4, children=3, breadth=3)
+    return SmallLMDrafter(_wide(family), model, settings), "fixed"
+
+
+# Drafters with their trees.
+DRAFTING: dict[str, Maker] = {
+    "lookup, fixed": _lookup("fixed"),
+    "lookup, auto": _lookup("auto"),
+    "small model": _small,
+    "feedback, chain": _trained(
+        tiny_settings(1, parallel_levels=0, trunk=FEEDBACK), TreeShape(**CHAIN)
+    ),
+    "moa, bushy": _trained(tiny_settings(), TreeShape(num_nodes=40, **BUSHY)),
+    "hybrid, auto": _trained(tiny_settings(trunk=HYBRID), "auto"),
+}
+
+
+def _wide(family: str) -> PreTrainedModel:
+    return tiny_family(family, **(WIDE | WIDE_CHANGES.get(family, {})))
+
+
+@cache
+def _target(family: str) -> PreTrainedModel:
+    """Return a target in bfloat16, with this machine's products if they are batch-invariant."""
+    try:
+        return SpeculativeDecoder(_wide(family).bfloat16(), batch_invariant=True).target.model
+    except TargetNotSupported as error:
+        if "on this machine" not in str(error):
+            raise
+        return with_products(_wide(family))
+
+
+def _outputs(decoder: SpeculativeDecoder) -> list[GenerateOutput]:
+    return [decoder.generate(own, max_new_tokens=NEW, output_logits=True) for own in PROMPTS]
+
+
+@cache
+def _plain(family: str) -> list[GenerateOutput]:
+    return _outputs(SpeculativeDecoder(_target(family), batch_invariant=True))
+
+
+def _logits(output: GenerateOutput) -> Tensor:
+    assert output.logits is not None
+    return torch.stack(output.logits)
+
+
+def _drafted(family: str, drafting: str) -> list[GenerateOutput]:
+    model = _target(family)
+    drafter, tree = DRAFTING[drafting](model, family)
+    return _outputs(SpeculativeDecoder(model, drafter, tree=tree, batch_invariant=True))
+
+
+def _are_equal(drafted: list[GenerateOutput], plain: list[GenerateOutput]) -> bool:
+    return all(
+        own.new_token_ids == other.new_token_ids and torch.equal(_logits(own), _logits(other))
+        for own, other in zip(drafted, plain, strict=True)
+    )
+
+
+# Three drafters of one family; a dense family with a tabulated activation, and two with experts.
+QUICK = [
+    *(("llama, grouped heads", own) for own in ("small model", "lookup, auto", "moa, bushy")),
+    *((own, "small model") for own in ("gpt_neox", "mixtral", "deepseek_v3")),
+]
+
+
+@pytest.mark.parametrize("case", mostly_slow(product(EQUAL, DRAFTING), quick=QUICK), ids=": ".join)
+def test_texts_and_logits_are_those_without_drafts(case: tuple[str, str]) -> None:
+    family, drafting = case
+    drafted = _drafted(family, drafting)
+    assert _are_equal(drafted, _plain(family))
+    if drafting == "small model":
+        assert all(output.stats.tau > 1.5 for output in drafted)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_other_families_are_refused(family: str) -> None:
+    with pytest.raises(TargetNotSupported, match=REFUSED[family]):
+        SpeculativeDecoder(tiny_family(family).bfloat16(), batch_invariant=True)
+
+
+def test_the_comparison_notices_attention_that_depends_on_the_number_of_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stock(module: Any, query: Tensor, *arguments: Any, **options: Any) -> Any:
+        several = query.shape[2] > 2  # of two queries, one is a copy
+        attention = grouped_attention if several else batch_invariant_attention
+        return attention(module, query, *arguments, **options)
+
+    plain = _plain("llama, grouped heads")
+    monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
+    AttentionInterface.register(BATCH_INVARIANT, stock)
+    try:
+        drafted = _drafted("llama, grouped heads", "small model")
+    finally:
+        AttentionInterface.register(BATCH_INVARIANT, batch_invariant_attention)
+    assert not _are_equal(drafted, plain)
