@@ -10,6 +10,7 @@ import torch
 from helpers.families import FAMILIES, tiny_family
 from helpers.models import tiny_drafter, tiny_settings
 from helpers.products import with_products
+from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
