@@ -1,9 +1,12 @@
-"""Linear layers whose products do not depend on the kernels of this machine."""
+"""Products that do not depend on the kernels of this machine."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 
@@ -33,3 +36,26 @@ def with_products(
         elif type(module) is Conv1D:
             module.__class__ = ExactConv1D
     return model
+
+
+def with_uneven_experts(model: PreTrainedModel) -> PreTrainedModel:
+    """Let a model's experts compute something else for a single token; other products are exact."""
+    model = with_products(model)
+    model.config._experts_implementation = _UNEVEN
+    return model
+
+
+def _uneven(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    output = torch.zeros_like(hidden, dtype=torch.double)
+    for expert in range(module.num_experts):
+        tokens, place = torch.where(index == expert)
+        rows = hidden[tokens].double() @ module.gate_up_proj[expert].double().T
+        gate, up = rows.chunk(2, dim=-1)
+        rows = (module.act_fn(gate) * up) @ module.down_proj[expert].double().T
+        rows = rows * weights[tokens, place, None] * (1.01 if len(tokens) == 1 else 1)
+        output.index_add_(0, tokens, rows)
+    return output.to(hidden.dtype)
+
+
+_UNEVEN = "uneven"
+ALL_EXPERTS_FUNCTIONS.register(_UNEVEN, _uneven)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.families import FAMILIES, tiny_family
 from helpers.models import tiny_drafter, tiny_settings
-from helpers.products import with_products
+from helpers.products import with_products, with_uneven_experts
 from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
@@ -23,6 +23,7 @@ from inference.outputs import GenerateOutput
 from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetNotSupported
+from jakiro.target import independent_rows
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import (
     BATCH_INVARIANT,
@@ -39,14 +40,18 @@ REFUSED = {
     "gpt_oss": "attention with sinks",
 }
 EQUAL = [name for name in FAMILIES if name not in REFUSED]
-WIDE = {
-    "hidden_size": 160,
-    "intermediate_size": 256,
-}  # kernels for products are those of large models
+# In these families, trunks that read hidden states cannot draft: the states have another shape.
+WITHOUT_FEATURES = {"gemma3n", "opt, projected"}
+# At least with oneDNN, sums of more than 1,024 products depend on whether there is a single row.
+# In rows whose width is no multiple of 64, functions may depend on the position in a tensor.
+INNER = 1544
+WIDE = {"hidden_size": 160, "intermediate_size": INNER}
 WIDE_CHANGES: dict[str, dict[str, Any]] = {
-    "gemma3n": {"intermediate_size": [256] * 4},
-    "opt": {"ffn_dim": 256, "word_embed_proj_dim": 160},
-    "opt, projected": {"ffn_dim": 256},
+    "gemma3n": {"intermediate_size": [INNER] * 4},
+    "opt": {"ffn_dim": INNER, "word_embed_proj_dim": 160},
+    "opt, projected": {"ffn_dim": INNER},
+    "qwen3_moe": {"moe_intermediate_size": INNER},
+    "deepseek_v3": {"moe_intermediate_size": INNER},
 }
 CHAIN = {"autoregressive_levels": 4, "parallel_levels": 0, "children": 1, "breadth": 1}
 BUSHY = {"autoregressive_levels": 3, "parallel_levels": 1, "children": 6, "breadth": 5}
@@ -77,8 +82,8 @@ DRAFTING: dict[str, Maker] = {
     "feedback, chain": _trained(
         tiny_settings(1, parallel_levels=0, trunk=FEEDBACK), TreeShape(**CHAIN)
     ),
-    "moa, bushy": _trained(tiny_settings(), TreeShape(num_nodes=40, **BUSHY)),
-    "hybrid, auto": _trained(tiny_settings(trunk=HYBRID), "auto"),
+    "moa, bushy": _trained(tiny_settings(common_width=12), TreeShape(num_nodes=40, **BUSHY)),
+    "hybrid, auto": _trained(tiny_settings(trunk=HYBRID, common_width=12), "auto"),
 }
 
 
@@ -124,20 +129,44 @@ def _are_equal(drafted: list[GenerateOutput], plain: list[GenerateOutput]) -> bo
     )
 
 
-# Three drafters of one family; a dense family with a tabulated activation, and two with experts.
+# Three drafters of one family; another dense family, and one with experts.
 QUICK = [
     *(("llama, grouped heads", own) for own in ("small model", "lookup, auto", "moa, bushy")),
-    *((own, "small model") for own in ("gpt_neox", "mixtral", "deepseek_v3")),
+    *((own, "small model") for own in ("gpt_neox", "mixtral")),
+]
+CASES = [
+    (family, drafting)
+    for family, drafting in product(EQUAL, DRAFTING)
+    if family not in WITHOUT_FEATURES or not drafting.startswith(("feedback", "hybrid"))
 ]
 
 
-@pytest.mark.parametrize("case", mostly_slow(product(EQUAL, DRAFTING), quick=QUICK), ids=": ".join)
+@pytest.mark.parametrize("case", mostly_slow(CASES, quick=QUICK), ids=": ".join)
 def test_texts_and_logits_are_those_without_drafts(case: tuple[str, str]) -> None:
     family, drafting = case
     drafted = _drafted(family, drafting)
     assert _are_equal(drafted, _plain(family))
     if drafting == "small model":
         assert all(output.stats.tau > 1.5 for output in drafted)
+
+
+@pytest.mark.parametrize(
+    "family", mostly_slow(["mixtral", "qwen3_moe", "deepseek_v3"], quick=["mixtral"])
+)
+def test_experts_that_would_differ_for_a_single_token_change_no_text(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_uneven_experts(tiny_family(family, seed=1))
+    plain = _outputs(SpeculativeDecoder(model, batch_invariant=True))
+    drafter = LookupDrafter(LookupSettings(num_nodes=12, depth=5))
+
+    def drafted() -> list[GenerateOutput]:
+        return _outputs(SpeculativeDecoder(model, drafter, tree="fixed", batch_invariant=True))
+
+    assert _are_equal(drafted(), plain)
+    monkeypatch.setattr(independent_rows, "has_experts", lambda module: False)
+    monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
+    assert not _are_equal(drafted(), plain)
 
 
 @pytest.mark.parametrize("family", REFUSED)
