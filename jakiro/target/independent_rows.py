@@ -30,7 +30,7 @@ Forward = Callable[..., Any]
 
 
 class DoubleLinear(nn.Module):
-    """Computes the same as a linear layer in float64, and rounds the result.
+    """Computes the same as a linear layer, but in float64.
 
     Args:
         layer: layer whose weight and bias are used; it is not changed.

@@ -48,11 +48,11 @@ def with_uneven_experts(model: PreTrainedModel) -> PreTrainedModel:
 def _uneven(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     output = torch.zeros_like(hidden, dtype=torch.double)
     for expert in range(module.num_experts):
-        tokens, place = torch.where(index == expert)
+        tokens, choice = torch.where(index == expert)
         rows = hidden[tokens].double() @ module.gate_up_proj[expert].double().T
         gate, up = rows.chunk(2, dim=-1)
         rows = (module.act_fn(gate) * up) @ module.down_proj[expert].double().T
-        rows = rows * weights[tokens, place, None] * (1.01 if len(tokens) == 1 else 1)
+        rows = rows * weights[tokens, choice, None] * (1.01 if len(tokens) == 1 else 1)
         output.index_add_(0, tokens, rows)
     return output.to(hidden.dtype)
 

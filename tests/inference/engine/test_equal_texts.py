@@ -107,7 +107,7 @@ def _outputs(decoder: SpeculativeDecoder) -> list[GenerateOutput]:
 
 
 @cache
-def _plain(family: str) -> list[GenerateOutput]:
+def _undrafted(family: str) -> list[GenerateOutput]:
     return _outputs(SpeculativeDecoder(_target(family), batch_invariant=True))
 
 
@@ -122,10 +122,10 @@ def _drafted(family: str, drafting: str) -> list[GenerateOutput]:
     return _outputs(SpeculativeDecoder(model, drafter, tree=tree, batch_invariant=True))
 
 
-def _are_equal(drafted: list[GenerateOutput], plain: list[GenerateOutput]) -> bool:
+def _are_equal(drafted: list[GenerateOutput], undrafted: list[GenerateOutput]) -> bool:
     return all(
         own.new_token_ids == other.new_token_ids and torch.equal(_logits(own), _logits(other))
-        for own, other in zip(drafted, plain, strict=True)
+        for own, other in zip(drafted, undrafted, strict=True)
     )
 
 
@@ -145,7 +145,7 @@ CASES = [
 def test_texts_and_logits_are_those_without_drafts(case: tuple[str, str]) -> None:
     family, drafting = case
     drafted = _drafted(family, drafting)
-    assert _are_equal(drafted, _plain(family))
+    assert _are_equal(drafted, _undrafted(family))
     if drafting == "small model":
         assert all(output.stats.tau > 1.5 for output in drafted)
 
@@ -157,16 +157,16 @@ def test_experts_that_would_differ_for_a_single_token_change_no_text(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = with_uneven_experts(tiny_family(family, seed=1))
-    plain = _outputs(SpeculativeDecoder(model, batch_invariant=True))
+    undrafted = _outputs(SpeculativeDecoder(model, batch_invariant=True))
     drafter = LookupDrafter(LookupSettings(num_nodes=12, depth=5))
 
     def drafted() -> list[GenerateOutput]:
         return _outputs(SpeculativeDecoder(model, drafter, tree="fixed", batch_invariant=True))
 
-    assert _are_equal(drafted(), plain)
+    assert _are_equal(drafted(), undrafted)
     monkeypatch.setattr(independent_rows, "has_experts", lambda module: False)
     monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
-    assert not _are_equal(drafted(), plain)
+    assert not _are_equal(drafted(), undrafted)
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -183,11 +183,11 @@ def test_the_comparison_notices_attention_that_depends_on_the_number_of_queries(
         attention = grouped_attention if several else batch_invariant_attention
         return attention(module, query, *arguments, **options)
 
-    plain = _plain("llama, grouped heads")
+    undrafted = _undrafted("llama, grouped heads")
     monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
     AttentionInterface.register(BATCH_INVARIANT, stock)
     try:
         drafted = _drafted("llama, grouped heads", "small model")
     finally:
         AttentionInterface.register(BATCH_INVARIANT, batch_invariant_attention)
-    assert not _are_equal(drafted, plain)
+    assert not _are_equal(drafted, undrafted)
