@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2CLS
@@ -59,7 +60,7 @@ def with_independent_rows(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Replace parts of a copied model whose results may depend on the number of rows.
 
     - Linear layers with few weights are computed in float64.
-    - Matrix products of routers, whose matrices are their own, are computed in float64, too.
+    - Routers, whose matrices are their own, compute products and sigmoids in float64, too.
     - Experts never multiply a single row.
     - Activation functions are read from a table, where their results depend on the position in a
       tensor.
@@ -124,17 +125,23 @@ def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return linear(input.double(), weight.double(), own).to(input.dtype)
 
 
-class _ProductsInFloat64(TorchFunctionMode):
-    """Computes `torch.nn.functional.linear` in float64."""
+_ELEMENTWISE = {Tensor.sigmoid, torch.sigmoid, functional.sigmoid, functional.softplus}
+
+
+class _InFloat64(TorchFunctionMode):
+    """Computes `linear`, and functions of single numbers that routers use, in float64."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (_product if func is linear else func)(*args, **(kwargs or {}))
+        options = kwargs or {}
+        if func in _ELEMENTWISE:
+            return func(args[0].double(), *args[1:], **options).to(args[0].dtype)
+        return (_product if func is linear else func)(*args, **options)
 
 
 def _in_float64(forward: Forward, *arguments: Any, **options: Any) -> Any:
-    with _ProductsInFloat64():
+    with _InFloat64():
         return forward(*arguments, **options)
 
 
