@@ -27,7 +27,7 @@ from inference.benchmark.report.tree_picture import draw_tree, lay_out
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
 STEP = FIGURES / "decode-step.json"
-SPEEDS = ROOT / "docs" / "benchmarks" / "results" / "smollm2-demo-fp32.json"
+SPEEDS = ROOT / "docs" / "benchmarks" / "results" / "smollm2-demo.json"
 
 RECORDED_PROMPT = 2  # index among the demo's held-out prompts
 NEW_TOKENS = 32

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from inference.autotune.costs import facts_of
@@ -14,7 +15,6 @@ from inference.autotune.measurement import cached, seconds_of, target_facts
 from inference.drafters.trained.converted import layer_forms, layer_product, sources
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import (
-    OWN_FORMS,
     DraftForms,
     FormChoice,
     head_forms,
@@ -23,6 +23,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.weight_forms import WeightForm
 from jakiro.utils.logs import get_logger
+from jakiro.utils.settings import Settings
 
 ROWS = 4  # number of nodes that one drafter pass reads during timing
 # Number of repetitions; the first is a warm-up, in which the draft head also copies the rows of the
@@ -52,14 +53,32 @@ def with_forms(
     """
     if forms == "auto":
         assert isinstance(drafter.target, TargetAdapter), "a decoder has a whole target"
-        forms = known_forms(drafter.target, drafter.model, folder)
+        forms = known_form_seconds(drafter.target, drafter.model, folder).fastest
     return drafter.in_forms(forms)
 
 
-def known_forms(
+class FormSeconds(Settings):
+    """The measured seconds of a drafter's head and layers in each possible format.
+
+    Attributes:
+        head: seconds in which the head scores the candidates below some nodes; empty if the weights
+            have a single possible format.
+        layers: seconds of a pass through all layers; empty in the same case.
+    """
+
+    head: Mapping[WeightForm, float] = Field(default_factory=dict)
+    layers: Mapping[WeightForm, float] = Field(default_factory=dict)
+
+    @property
+    def fastest(self) -> DraftForms:
+        """The fastest formats."""
+        return DraftForms(head=fastest_form(self.head), layers=fastest_form(self.layers))
+
+
+def known_form_seconds(
     target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None
-) -> DraftForms:
-    """Return the fastest formats from the cache, or measure them and cache the result.
+) -> FormSeconds:
+    """Return measured seconds from the cache, or measure and cache them.
 
     Args:
         target: the frozen target.
@@ -68,14 +87,14 @@ def known_forms(
     """
     allowed = head_forms(target, model), layer_forms(model)
     if allowed == (("own",), ("own",)):
-        return OWN_FORMS
+        return FormSeconds()
     key = [*target_facts(target), facts_of(model), allowed]
-    return cached(DraftForms, "forms", key, lambda: measure_forms(target, model), folder)
+    return cached(FormSeconds, "forms", key, lambda: measure_forms(target, model), folder)
 
 
 @torch.inference_mode()
-def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
-    """Measure and return the fastest formats that the drafter, the target and the machine allow.
+def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> FormSeconds:
+    """Measure and return the seconds of all formats that drafter, target and machine allow.
 
     Args:
         target: the frozen target.
@@ -84,7 +103,7 @@ def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> DraftForms:
     _logger.info("measuring the fastest formats of the drafter's weights on this machine")
     heads = {form: _head_work(target, model, form) for form in head_forms(target, model)}
     layers = {form: _layer_work(model, form) for form in layer_forms(model)}
-    return DraftForms(head=fastest_form(_medians(heads)), layers=fastest_form(_medians(layers)))
+    return FormSeconds(head=_medians(heads), layers=_medians(layers))
 
 
 def fastest_form(seconds: Mapping[WeightForm, float]) -> WeightForm:
@@ -93,8 +112,11 @@ def fastest_form(seconds: Mapping[WeightForm, float]) -> WeightForm:
     Int8 is returned only if it is `LEAST_GAIN` times as fast as the best other format.
 
     Args:
-        seconds: seconds that the head or the layers take in each format.
+        seconds: seconds that the head or the layers take in each format; empty if the own format is
+            the only possible one.
     """
+    if not seconds:
+        return "own"
     others = {form: taken for form, taken in seconds.items() if form != "int8"}
     best = min(others, key=others.__getitem__)
     if seconds.get("int8", float("inf")) * LEAST_GAIN <= seconds[best]:

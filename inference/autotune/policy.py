@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from transformers import GenerationConfig
 
+from inference.autotune.auto_threads import AutoThreads
 from inference.autotune.compute import other_threads
 from inference.autotune.costs import Costs, costs_with
 from inference.autotune.online import AutoTree, LaneTrees
@@ -48,12 +49,14 @@ def policy_for(
             becomes faster. They never do if the target is compiled, or computes the same bits in
             every step.
     """
-    if tree != "auto" or drafter is None:
-        return AlwaysDraft.with_all_of(drafter)
-    costs = _costs_with_threads(target, drafter, threads)
     modules = target.modules
     has_fixed_bits = modules.is_batch_invariant or modules.is_like_generate or target.is_compiled
     numbers = other_threads(threads) if adapts and not has_fixed_bits else []
+    if drafter is None and numbers:
+        return AutoThreads(numbers)
+    if tree != "auto" or drafter is None:
+        return AlwaysDraft.with_all_of(drafter)
+    costs = _costs_with_threads(target, drafter, threads)
     by_threads = {number: _costs_with_threads(target, drafter, number) for number in numbers}
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
         return AutoTree(drafter.plan, costs, other_threads=by_threads)
@@ -89,6 +92,8 @@ def fixed_policy(
         batch: number of sequences of a full batch.
         threads: number of threads of decoding steps; None for torch's current number.
     """
+    if isinstance(policy, AutoThreads):
+        return policy.reproducible()
     if not isinstance(policy, AutoTree) or drafter is None:
         return policy
     with num_threads(threads):
@@ -148,7 +153,7 @@ def numbered(
         is_seeded: whether the caller gave a seed; if tokens are sampled, the sizes of the trees are
             then not learned.
     """
-    if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
+    if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree | AutoThreads):
         policy = policy.reproducible()
     counters = (request_counter_of(drafter), policy.request_counter)
     tickets = tuple(counter.take() for counter in counters if counter is not None)

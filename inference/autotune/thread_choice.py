@@ -6,10 +6,15 @@ fastest number of threads on a quiet machine may be slow on a busy one.
 
 from collections.abc import Callable, Sequence
 
+from inference.autotune.step_seconds import StepSeconds
+
 TRIAL = 3  # steps of a trial, of which the first is not timed
 SHORTEST_PAUSE, LONGEST_PAUSE = 128, 4096  # steps between two trials
 SPACING = 16  # fewest steps between two trials if the load of the machine has changed
 LEAST_GAIN = 1.1  # another number of threads must give this many times as many tokens per second
+# If this many steps in a row take this many times as long as usual, or as short, the load of the
+# machine has changed.
+SURPRISES, SURPRISING = 3, 1.5
 
 
 class ThreadChoice:
@@ -70,3 +75,57 @@ class ThreadChoice:
 
     def _start(self, index: int, num_steps: int) -> None:
         self.index, self._left, self._num_steps = index, num_steps, 0
+
+
+class TimedThreads:
+    """Durations of steps with each of several numbers of threads, one of which is in use.
+
+    Args:
+        timings: estimated seconds of steps, for one or more numbers of threads.
+    """
+
+    def __init__(self, timings: Sequence[StepSeconds]) -> None:
+        self._timings = timings
+        self._choice = ThreadChoice(len(timings))
+        self._num_surprises = 0  # negative for short steps
+
+    @property
+    def timing(self) -> StepSeconds:
+        """The seconds of steps with the number of threads that is in use."""
+        return self._timings[self._choice.index]
+
+    def take(self, arm: int | None, seconds: float, context: int) -> bool:
+        """Learn from the duration of a step, and return whether the load of the machine changed.
+
+        Args:
+            arm: index of the tree size; None for a step without drafts.
+            seconds: duration of the step.
+            context: number of tokens in the context.
+        """
+        if self._choice.is_first_of_trial:
+            return False
+        ratio = self.timing.take(arm, seconds, context)
+        change = (ratio > SURPRISING) - (ratio < 1 / SURPRISING)
+        goes_on = change * self._num_surprises > 0
+        self._num_surprises = self._num_surprises + change if goes_on else change
+        if abs(self._num_surprises) < SURPRISES:
+            return False
+        self._num_surprises = 0
+        self.timing.slowness.expect_change()
+        self._choice.hasten()
+        return True
+
+    def after_step(self, rate: Callable[[StepSeconds], float]) -> bool:
+        """Decide on the next step, and return whether another number of threads is now selected.
+
+        Args:
+            rate: function from the seconds of steps to the tokens per second.
+        """
+
+        def rates() -> list[float]:
+            return [rate(own) if own.slowness.is_known else 0.0 for own in self._timings]
+
+        is_changed = self._choice.after_step(rates)
+        if self._choice.is_first_of_trial:
+            self.timing.slowness.forget_load()
+        return is_changed

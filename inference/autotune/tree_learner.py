@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from inference.autotune.arms import NodePosition, TreeArm
 from inference.autotune.step_seconds import StepSeconds
-from inference.autotune.thread_choice import ThreadChoice
+from inference.autotune.thread_choice import TimedThreads
 from inference.engine.policy import RunProgress
 from inference.protocol import Budget
 from inference.rates import FadingRates
@@ -20,9 +20,6 @@ FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
 # number of drafted steps after which the largest tree and a step without drafts are tried
 EXPLORE_EVERY = 32
-# If this many steps in a row take this many times as long as usual, or as short, the load of the
-# machine has changed, and steps without drafts are timed again.
-SURPRISES, SURPRISING = 3, 1.5
 # Largest share of the seconds without drafts that the drafter may take to read tokens: before any
 # observation, and if drafting has not paid.
 UNTRIED_SHARE, DOUBTFUL_SHARE = 0.5, 0.05
@@ -41,13 +38,12 @@ class TreeLearner:
         self, arms: Sequence[TreeArm], timings: Sequence[StepSeconds], read_seconds: float = 0.0
     ) -> None:
         self.arms = arms
-        self.timings = timings
+        self.threads = TimedThreads(timings)
         self.read_seconds = read_seconds
         self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
         depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
         self.acceptance = FadingRates((depth, width, children), MEMORY)
-        self.thread_choice = ThreadChoice(len(timings))
-        self.num_drafted = self.num_surprises = 0
+        self.num_drafted = 0
         self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
         self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
@@ -57,7 +53,7 @@ class TreeLearner:
     @property
     def timing(self) -> StepSeconds:
         """The seconds of steps with the number of threads that is in use."""
-        return self.timings[self.thread_choice.index]
+        return self.threads.timing
 
     def arm_of(self, budget: Budget | None) -> TreeArm | None:
         """Return the size with these limits; None for a step without drafts."""
@@ -91,8 +87,8 @@ class TreeLearner:
             seconds: duration of the step; None if the duration is not typical.
             context: number of tokens in the context.
         """
-        if seconds is not None and not self.thread_choice.is_first_of_trial:
-            self._time(arm, seconds, context)
+        index = None if arm is None else self.arms.index(arm)
+        has_changed = seconds is not None and self.threads.take(index, seconds, context)
         if arm is None:
             self.left_of_pause = max(0, self.left_of_pause - 1)
         else:
@@ -100,7 +96,10 @@ class TreeLearner:
             self.left_of_trial -= 1
             self._count(arm, positions, batch)
             self._decide(context)
-        self._choose_threads(context)
+            if has_changed:
+                self.left_of_pause = 2  # steps without drafts are timed again
+        if self.threads.after_step(lambda timing: self._rate(timing, context)):
+            self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 
     def _decide(self, context: int) -> None:
         """Select the best size, or pause drafting."""
@@ -114,34 +113,10 @@ class TreeLearner:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.left_of_trial = LATER_TRIAL
 
-    def _choose_threads(self, context: int) -> None:
-        if self.thread_choice.after_step(lambda: self._rates(context)):
-            self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
-        if self.thread_choice.is_first_of_trial:
-            self.timing.slowness.forget_load()
-
-    def _rates(self, context: int) -> list[float]:
-        """Return the tokens per second with each number of threads."""
-        return [
-            max(float(self._values(timing, context).max()), 1 / timing.of_autoregressive(context))
-            if timing.slowness.is_known
-            else 0.0
-            for timing in self.timings
-        ]
-
-    def _time(self, arm: TreeArm | None, seconds: float, context: int) -> None:
-        """Learn from the duration of a step."""
-        index = None if arm is None else self.arms.index(arm)
-        ratio = self.timing.take(index, seconds, context)
-        change = (ratio > SURPRISING) - (ratio < 1 / SURPRISING)
-        goes_on = change * self.num_surprises > 0
-        self.num_surprises = self.num_surprises + change if goes_on else change
-        if abs(self.num_surprises) == SURPRISES:
-            self.num_surprises = 0
-            self.timing.slowness.expect_change()
-            self.thread_choice.hasten()
-            if arm is not None:
-                self.left_of_pause = 2
+    def _rate(self, timing: StepSeconds, context: int) -> float:
+        """Return the tokens per second that are expected with a number of threads."""
+        best = float(self._values(timing, context).max())
+        return max(best, 1 / timing.of_autoregressive(context))
 
     def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
         accepted, offered = np.zeros((2, *self.acceptance.shape))

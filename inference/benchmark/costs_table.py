@@ -14,11 +14,12 @@ from inference.autotune.compute import (
     possible_ways,
 )
 from inference.autotune.costs import LONG_CONTEXT, Costs, known_costs
-from inference.autotune.draft_forms import known_forms
+from inference.autotune.draft_forms import ROWS, FormSeconds, known_form_seconds
 from inference.drafters.trained.forms import DraftForms
 from inference.engine.threads import num_threads
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.weight_forms import WEIGHT_FORMS
 
 
 def costs_tables(
@@ -38,8 +39,11 @@ def costs_tables(
         best = grid.best(drafts=True)
         best.prepare(target)
         with num_threads(best.threads):
-            forms = DraftForms() if model is None else known_forms(target, model, folder)
+            formats = None if model is None else known_form_seconds(target, model, folder)
+            forms = DraftForms() if formats is None else formats.fastest
             costs = known_costs(target, model, folder, forms)
+        if formats is not None and formats.head:
+            yield _formats_table(name, formats)
         yield _costs_table(name, costs, forms)
 
 
@@ -53,6 +57,19 @@ def _compute_table(grid: ComputeGrid) -> Table:
         uses = [use for use, drafts in chosen.items() if grid.best(drafts=drafts) == way.compute]
         seconds = (f"{value * 1e3:.1f}" for value in (way.token, way.tree))
         table.add_row(str(way.compute), *seconds, ", ".join(uses))
+    return table
+
+
+def _formats_table(name: str, formats: FormSeconds) -> Table:
+    table = _table(
+        f"Milliseconds of {name} on {ROWS} nodes, by the format of its weights",
+        ("format", "layers", "head", "chosen for"),
+    )
+    for form in WEIGHT_FORMS:
+        parts = {"layers": formats.layers, "head": formats.head}
+        ms = [f"{own[form] * 1e3:.2f}" if form in own else "-" for own in parts.values()]
+        uses = [part for part in parts if getattr(formats.fastest, part) == form]
+        table.add_row(form, *ms, ", ".join(uses))
     return table
 
 

@@ -8,7 +8,13 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 
 from inference import SpeculativeDecoder
 from inference.autotune import draft_forms
-from inference.autotune.draft_forms import fastest_form, known_forms, measure_forms, with_forms
+from inference.autotune.draft_forms import (
+    FormSeconds,
+    fastest_form,
+    known_form_seconds,
+    measure_forms,
+    with_forms,
+)
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.converted import layer_forms, sources
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -27,6 +33,7 @@ from jakiro.target.weight_forms import WeightForm
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
+        ({}, "own"),
         ({"own": 1.0}, "own"),
         ({"own": 1.0, "packed": 0.5, "int8": 0.4}, "int8"),
         ({"own": 1.0, "packed": 0.5, "int8": 0.45}, "packed"),
@@ -47,7 +54,7 @@ def test_int8_must_be_clearly_faster_than_the_others(
 def test_the_fastest_of_the_possible_forms_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target, tiny_settings(draft_vocab_size=9))
-    check_forms(measure_forms(target, model), target, model)
+    check_forms(measure_forms(target, model).fastest, target, model)
     measured: list[list[object]] = []
     heads, layers = head_forms(target), layer_forms(model)[:-1] or ("own",)
     fastest = heads[-1], layers[-1]
@@ -59,7 +66,7 @@ def test_the_fastest_of_the_possible_forms_is_selected(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(draft_forms, "_medians", timed)
     monkeypatch.setattr(draft_forms, "layer_forms", lambda _: layers)
-    assert measure_forms(target, model) == DraftForms(head=fastest[0], layers=fastest[1])
+    assert measure_forms(target, model).fastest == DraftForms(head=fastest[0], layers=fastest[1])
     assert measured == [list(heads), list(layers)]
 
 
@@ -88,11 +95,11 @@ def test_forms_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target)
     monkeypatch.setattr("inference.autotune.measurement.QUIET", float("inf"))
-    first = known_forms(target, model, tmp_path)
+    first = known_form_seconds(target, model, tmp_path)
     monkeypatch.setattr(draft_forms, "measure_forms", None)
-    assert known_forms(target, model, tmp_path) == first
+    assert known_form_seconds(target, model, tmp_path) == first
     drafter = TrainedDrafter(model, target, TreeShape())
-    assert with_forms(drafter, "auto", tmp_path).forms == first
+    assert with_forms(drafter, "auto", tmp_path).forms == first.fastest
     assert [path.name[:6] for path in tmp_path.iterdir()] == ["forms-"]
 
 
@@ -103,13 +110,14 @@ def test_a_stored_choice_with_other_fields_is_measured_again(
     monkeypatch.setattr("inference.autotune.measurement._in_this_process", {})
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target)
-    known_forms(target, model, tmp_path)
+    known_form_seconds(target, model, tmp_path)
     (stored,) = tmp_path.iterdir()
     stored.write_text('{"head":"own","packed":true}')
     monkeypatch.setattr("inference.autotune.measurement._in_this_process", {})
-    monkeypatch.setattr(draft_forms, "measure_forms", lambda *_: DraftForms(head="packed"))
-    assert known_forms(target, model, tmp_path) == DraftForms(head="packed")
-    assert DraftForms.model_validate_json(stored.read_text()) == DraftForms(head="packed")
+    again = FormSeconds(head={"own": 2.0, "packed": 1.0})
+    monkeypatch.setattr(draft_forms, "measure_forms", lambda *_: again)
+    assert known_form_seconds(target, model, tmp_path) == again
+    assert FormSeconds.model_validate_json(stored.read_text()) == again
 
 
 def test_where_nothing_else_is_possible_nothing_is_measured(
@@ -118,7 +126,7 @@ def test_where_nothing_else_is_possible_nothing_is_measured(
     monkeypatch.setattr(draft_forms, "head_forms", lambda *_: ("own",))
     monkeypatch.setattr(draft_forms, "layer_forms", lambda _: ("own",))
     target = TargetAdapter(tiny_llama())
-    assert known_forms(target, tiny_drafter(target), tmp_path) == OWN_FORMS
+    assert known_form_seconds(target, tiny_drafter(target), tmp_path).fastest == OWN_FORMS
     assert not list(tmp_path.iterdir())
 
 

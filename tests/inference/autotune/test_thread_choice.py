@@ -3,12 +3,15 @@
 import itertools
 from collections.abc import Callable, Sequence
 
+from inference.autotune.costs import Costs
+from inference.autotune.step_seconds import StepSeconds
 from inference.autotune.thread_choice import (
     LONGEST_PAUSE,
     SHORTEST_PAUSE,
     SPACING,
     TRIAL,
     ThreadChoice,
+    TimedThreads,
 )
 
 
@@ -50,3 +53,23 @@ def test_a_single_number_is_never_left() -> None:
     choice = ThreadChoice(1)
     choice.hasten()
     assert not any(_indices(choice, 3 * SHORTEST_PAUSE, lambda: [1.0]))
+
+
+def test_three_surprising_steps_in_a_row_are_a_change_of_load() -> None:
+    threads = TimedThreads([StepSeconds([], Costs(verify={0: 1.0}, draft={}))])
+    steps = [1.0] * 30 + [2.0, 2.0, 1.0] + [2.0] * 3
+    changes = [threads.take(None, seconds, 0) for seconds in steps]
+    assert changes == [False] * 35 + [True]
+
+
+def test_the_first_step_of_a_trial_is_not_timed() -> None:
+    costs = Costs(verify={0: 1.0}, draft={})
+    threads = TimedThreads([StepSeconds([], costs, number) for number in (None, 1)])
+    while threads.timing.threads is None:
+        threads.take(None, 1.0, 0)
+        threads.after_step(lambda timing: 1 / timing.of_autoregressive(0))
+    assert not threads.take(None, 50.0, 0)
+    assert not threads.timing.slowness.is_known
+    threads.after_step(lambda timing: 1 / timing.of_autoregressive(0))
+    threads.take(None, 3.0, 0)
+    assert threads.timing.of_autoregressive(0) == 3.0

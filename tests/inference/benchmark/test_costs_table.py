@@ -29,6 +29,7 @@ def test_costs_and_choices_are_printed(tmp_path: Path, with_drafter: bool) -> No
     assert "nodes verified: 24" in printed
     assert ("drafting passes: 3" in printed) is with_drafter
     assert ("with mine" in printed) is with_drafter
+    assert ("by the format of its weights" in printed) is with_drafter
 
 
 def test_the_costs_in_a_long_context_are_printed(tmp_path: Path) -> None:

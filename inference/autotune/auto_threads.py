@@ -1,0 +1,101 @@
+"""The number of threads of decoding steps without drafts, while the load of the machine changes."""
+
+from collections.abc import Sequence
+from threading import Lock
+
+from inference.autotune.costs import Costs
+from inference.autotune.step_seconds import StepSeconds
+from inference.autotune.thread_choice import TimedThreads
+from inference.draft_tree import SequenceTree
+from inference.engine.policy import AlwaysDraft, RunProgress
+from inference.protocol import Budget, RequestCounter
+from inference.sampling.options import Sampling
+
+_UNKNOWN = Costs(verify={0: 1.0}, draft={})  # only ratios of durations matter
+
+
+class AutoThreads:
+    """Policy that never drafts, and selects the fastest number of threads.
+
+    Args:
+        other_threads: numbers of threads that are tried beside that of the decoder.
+    """
+
+    request_counter: RequestCounter | None = None
+
+    def __init__(self, other_threads: Sequence[int]) -> None:
+        self.other_threads = other_threads
+        self._lock = Lock()
+        self._by_batch: dict[int, TimedThreads] = {}
+
+    def new_run(self, sampling: Sampling, batch: int) -> "AutoThreadsRun":
+        """Return the policy of a run; runs with the same batch size share estimates.
+
+        Args:
+            sampling: options by which tokens are selected, which make no difference.
+            batch: number of sequences.
+        """
+        with self._lock:
+            if batch not in self._by_batch:
+                numbers = (None, *self.other_threads)
+                timings = [StepSeconds([], _UNKNOWN, number) for number in numbers]
+                self._by_batch[batch] = TimedThreads(timings)
+            return AutoThreadsRun(self._by_batch[batch], self._lock)
+
+    def reset(self) -> None:
+        """Discard everything learned from earlier runs."""
+        with self._lock:
+            self._by_batch.clear()
+
+    def reproducible(self) -> AlwaysDraft:
+        """Return a policy whose steps always compute with the decoder's number of threads."""
+        return AlwaysDraft(None)
+
+
+class AutoThreadsRun:
+    """Policy of a single run without drafts.
+
+    Args:
+        threads: estimates that the run shares with other runs.
+        lock: lock of the estimates.
+    """
+
+    autoregressive_seconds: float | None = None
+
+    def __init__(self, threads: TimedThreads, lock: Lock) -> None:
+        self._threads = threads
+        self._lock = lock
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of the next step; None for that of the decoder."""
+        with self._lock:
+            return self._threads.timing.threads
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return None, because nothing is drafted.
+
+        Args:
+            progress: progress of the run, which makes no difference.
+        """
+        return None
+
+    def learn(
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
+    ) -> None:
+        """Learn from the duration of a decoding step.
+
+        Args:
+            trees: empty trees, one per sequence.
+            paths: accepted nodes, of which there are none.
+            seconds: duration of the step; None if it is not typical.
+            budget: None, because nothing was drafted.
+        """
+        with self._lock:
+            if seconds is not None:
+                self._threads.take(None, seconds, 0)
+            self._threads.after_step(lambda timing: 1 / timing.of_autoregressive(0))
