@@ -160,7 +160,8 @@ class SpeculativeDecoder:
                 other_weights=other_weights,
                 threads=number,
             )
-        self.policy = policy_for(self.target, self.drafter, tree, number, adapts=threads == "auto")
+        adapts = threads == "auto" and not captured
+        self.policy = policy_for(self.target, self.drafter, tree, number, adapts=adapts)
         self._watch = TauWatch(record)
         self._pipelines = PipelinePool() if captured else None
 

@@ -1,6 +1,6 @@
 """The number of threads of decoding steps without drafts, while the load of the machine changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from inference.autotune.costs import Costs
@@ -11,19 +11,19 @@ from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.protocol import Budget, RequestCounter
 from inference.sampling.options import Sampling
 
-_UNKNOWN = Costs(verify={0: 1.0}, draft={})  # only ratios of durations matter
-
 
 class AutoThreads:
     """Policy that never drafts, and selects the fastest number of threads.
 
     Args:
-        other_threads: numbers of threads that are tried beside that of the decoder.
+        costs: costs of the target on this machine.
+        other_threads: costs with other numbers of threads than the decoder's, by number.
     """
 
     request_counter: RequestCounter | None = None
 
-    def __init__(self, other_threads: Sequence[int]) -> None:
+    def __init__(self, costs: Costs, other_threads: Mapping[int, Costs]) -> None:
+        self.costs = costs
         self.other_threads = other_threads
         self._lock = Lock()
         self._by_batch: dict[int, TimedThreads] = {}
@@ -37,8 +37,8 @@ class AutoThreads:
         """
         with self._lock:
             if batch not in self._by_batch:
-                numbers = (None, *self.other_threads)
-                timings = [StepSeconds([], _UNKNOWN, number) for number in numbers]
+                each = ((None, self.costs), *self.other_threads.items())
+                timings = [StepSeconds([], costs, number) for number, costs in each]
                 self._by_batch[batch] = TimedThreads(timings)
             return AutoThreadsRun(self._by_batch[batch], self._lock)
 
@@ -65,19 +65,21 @@ class AutoThreadsRun:
     def __init__(self, threads: TimedThreads, lock: Lock) -> None:
         self._threads = threads
         self._lock = lock
+        self._context = 0  # number of tokens in the context
+        self._timing = threads.timing  # with the number of threads of the next step
 
     @property
     def threads(self) -> int | None:
         """The number of threads of the next step; None for that of the decoder."""
-        with self._lock:
-            return self._threads.timing.threads
+        return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
         """Return None, because nothing is drafted.
 
         Args:
-            progress: progress of the run, which makes no difference.
+            progress: progress of the run.
         """
+        self._context = progress.context
         return None
 
     def learn(
@@ -97,5 +99,6 @@ class AutoThreadsRun:
         """
         with self._lock:
             if seconds is not None:
-                self._threads.take(None, seconds, 0)
-            self._threads.after_step(lambda timing: 1 / timing.of_autoregressive(0))
+                self._threads.take(self._timing, None, seconds, self._context)
+            self._threads.after_step(lambda own: 1 / own.of_autoregressive(self._context))
+            self._timing = self._threads.timing

@@ -34,6 +34,7 @@ LONG_NODE_COUNTS = (0, 8, 24)  # numbers of nodes for which verification is time
 # Drafting is timed with 1, 2, ... passes of the drafter's trunk, up to at least this number.
 FEWEST_PASSES = 3
 REPEATS = 5  # number of repetitions, of which the first is a warm-up
+FEWEST_REPEATS = 3  # number of repetitions of a brief measurement
 
 _logger = get_logger(__name__)
 
@@ -45,8 +46,7 @@ class Costs(Settings):
     verify: dict[int, float]
     draft: dict[int, float]  # seconds of drafting in a decoding step, by number of trunk passes
     read: float = 0.0  # seconds in which the drafter reads one token of a context
-    # the costs with `LONG_CONTEXT` instead of `CONTEXT` tokens in the context; None if the target
-    # has too few positions
+    # the costs with `LONG_CONTEXT` instead of `CONTEXT` tokens in the context; None if not measured
     long: "Costs | None" = None
 
     def verify_seconds(self, num_nodes: int) -> float:
@@ -75,8 +75,10 @@ class Costs(Settings):
         """
         if self.long is None:
             return 0.0
-        longer = self.long.verify_seconds(num_nodes) - self.verify_seconds(num_nodes)
-        return max(0.0, longer) / (LONG_CONTEXT - CONTEXT)
+        both = self.verify.keys() & self.long.verify.keys()
+        longer = {count: self.long.verify[count] - self.verify[count] for count in both}
+        between = Costs(verify=longer, draft={}).verify_seconds(num_nodes)
+        return max(0.0, between) / (LONG_CONTEXT - CONTEXT)
 
     def draft_growth(self, passes: int) -> float:
         """Return the seconds by which each further token of the context lengthens drafting.
@@ -128,11 +130,14 @@ def measure_costs(
     max_passes: int = 0,
     forms: DraftForms = OWN_FORMS,
     batch: int = 1,
+    *,
+    is_brief: bool = False,
 ) -> Costs:
     """Measure the seconds of verification and drafting, alternating between all of them.
 
     Verification is timed for all `NODE_COUNTS` that fit into the target's context, and drafting for
-    each number of trunk passes; both are timed again in a long context, if the target allows it.
+    each number of trunk passes; both are timed again in a long context, if the target allows it and
+    there is a single sequence.
 
     Args:
         target: the frozen target.
@@ -141,10 +146,12 @@ def measure_costs(
         max_passes: largest number of trunk passes to time.
         forms: formats of the weights that a trained drafter computes with.
         batch: number of sequences that are decoded together.
+        is_brief: whether fewer numbers of nodes are timed, less often, and no long context.
     """
     _logger.info("measuring the times of verification and drafting on this machine")
-    timed: dict[int, tuple[int, ...]] = {CONTEXT: NODE_COUNTS}
-    if target.spec.max_position >= 2 * LONG_CONTEXT:
+    timed: dict[int, tuple[int, ...]] = {CONTEXT: LONG_NODE_COUNTS if is_brief else NODE_COUNTS}
+    # The caches of many long sequences would need much memory.
+    if batch == 1 and not is_brief and target.spec.max_position >= 2 * LONG_CONTEXT:
         timed[LONG_CONTEXT] = LONG_NODE_COUNTS
     works: dict[_Part, Callable[[], object]] = {}
     for context, counts in timed.items():
@@ -153,7 +160,7 @@ def measure_costs(
         if model is not None:
             works |= _draftings(target, model, max_passes, forms, batch, context)
     times: dict[_Part, list[float]] = {part: [] for part in works}
-    for _ in range(REPEATS):
+    for _ in range(FEWEST_REPEATS if is_brief else REPEATS):
         for part, work in works.items():
             times[part].append(seconds_of(work))
     # The minimum is used, because other work of the machine only lengthens the times.
@@ -174,6 +181,8 @@ def known_costs(
     folder: Path | None = None,
     forms: DraftForms = OWN_FORMS,
     batch: int = 1,
+    *,
+    is_brief: bool = False,
 ) -> Costs:
     """Return costs from the cache, or measure the costs in a few seconds and cache them.
 
@@ -184,6 +193,7 @@ def known_costs(
         folder: folder of the cache; None for the user's cache folder.
         forms: formats of the weights that a trained drafter computes with.
         batch: number of sequences that are decoded together.
+        is_brief: as for `measure_costs`.
     """
     passes = 0
     key = [*target_facts(target), LONG_CONTEXT]
@@ -195,14 +205,18 @@ def known_costs(
         key = [*key, passes, facts_of(model), forms.model_dump()]
     if batch > 1:
         key = [*key, f"{batch} sequences"]
+    if is_brief:
+        key = [*key, "brief"]
 
     def measure() -> Costs:
-        return measure_costs(target, model, passes, forms, batch)
+        return measure_costs(target, model, passes, forms, batch, is_brief=is_brief)
 
     return cached(Costs, "costs", key, measure, folder)
 
 
-def costs_with(target: TargetAdapter, drafter: Drafter, batch: int = 1) -> Costs:
+def costs_with(
+    target: TargetAdapter, drafter: Drafter | None, batch: int = 1, *, is_brief: bool = False
+) -> Costs:
     """Return the costs of a target with any drafter, from the cache if they are known.
 
     Only the passes of models take time: those of trained drafters and of small language models. The
@@ -210,13 +224,15 @@ def costs_with(target: TargetAdapter, drafter: Drafter, batch: int = 1) -> Costs
 
     Args:
         target: the frozen target.
-        drafter: drafter of the trees, which may have a slow part.
+        drafter: drafter of the trees, which may have a slow part; None if nothing is drafted.
         batch: number of sequences that are decoded together.
+        is_brief: as for `measure_costs`.
     """
     slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
     if isinstance(slow, TrainedDrafter):
-        return known_costs(target, slow.model, forms=slow.forms, batch=batch)
-    return known_costs(target, slow if isinstance(slow, SmallLMDrafter) else None, batch=batch)
+        return known_costs(target, slow.model, forms=slow.forms, batch=batch, is_brief=is_brief)
+    model = slow if isinstance(slow, SmallLMDrafter) else None
+    return known_costs(target, model, batch=batch, is_brief=is_brief)
 
 
 def facts_of(model: JakiroDrafter) -> object:

@@ -171,6 +171,7 @@ class AutoRun:
         self._lock = lock
         self._was_requested = False
         self._context = 0  # number of tokens in the context
+        self._timing = learner.timing  # with the number of threads of the next step
 
     @property
     def autoregressive_seconds(self) -> float:
@@ -181,8 +182,7 @@ class AutoRun:
     @property
     def threads(self) -> int | None:
         """The number of threads of the next step; None for that of the decoder."""
-        with self._lock:
-            return self._learner.timing.threads
+        return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
         """Return the limits of the next step's trees; None for a step without drafts.
@@ -223,5 +223,11 @@ class AutoRun:
         self._was_requested = budget is not None
         with self._lock:
             self._learner.learn(
-                arm, positions, len(trees), seconds if is_timed else None, self._context
+                arm,
+                positions,
+                len(trees),
+                seconds if is_timed else None,
+                self._context,
+                self._timing,
             )
+            self._timing = self._learner.timing

@@ -45,19 +45,20 @@ def policy_for(
         drafter: drafter of the trees; None for autoregressive decoding.
         tree: trees, as for `SpeculativeDecoder`.
         threads: number of threads of decoding steps; None for torch's current number.
-        adapts: whether steps may compute with another number of threads when that
-            becomes faster. They never do if the target is compiled, or computes the same bits in
-            every step.
+        adapts: whether steps may compute with another number of threads when that becomes faster.
+            They never do if the target is compiled, or computes the same bits in every step.
     """
     modules = target.modules
     has_fixed_bits = modules.is_batch_invariant or modules.is_like_generate or target.is_compiled
     numbers = other_threads(threads) if adapts and not has_fixed_bits else []
-    if drafter is None and numbers:
-        return AutoThreads(numbers)
-    if tree != "auto" or drafter is None:
+    is_learned = bool(numbers) if drafter is None else tree == "auto"
+    if not is_learned:
         return AlwaysDraft.with_all_of(drafter)
-    costs = _costs_with_threads(target, drafter, threads)
-    by_threads = {number: _costs_with_threads(target, drafter, number) for number in numbers}
+    with num_threads(threads):
+        costs = costs_with(target, drafter, is_brief=drafter is None)
+    by_threads = {number: _brief_costs(target, drafter, number) for number in numbers}
+    if drafter is None:
+        return AutoThreads(costs, by_threads)
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
         return AutoTree(drafter.plan, costs, other_threads=by_threads)
     limits = Budget(drafter.max_nodes, drafter.max_depth)
@@ -67,9 +68,9 @@ def policy_for(
     return AutoTree(limits, costs, other_threads=by_threads)
 
 
-def _costs_with_threads(target: TargetAdapter, drafter: Drafter, threads: int | None) -> Costs:
+def _brief_costs(target: TargetAdapter, drafter: Drafter | None, threads: int) -> Costs:
     with num_threads(threads):
-        return costs_with(target, drafter)
+        return costs_with(target, drafter, is_brief=True)
 
 
 def fixed_policy(

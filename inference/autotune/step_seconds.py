@@ -4,6 +4,7 @@ A cost model gives the expected seconds, which measured steps then correct.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,13 @@ class StepSeconds:
         """
         return float(self._estimated(context)[-1])
 
+    @property
+    def quiet(self) -> "StepSeconds":
+        """The seconds of the same steps according to the cost model alone."""
+        alone = copy(self)
+        alone.slowness = Slowness(len(self._base))
+        return alone
+
     def take(self, arm: int | None, seconds: float, context: int) -> float:
         """Learn from a step, and return the ratio of its seconds to those of usual steps.
 
@@ -87,7 +95,8 @@ class Slowness:
         self._means = np.ones(num_kinds)  # mean ratios, divided by the load
         self._counts = np.zeros(num_kinds)
         self._load: float | None = None
-        self._usual_load = 1.0  # mean over more steps
+        # Mean over more steps; at first, the load of a quiet machine.
+        self._usual_load: float | None = 1.0
 
     @property
     def is_known(self) -> bool:
@@ -106,11 +115,11 @@ class Slowness:
     def expect_change(self) -> None:
         """Let the next ratios outweigh the earlier ones."""
         self._counts = np.minimum(self._counts, 1)
-        self._usual_load = self._usual_load if self._load is None else self._load
+        self._usual_load = self._load
 
     def forget_load(self) -> None:
         """Estimate the load of the machine from the next steps alone."""
-        self._load = None
+        self._load = self._usual_load = None
 
     def take(self, kind: int, ratio: float) -> float:
         """Learn from a step, and return its ratio relative to the usual ratio of its kind.
@@ -119,13 +128,14 @@ class Slowness:
             kind: kind of the step.
             ratio: measured seconds divided by modeled seconds.
         """
-        if self._load is None:
-            self._load = self._usual_load = ratio
         factor = float(self._factors[kind])
-        surprise = ratio / (factor * self._usual_load)
+        if self._load is None:
+            self._load = ratio / factor
+        usual = self._load if self._usual_load is None else self._usual_load
+        surprise = ratio / (factor * usual)
         ratio = min(ratio, OUTLIER * float(self.ratios[kind]))
         self._load += (ratio / factor - self._load) / MEMORY_OF_LOAD
-        self._usual_load += (ratio / factor - self._usual_load) / MEMORY_OF_TIMES
+        self._usual_load = usual + (ratio / factor - usual) / MEMORY_OF_TIMES
         self._counts[kind] = min(self._counts[kind] + 1, MEMORY_OF_TIMES)
         self._means[kind] += (ratio / self._load - self._means[kind]) / self._counts[kind]
         return surprise

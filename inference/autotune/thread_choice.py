@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from inference.autotune.step_seconds import StepSeconds
 
-TRIAL = 3  # steps of a trial, of which the first is not timed
+TRIAL = 5  # steps of a trial, of which the first is not timed
 SHORTEST_PAUSE, LONGEST_PAUSE = 128, 4096  # steps between two trials
-SPACING = 16  # fewest steps between two trials if the load of the machine has changed
+SPACING = 16  # fewest steps before the first trial after a change of the machine's load
 LEAST_GAIN = 1.1  # another number of threads must give this many times as many tokens per second
 # If this many steps in a row take this many times as long as usual, or as short, the load of the
 # machine has changed.
@@ -20,7 +20,7 @@ SURPRISES, SURPRISING = 3, 1.5
 class ThreadChoice:
     """The number of threads of the next step, as an index among several numbers.
 
-    Each pause between trials is twice as long as the one before, until another number is selected.
+    Trials that select no other number become rarer: each pause is twice as long as the one before.
 
     Args:
         count: how many numbers there are; the first one is used at the start.
@@ -30,6 +30,7 @@ class ThreadChoice:
         self.index = 0
         self._count = count
         self._selected = 0
+        self._spacing = SPACING
         self._pause = self._left = SHORTEST_PAUSE
         self._num_steps = 0  # since the last trial, or of the trial
 
@@ -46,14 +47,18 @@ class ThreadChoice:
     def hasten(self) -> None:
         """Let the next trial start soon, because the load of the machine has changed."""
         if not self.is_trial:
-            self._pause = SHORTEST_PAUSE
-            self._left = min(self._left, max(1, SPACING - self._num_steps))
+            self._left = min(self._left, max(1, self._spacing - self._num_steps))
 
-    def after_step(self, rates: Callable[[], Sequence[float]]) -> bool:
+    def after_step(
+        self, rates: Callable[[], Sequence[float]], quiet_rate: Callable[[int], float]
+    ) -> bool:
         """Decide on the next step, and return whether another number is now selected.
 
         Args:
             rates: function that returns the estimated tokens per second with each number.
+            quiet_rate: function from an index to the tokens per second on a quiet machine. A number
+                that is not faster there than the selected one is now, is tried only after the
+                longest pause, because the measurement may have been wrong.
         """
         if self._count == 1:
             return False
@@ -61,15 +66,21 @@ class ThreadChoice:
         self._left -= 1
         if self._left > 0:
             return False
-        if not self.is_trial:
-            self._start((self._selected + 1) % self._count, TRIAL)
-            return False
         estimated = rates()
+        if not self.is_trial:
+            other = (self._selected + 1) % self._count
+            may_win = quiet_rate(other) > LEAST_GAIN * estimated[self._selected]
+            if may_win or self._num_steps >= LONGEST_PAUSE:
+                self._start(other, TRIAL)
+            else:
+                self._left = min(SHORTEST_PAUSE, LONGEST_PAUSE - self._num_steps)
+            return False
         is_faster = estimated[self.index] > LEAST_GAIN * estimated[self._selected]
         if is_faster:
-            self._selected, self._pause = self.index, SHORTEST_PAUSE
+            self._selected, self._pause, self._spacing = self.index, SHORTEST_PAUSE, SPACING
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._spacing = min(2 * self._spacing, LONGEST_PAUSE)
         self._start(self._selected, self._pause)
         return is_faster
 
@@ -94,24 +105,26 @@ class TimedThreads:
         """The seconds of steps with the number of threads that is in use."""
         return self._timings[self._choice.index]
 
-    def take(self, arm: int | None, seconds: float, context: int) -> bool:
+    def take(self, timing: StepSeconds, arm: int | None, seconds: float, context: int) -> bool:
         """Learn from the duration of a step, and return whether the load of the machine changed.
 
         Args:
+            timing: the seconds of steps with the number of threads that the step used. While
+                several runs decode at the same time, this need not be the current `timing`.
             arm: index of the tree size; None for a step without drafts.
             seconds: duration of the step.
             context: number of tokens in the context.
         """
-        if self._choice.is_first_of_trial:
+        if timing is self.timing and self._choice.is_first_of_trial:
             return False
-        ratio = self.timing.take(arm, seconds, context)
+        ratio = timing.take(arm, seconds, context)
         change = (ratio > SURPRISING) - (ratio < 1 / SURPRISING)
         goes_on = change * self._num_surprises > 0
         self._num_surprises = self._num_surprises + change if goes_on else change
         if abs(self._num_surprises) < SURPRISES:
             return False
         self._num_surprises = 0
-        self.timing.slowness.expect_change()
+        timing.slowness.expect_change()
         self._choice.hasten()
         return True
 
@@ -125,7 +138,7 @@ class TimedThreads:
         def rates() -> list[float]:
             return [rate(own) if own.slowness.is_known else 0.0 for own in self._timings]
 
-        is_changed = self._choice.after_step(rates)
+        is_changed = self._choice.after_step(rates, lambda index: rate(self._timings[index].quiet))
         if self._choice.is_first_of_trial:
             self.timing.slowness.forget_load()
         return is_changed

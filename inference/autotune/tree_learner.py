@@ -77,6 +77,7 @@ class TreeLearner:
         batch: int,
         seconds: float | None,
         context: int,
+        timing: StepSeconds | None = None,
     ) -> None:
         """Learn from a decoding step and decide on the next steps.
 
@@ -86,9 +87,14 @@ class TreeLearner:
             batch: number of sequences.
             seconds: duration of the step; None if the duration is not typical.
             context: number of tokens in the context.
+            timing: the seconds of steps with the number of threads that the step used; None for the
+                current number.
         """
-        index = None if arm is None else self.arms.index(arm)
-        has_changed = seconds is not None and self.threads.take(index, seconds, context)
+        if seconds is not None:
+            index = None if arm is None else self.arms.index(arm)
+            has_changed = self.threads.take(timing or self.timing, index, seconds, context)
+            if has_changed and arm is not None:
+                self.left_of_pause = 2  # steps without drafts are timed again
         if arm is None:
             self.left_of_pause = max(0, self.left_of_pause - 1)
         else:
@@ -96,8 +102,6 @@ class TreeLearner:
             self.left_of_trial -= 1
             self._count(arm, positions, batch)
             self._decide(context)
-            if has_changed:
-                self.left_of_pause = 2  # steps without drafts are timed again
         if self.threads.after_step(lambda timing: self._rate(timing, context)):
             self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 

@@ -192,7 +192,8 @@ class DecodeBatch:
 
     def _progress(self) -> RunProgress:
         left = max(state.request.max_length - len(state.token_ids) for state in self.live)
-        return RunProgress(max(self.context.lengths), self.context.num_unread, left)
+        longest = max(len(state.token_ids) for state in self.live)
+        return RunProgress(longest, self.context.num_unread, left)
 
     def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]

@@ -117,7 +117,8 @@ def connect(
             _chat(decoder, system, chosen, stats)
             return
         own = messages(text, system) if is_chat else text
-        _answer(decoder, own, chosen, stats, "run the same command with --seed {seed}")
+        again = "to get all of it, run the same command with --seed {seed}"
+        _answer(decoder, own, chosen, stats, again)
 
 
 def _refuse_silent(drafter: str) -> None:
@@ -158,7 +159,8 @@ def _chat(
         turn = {"role": "user", "content": line}
         own = {**chosen, "seed": None if seed is None else seed + number}
         try:
-            output = _answer(decoder, [*dialogue, turn], own, stats, "send the message again")
+            again = "for a whole answer, send the message again"
+            output = _answer(decoder, [*dialogue, turn], own, stats, again)
         except JakiroError as error:
             if not sys.stdin.isatty():
                 raise
@@ -218,8 +220,8 @@ def _answer(
         return output
     if not isinstance(output, OfflineOutput):
         say(
-            f"the text was stopped after {len(output.new_token_ids)} verified tokens; to get all "
-            f"of it, {again.format(seed=output.seed)}"
+            f"the text was stopped after {len(output.new_token_ids)} verified tokens; "
+            f"{again.format(seed=output.seed)}"
         )
     raise output.error
 

@@ -39,6 +39,10 @@ class WeightCopy(Generic[CopyT]):
             known = _in_use[key] = cls(source, convert)
         return known
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WeightCopy[CopyT]":
+        """Return itself, because copies of a model that share its weights share this copy, too."""
+        return self
+
     def current(self) -> CopyT:
         """Return the copy; it is made again if the source was replaced or changed in place."""
         tensors = self._tensors()

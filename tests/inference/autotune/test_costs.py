@@ -37,7 +37,7 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
     drafters = [tiny_drafter(target, settings) for settings in several]
     measured: list[JakiroDrafter] = []
 
-    def measure(_: TargetAdapter, model: JakiroDrafter, *__: object) -> Costs:
+    def measure(_: TargetAdapter, model: JakiroDrafter, *__: object, is_brief: bool) -> Costs:
         measured.append(model)
         return Costs(verify={0: 1.0}, draft={1: float(len(measured))})
 
@@ -56,6 +56,10 @@ def test_each_token_of_a_longer_context_costs_as_much_as_the_measured_ones() -> 
     tokens = LONG_CONTEXT - CONTEXT
     assert costs.verify_growth(0) == pytest.approx(0.5 / tokens)
     assert costs.verify_growth(12) == pytest.approx(1.75 / tokens)
+    uneven = Costs(
+        verify={0: 1.0, 2: 9.0, 8: 1.2}, draft={}, long=Costs(verify={0: 2.0, 8: 2.4}, draft={})
+    )
+    assert uneven.verify_growth(2) == pytest.approx(1.05 / tokens)  # not lessened by the 9 seconds
     assert costs.draft_growth(1) == 0.0  # measured as shorter, which cannot be right
     short = costs.model_copy(update={"long": None})
     assert short.verify_growth(12) == short.draft_growth(1) == 0.0
@@ -64,6 +68,13 @@ def test_each_token_of_a_longer_context_costs_as_much_as_the_measured_ones() -> 
     assert half.long is not None
     assert half.long.verify == long.verify
     assert costs.between(short, 0.5).long is None
+
+
+def test_a_brief_measurement_and_one_of_several_sequences_have_no_long_context() -> None:
+    target = TargetAdapter(tiny_llama(max_position_embeddings=2 * LONG_CONTEXT))
+    brief = measure_costs(target, is_brief=True)
+    assert set(brief.verify) == {0, 8, 24}
+    assert brief.long is measure_costs(target, batch=2).long is None
 
 
 @pytest.mark.parametrize("positions", [512, 2 * LONG_CONTEXT])

@@ -51,6 +51,11 @@ def test_steps_after_a_change_of_load_differ_from_usual_ones_in_either_direction
     assert max(faster) < 1 / 1.5
 
 
+def test_a_machine_that_is_busy_from_the_start_is_noticed() -> None:
+    slowness = Slowness(num_kinds=2)
+    assert min(slowness.take(0, 2.0) for _ in range(3)) > 1.5
+
+
 def test_a_forgotten_load_is_that_of_the_next_step() -> None:
     slowness = Slowness(num_kinds=2)
     for _ in range(10):
@@ -60,6 +65,17 @@ def test_a_forgotten_load_is_that_of_the_next_step() -> None:
     assert slowness.take(1, 5.0) == pytest.approx(1.0)
     assert slowness.is_known
     assert slowness.ratios[0] == pytest.approx(5.0, rel=0.1)
+
+
+def test_a_forgotten_load_is_estimated_apart_from_the_kind_of_step() -> None:
+    slowness = Slowness(num_kinds=2)
+    for _ in range(60):
+        slowness.take(0, 1.0)
+        slowness.take(1, 1.5)
+    slowness.forget_load()
+    slowness.take(1, 3.0)
+    assert slowness.ratios[0] == pytest.approx(2.0, rel=0.1)
+    assert slowness.ratios[1] == pytest.approx(3.0, rel=0.1)
 
 
 def test_steps_are_longer_in_a_longer_context() -> None:
@@ -79,3 +95,8 @@ def test_steps_are_longer_in_a_longer_context() -> None:
         usual = seconds.of_autoregressive(context)
         assert seconds.take(None, usual, context) == pytest.approx(1.0)
     assert seconds.of_autoregressive(CONTEXT) == pytest.approx(1.0)
+    for _ in range(9):
+        seconds.take(None, 5.0, CONTEXT)
+    assert seconds.of_autoregressive(CONTEXT) > 4
+    assert seconds.quiet.of_autoregressive(CONTEXT) == 1.0
+    assert seconds.quiet.of_arms(CONTEXT + 1000)[0] == pytest.approx(5.5)

@@ -8,7 +8,9 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.engine.policy import AlwaysDraft
+from inference.drafters.lookup import LookupDrafter
+from inference.engine.policy import AlwaysDraft, RunProgress
+from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
@@ -61,6 +63,32 @@ def test_the_estimated_time_without_drafts_counts_every_decoded_token(
     stats = _decoder(tiny_llama(vocab=11), SHAPES["deep"]).generate([3, 1], max_new_tokens=30).stats
     assert stats.target_forwards < stats.decoded == 29
     assert stats.autoregressive_seconds == 2.0 * 29
+
+
+class _LaterDrafts(AlwaysDraft):
+    """A policy that drafts from the fourth step on, and notes the progress before each step."""
+
+    def __init__(self) -> None:
+        super().__init__(Budget(4))
+        self.noted: list[RunProgress] = []
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return the limits of the next trees."""
+        self.noted.append(progress)
+        return self.budget if len(self.noted) > 3 else None
+
+
+def test_a_policy_knows_the_context_the_tokens_to_read_and_those_that_are_left() -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, LookupDrafter(), tree="fixed")
+    decoder.policy = policy = _LaterDrafts()
+    decoder.generate([1, 2, 3, 4, 5], max_new_tokens=12, temperature=0)
+    # The first token was selected after the prompt, and is not cached yet.
+    assert policy.noted[:3] == [RunProgress(6 + n, 5 + n, 11 - n) for n in range(3)]
+    first, second = policy.noted[3:5]
+    assert first == RunProgress(9, 8, 8)
+    assert second.unread == second.context - first.context  # the others have been read
+    assert second.left == first.left - second.unread
 
 
 def test_autoregressive_decoding_equals_transformers_and_has_tau_one() -> None:

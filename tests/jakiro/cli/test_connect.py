@@ -186,7 +186,7 @@ def test_a_message_of_a_chat_that_was_stopped_can_be_sent_again(
     with bad_network(roomy.root, lambda number, _: PASSED if number < 4 else LOST) as network:
         words = ["--offline", "stop", "--patience", "0.2", "--max-new-tokens", "40"]
         assert exit_code("connect", network.url, *words) == 2
-    assert "to get all of it, send the message again\nerror:" in capsys.readouterr().err
+    assert "for a whole answer, send the message again\nerror:" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import BATCH_INVARIANT, batch_invariant_attention
 from jakiro.target.batch_invariance import check_batch_invariance
+from jakiro.target.packed_linear import can_pack
 
 BF16 = torch.bfloat16
 REFUSED = ("falcon", "gptj", "gpt_oss")  # see `test_equal_texts.py`
@@ -136,3 +137,12 @@ def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
     monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
     outputs = [decoder.generate(prompt, max_new_tokens=40) for prompt in prompts]
     assert [output.new_token_ids for output in outputs] == expected
+
+
+@pytest.mark.skipif(not can_pack(nn.Linear(32, 32).bfloat16()), reason="no packing here")
+def test_a_target_may_be_packed_twice_and_then_be_invariant() -> None:
+    model = tiny_llama(vocab=61).to(torch.bfloat16)
+    first = SpeculativeDecoder(model, packed=True)
+    first.generate([1, 2, 3], max_new_tokens=4, temperature=0)
+    second = SpeculativeDecoder(model, packed=True, batch_invariant=True)
+    assert len(second.generate([1, 2, 3], max_new_tokens=4, temperature=0).new_token_ids) == 4

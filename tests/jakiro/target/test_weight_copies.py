@@ -1,6 +1,7 @@
 """Copies of weights are made once, shared, and made again after a change."""
 
 import gc
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -59,3 +60,9 @@ def test_versions_tell_tensors_and_changes_apart() -> None:
     assert version_of(one) != before
     with torch.inference_mode():
         version_of(torch.zeros(3))  # tensors made in this mode have no counter
+
+
+def test_copies_of_a_model_share_the_copy_of_a_weight() -> None:
+    layer = nn.Linear(4, 4)
+    own = WeightCopy.shared(layer, _doubled)
+    assert deepcopy(own) is own
