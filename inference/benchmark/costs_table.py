@@ -88,7 +88,8 @@ def _costs_table(name: str, costs: Costs, forms: DraftForms) -> Table:
     if costs.read:
         parts["reading a token for drafting"] = costs.read
     for part, seconds in parts.items():
-        table.add_row(part, f"{seconds * 1e3:.1f}", f"{seconds / alone:.2f}")
+        digits = 1 if seconds > 1e-4 else 3
+        table.add_row(part, f"{seconds * 1e3:.{digits}f}", f"{seconds / alone:.{digits + 1}f}")
     return table
 
 

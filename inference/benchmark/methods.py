@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from inference.autotune.auto_threads import AutoThreads
 from inference.autotune.compute import Compute
 from inference.autotune.online import AutoTree
 from inference.benchmark.samples import Arrival, Continuation, Decoded
@@ -118,8 +119,8 @@ class OwnDecoding:
             seed: seed of all random numbers.
         """
         own_seed: int | None = seed
-        if isinstance(self.decoder.policy, AutoTree):
-            # With an explicit seed, sampling would use trees of a size that does not change.
+        if isinstance(self.decoder.policy, AutoTree | AutoThreads):
+            # With an explicit seed, neither the trees nor the number of threads would change.
             torch.manual_seed(seed)
             own_seed = None
         return self.decoder.start(
