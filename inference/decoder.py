@@ -79,8 +79,8 @@ class SpeculativeDecoder:
             a small tree then takes less time on most processors, and the target needs twice the
             memory. The logits differ by rounding. "auto" for what is faster on this machine.
         threads: number of threads that decoding steps compute with on a CPU. "auto" for the
-            fastest number on this machine, and, with `tree="auto"`, for another number when that
-            becomes faster because of other processes; None for torch's current number.
+            fastest number on this machine, and, with `tree="auto"` or without a drafter, another
+            one when that becomes faster beside other processes; None for torch's current number.
         draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
             that are fastest on this machine, which are measured once. The formats change the
             drafts, but never the distribution of the output. Other drafters ignore this argument.

@@ -100,5 +100,7 @@ class AutoThreadsRun:
         with self._lock:
             if seconds is not None:
                 self._threads.take(self._timing, None, seconds, self._context)
-            self._threads.after_step(lambda own: 1 / own.of_autoregressive(self._context))
+            self._threads.after_step(
+                self._timing, lambda own: 1 / own.of_autoregressive(self._context)
+            )
             self._timing = self._threads.timing

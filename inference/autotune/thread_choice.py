@@ -33,6 +33,7 @@ class ThreadChoice:
         self._spacing = SPACING
         self._pause = self._left = SHORTEST_PAUSE
         self._num_steps = 0  # since the last trial, or of the trial
+        self._is_hastened = False
 
     @property
     def is_trial(self) -> bool:
@@ -47,6 +48,7 @@ class ThreadChoice:
     def hasten(self) -> None:
         """Let the next trial start soon, because the load of the machine has changed."""
         if not self.is_trial:
+            self._is_hastened = True
             self._left = min(self._left, max(1, self._spacing - self._num_steps))
 
     def after_step(
@@ -56,9 +58,9 @@ class ThreadChoice:
 
         Args:
             rates: function that returns the estimated tokens per second with each number.
-            quiet_rate: function from an index to the tokens per second on a quiet machine. A number
-                that is not faster there than the selected one is now, is tried only after the
-                longest pause, because the measurement may have been wrong.
+            quiet_rate: function from an index to the tokens per second on a quiet machine, as far
+                as it is known. A number that is not faster there than the selected one is now, is
+                tried only after the longest pause, or if the load of the machine has changed.
         """
         if self._count == 1:
             return False
@@ -70,7 +72,7 @@ class ThreadChoice:
         if not self.is_trial:
             other = (self._selected + 1) % self._count
             may_win = quiet_rate(other) > LEAST_GAIN * estimated[self._selected]
-            if may_win or self._num_steps >= LONGEST_PAUSE:
+            if may_win or self._is_hastened or self._num_steps >= LONGEST_PAUSE:
                 self._start(other, TRIAL)
             else:
                 self._left = min(SHORTEST_PAUSE, LONGEST_PAUSE - self._num_steps)
@@ -86,6 +88,7 @@ class ThreadChoice:
 
     def _start(self, index: int, num_steps: int) -> None:
         self.index, self._left, self._num_steps = index, num_steps, 0
+        self._is_hastened = False
 
 
 class TimedThreads:
@@ -104,6 +107,11 @@ class TimedThreads:
     def timing(self) -> StepSeconds:
         """The seconds of steps with the number of threads that is in use."""
         return self._timings[self._choice.index]
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the number of threads that is in use is only being tried."""
+        return self._choice.is_trial
 
     def take(self, timing: StepSeconds, arm: int | None, seconds: float, context: int) -> bool:
         """Learn from the duration of a step, and return whether the load of the machine changed.
@@ -128,12 +136,17 @@ class TimedThreads:
         self._choice.hasten()
         return True
 
-    def after_step(self, rate: Callable[[StepSeconds], float]) -> bool:
+    def after_step(self, timing: StepSeconds, rate: Callable[[StepSeconds], float]) -> bool:
         """Decide on the next step, and return whether another number of threads is now selected.
 
         Args:
+            timing: as for `take`; a step with another number than the current one is not part of a
+                trial.
             rate: function from the seconds of steps to the tokens per second.
         """
+
+        if timing is not self.timing:
+            return False
 
         def rates() -> list[float]:
             return [rate(own) if own.slowness.is_known else 0.0 for own in self._timings]

@@ -90,9 +90,10 @@ class TreeLearner:
             timing: the seconds of steps with the number of threads that the step used; None for the
                 current number.
         """
+        timing = timing or self.timing
         if seconds is not None:
             index = None if arm is None else self.arms.index(arm)
-            has_changed = self.threads.take(timing or self.timing, index, seconds, context)
+            has_changed = self.threads.take(timing, index, seconds, context)
             if has_changed and arm is not None:
                 self.left_of_pause = 2  # steps without drafts are timed again
         if arm is None:
@@ -101,8 +102,9 @@ class TreeLearner:
             self.num_drafted += 1
             self.left_of_trial -= 1
             self._count(arm, positions, batch)
-            self._decide(context)
-        if self.threads.after_step(lambda timing: self._rate(timing, context)):
+            if not self.threads.is_trial:  # a decision must not rest on another number of threads
+                self._decide(context)
+        if self.threads.after_step(timing, lambda own: self._rate(own, context)):
             self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 
     def _decide(self, context: int) -> None:

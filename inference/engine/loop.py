@@ -246,10 +246,11 @@ class DecodeRun(DecodeBatch):
         budget: Budget | None,
     ) -> list[DecodeStep]:
         """Let the policy learn from a step, and return the step with the policy's estimate."""
+        alone = self.policy.autoregressive_seconds  # before the next step may be a trial
         steps = super()._learned(results, steps, seconds, budget)
-        if len(self.sequences) != 1 or self.policy.autoregressive_seconds is None:
+        if len(self.sequences) != 1 or alone is None:
             return steps
-        estimate = len(steps[0].token_ids) * self.policy.autoregressive_seconds
+        estimate = len(steps[0].token_ids) * alone
         self.sequences[0].stats.autoregressive_seconds += estimate
         return [replace(steps[0], autoregressive_seconds=estimate)]
 

@@ -1,6 +1,7 @@
 """Copies of weights in other formats, which are made again whenever the weights change."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -40,8 +41,9 @@ class WeightCopy(Generic[CopyT]):
         return known
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WeightCopy[CopyT]":
-        """Return itself, because copies of a model that share its weights share this copy, too."""
-        return self
+        """Return the copy of the copied source; itself if the source is shared and not copied."""
+        source = deepcopy(self.source, memo)
+        return self if source is self.source else WeightCopy.shared(source, self._convert)
 
     def current(self) -> CopyT:
         """Return the copy; it is made again if the source was replaced or changed in place."""

@@ -44,11 +44,17 @@ def test_a_slower_number_is_tried_ever_more_seldom() -> None:
 def test_a_number_that_cannot_be_faster_is_hardly_ever_tried() -> None:
     choice, quiet = ThreadChoice(2), (1.0, 1.05)
     assert not any(_indices(choice, 2 * SPACING, [1.0, 0.5], quiet))
-    choice.hasten()
     assert not any(_indices(choice, LONGEST_PAUSE - 2 * SPACING, [1.0, 0.5], quiet))
     assert sum(_indices(choice, LONGEST_PAUSE, [1.0, 0.5], quiet)) == TRIAL
     # On a busy machine, the number in use gives fewer tokens.
     assert any(_indices(choice, 2 * SHORTEST_PAUSE, [0.5, 0.4], quiet))
+
+
+def test_a_change_of_load_allows_a_trial_that_seemed_hopeless() -> None:
+    choice = ThreadChoice(2)
+    _indices(choice, SHORTEST_PAUSE + 1, [1.0, 0.5], (1.0, 0.9))
+    choice.hasten()
+    assert sum(_indices(choice, LONGEST_PAUSE, [1.0, 0.5], (1.0, 0.9))) == TRIAL
 
 
 def test_a_number_must_be_clearly_faster_to_be_used() -> None:
@@ -93,10 +99,10 @@ def test_the_first_step_of_a_trial_is_not_timed() -> None:
     threads = TimedThreads([StepSeconds([], costs, number) for number in (None, 1)])
     while threads.timing.threads is None:
         threads.take(threads.timing, None, 1.0, 0)
-        threads.after_step(lambda timing: 1 / timing.of_autoregressive(0))
+        threads.after_step(threads.timing, lambda own: 1 / own.of_autoregressive(0))
     assert not threads.take(threads.timing, None, 50.0, 0)
     assert not threads.timing.slowness.is_known
-    threads.after_step(lambda timing: 1 / timing.of_autoregressive(0))
+    threads.after_step(threads.timing, lambda own: 1 / own.of_autoregressive(0))
     threads.take(threads.timing, None, 3.0, 0)
     assert threads.timing.of_autoregressive(0) == 3.0
 
@@ -108,3 +114,6 @@ def test_a_step_of_another_run_counts_for_its_own_number_of_threads() -> None:
     threads.take(other, None, 3.0, 0)
     assert other.of_autoregressive(0) == 3.0
     assert own.of_autoregressive(0) == 1.0
+    for _ in range(2 * SHORTEST_PAUSE):  # steps that began before a trial do not count for it
+        threads.after_step(other, lambda timing: 1 / timing.of_autoregressive(0))
+    assert threads.timing is own

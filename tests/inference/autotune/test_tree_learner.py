@@ -106,6 +106,17 @@ def test_the_first_step_with_another_number_of_threads_is_not_timed() -> None:
     assert learner.timing.of_autoregressive(0) == pytest.approx(1.0)
 
 
+def test_a_trial_of_threads_does_not_change_the_trees() -> None:
+    learner = _learner(1)
+    while learner.timing.threads is None:
+        _step(learner, 4.0)
+    best = learner.best
+    while learner.timing.threads is not None:
+        _step(learner, 40.0)  # another number is so slow that no tree would pay
+    assert learner.best is best
+    assert learner.left_of_pause <= 2
+
+
 def test_drafting_begins_only_where_it_may_repay_the_reading_of_the_context() -> None:
     learner = _learner(read=0.01)
     for _ in range(2):

@@ -62,7 +62,9 @@ def test_versions_tell_tensors_and_changes_apart() -> None:
         version_of(torch.zeros(3))  # tensors made in this mode have no counter
 
 
-def test_copies_of_a_model_share_the_copy_of_a_weight() -> None:
+def test_a_copied_model_has_the_copies_of_its_own_weights() -> None:
     layer = nn.Linear(4, 4)
     own = WeightCopy.shared(layer, _doubled)
-    assert deepcopy(own) is own
+    assert deepcopy(own, {id(layer): layer}) is own
+    other = deepcopy(own)
+    assert other is WeightCopy.shared(other.source, _doubled) is not own
