@@ -21,6 +21,7 @@ from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 from jakiro.target.packed_linear import PackedLinear
+from jakiro.target.wrapped_linear import WrappedLinear
 
 # Up to 4,096 products, torch 2.13 does not use oneDNN. With two rows, this concerns up to 2,048
 # weights, such as those of the gate of a shared expert; larger ones of the kind have a single
@@ -30,26 +31,12 @@ SMALL = 8192  # largest number of weights of a linear layer that is computed in 
 Forward = Callable[..., Any]
 
 
-class DoubleLinear(nn.Module):
+class DoubleLinear(WrappedLinear):
     """Computes the same as a linear layer, but in float64.
 
     Args:
         layer: layer whose weight and bias are used; it is not changed.
     """
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer's own weight."""
-        return self.layer.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The layer's own bias."""
-        return self.layer.bias
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Return the product with the weight, plus the bias."""

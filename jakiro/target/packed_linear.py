@@ -13,12 +13,13 @@ from torch.nn.functional import linear
 
 from jakiro.target.sharing import sharing_copy
 from jakiro.target.weight_copies import WeightCopy
+from jakiro.target.wrapped_linear import WrappedLinear
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 16  # number of tokens that the layout is chosen for; any number can be multiplied
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(WrappedLinear):
     """Computes the same as a linear layer, with a reordered copy of its weight.
 
     The copy is made again if the weight is replaced or changed in place. All packed layers of the
@@ -30,20 +31,9 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(self, layer: nn.Linear, *, pack_single: bool = False) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         self.pack_single = pack_single
         self._reordered = WeightCopy.shared(layer, _reordered_of_layer)
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer's own weight."""
-        return self.layer.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The layer's own bias."""
-        return self.layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product with the weight, plus the bias.

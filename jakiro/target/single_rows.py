@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from jakiro.target.wrapped_linear import WrappedLinear
+
 ROWS = (16, 2, 3, 5, 8, 17, 33, 64)  # numbers of rows that products are compared for
 
 
-class RowGroups(nn.Module):
+class RowGroups(WrappedLinear):
     """Computes the same as a linear layer, with at most a given number of rows at a time.
 
     Args:
@@ -21,19 +23,8 @@ class RowGroups(nn.Module):
     """
 
     def __init__(self, layer: nn.Linear, size: int) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         self.size = size
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer's own weight."""
-        return self.layer.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The layer's own bias."""
-        return self.layer.bias
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Return the product with the weight, plus the bias."""
