@@ -107,12 +107,16 @@ def test_the_first_step_with_another_number_of_threads_is_not_timed() -> None:
 
 
 def test_a_trial_of_threads_does_not_change_the_trees() -> None:
-    learner = _learner(1)
+    # With the other number of threads, no tree pays.
+    dear = Costs(verify={0: 1.0, 4: 20.0, 24: 60.0}, draft=COSTS.draft)
+    other = StepSeconds(tree_arms(PLAN, no_processors(do_sample=False), dear), dear, 1)
+    learner = TreeLearner(ARMS, [StepSeconds(ARMS, COSTS), other])
     while learner.timing.threads is None:
-        _step(learner, 4.0)
-    best = learner.best
+        _step(learner, 4.0)  # the machine is busy, so that the other number is tried
+    best, drafted = learner.best, 0
     while learner.timing.threads is not None:
-        _step(learner, 40.0)  # another number is so slow that no tree would pay
+        drafted += _step(learner, 20.0) is not None
+    assert drafted > 0
     assert learner.best is best
     assert learner.left_of_pause <= 2
 
