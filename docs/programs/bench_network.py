@@ -169,6 +169,7 @@ class Bench:
         row |= {
             **found,
             "tokens": len(expected.new_token_ids),
+            "is_complete": text is not None,
             "is_exact": text in (expected.new_token_ids, expected.text),
             "up": traffic.up,
             "down": traffic.down,
@@ -226,7 +227,10 @@ class Bench:
     def _streamed(
         self, url: str, method: Method, temperature: float, prompt: Sequence[int]
     ) -> dict[str, Any]:
-        """Write a text that the server streams, which begins again if its connection is lost."""
+        """Write a text that the server streams, which begins again if its connection is lost.
+
+        Over a link that always breaks before the end of the text, the text is None.
+        """
         options = self._options(temperature)
         own: dict[str, Any] = {"drafting": method.kind == SERVER}
         if "top_k" in options:
@@ -247,18 +251,9 @@ class Bench:
             except httpx2.HTTPError:
                 time.sleep(0.2)
                 continue
-            seconds = time.monotonic() - started
-            return {
-                "text": text,
-                "seconds": seconds,
-                "first": first - started,
-                "calls": attempt + 1,
-                "repeats": attempt,
-                "resumes": 0,
-                "forwards": None,
-                "prompt_memory": 0,
-            }
-        raise JakiroError("a stream has failed", got=f"{MOST_ATTEMPTS} attempts")
+            times = {"seconds": time.monotonic() - started, "first": first - started}
+            return _stream_row(text, attempt + 1, times)
+        return _stream_row(None, MOST_ATTEMPTS, {"seconds": None, "first": None})
 
     @contextmanager
     def _server(self, name: str | None) -> Iterator[Server]:
@@ -306,29 +301,38 @@ def figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         groups.setdefault((row["method"], row["profile"], row["temperature"]), []).append(row)
     found = []
-    for (method, profile, temperature), own in groups.items():
-        tokens = sum(row["tokens"] for row in own)
-        forwards = [row["forwards"] for row in own if row["forwards"]]
-        new = tokens - len(own)  # the first token comes from reading the prompt
+    for (method, profile, temperature), several in groups.items():
+        own = [row for row in several if row["is_complete"]]
         found.append(
             {
                 "method": method,
                 "profile": profile,
                 "temperature": temperature,
-                "texts": len(own),
+                "texts": len(several),
+                "complete": len(own),
                 "exact": sum(row["is_exact"] for row in own),
-                "ms_per_token": 1e3 * sum(row["seconds"] - row["first"] for row in own) / new,
-                "ms_first": 1e3 * sum(row["first"] for row in own) / len(own),
-                "calls_per_token": sum(row["calls"] for row in own) / tokens,
-                "up_per_token": sum(row["up"] for row in own) / tokens,
-                "down_per_token": sum(row["down"] - row["prompt_memory"] for row in own) / tokens,
-                "prompt_memory": sum(row["prompt_memory"] for row in own) / len(own),
-                "tau": new / sum(forwards) if forwards else None,
-                "repeats": sum(row["repeats"] for row in own),
-                "resumes": sum(row["resumes"] for row in own),
+                "repeats": sum(row["repeats"] for row in several),
+                "resumes": sum(row["resumes"] for row in several),
+                **(_costs(own) if own else {}),
             }
         )
     return found
+
+
+def _costs(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what complete texts took by token."""
+    tokens = sum(row["tokens"] for row in rows)
+    forwards = [row["forwards"] for row in rows if row["forwards"]]
+    new = tokens - len(rows)  # the first token comes from reading the prompt
+    return {
+        "ms_per_token": 1e3 * sum(row["seconds"] - row["first"] for row in rows) / new,
+        "ms_first": 1e3 * sum(row["first"] for row in rows) / len(rows),
+        "calls_per_token": sum(row["calls"] for row in rows) / tokens,
+        "up_per_token": sum(row["up"] for row in rows) / tokens,
+        "down_per_token": sum(row["down"] - row["prompt_memory"] for row in rows) / tokens,
+        "prompt_memory": sum(row["prompt_memory"] for row in rows) / len(rows),
+        "tau": new / sum(forwards) if forwards else None,
+    }
 
 
 def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
@@ -350,18 +354,28 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
     ]
     for method in methods:
         several = [cells[method, profile] for profile in profiles if (method, profile) in cells]
-        first = several[0]
+        first = next(cell for cell in several if cell["complete"])
         tau = "" if first["tau"] is None else f"{first['tau']:.2f}"
-        times = [
-            f"{cells[method, profile]['ms_per_token']:.0f}" if (method, profile) in cells else ""
-            for profile in profiles
-        ]
-        equal = f"{sum(r['exact'] for r in several)} of {sum(r['texts'] for r in several)}"
+        times = [_time(cells.get((method, profile))) for profile in profiles]
+        equal = f"{sum(r['exact'] for r in several)} of {sum(r['complete'] for r in several)}"
         parts = [method, tau, f"{first['calls_per_token']:.2f}"]
         parts += [f"{first['up_per_token']:.0f}", f"{first['down_per_token']:.0f}"]
         parts += [f"{first['prompt_memory'] / 1e3:.0f}", *times, equal]
         lines.append("| " + " | ".join(parts) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _time(cell: dict[str, Any] | None) -> str:
+    """Return the milliseconds per token of a cell; "none" if a text is not complete."""
+    if cell is None:
+        return ""
+    return f"{cell['ms_per_token']:.0f}" if cell["complete"] == cell["texts"] else "none"
+
+
+def _stream_row(text: str | None, attempts: int, times: dict[str, Any]) -> dict[str, Any]:
+    """Return what a streamed text took."""
+    own = {"text": text, "calls": attempts, "repeats": attempts - 1, **times}
+    return own | {"resumes": 0, "forwards": None, "prompt_memory": 0}
 
 
 def _described(drafter: Drafter) -> dict[str, Any]:

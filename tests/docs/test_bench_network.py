@@ -50,6 +50,31 @@ def test_a_server_that_does_not_start_is_an_error(
         pass
 
 
+def test_a_stream_that_never_ends_has_no_text_and_no_time(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any) -> None:
+        raise module.httpx2.ReadError("connection lost")
+
+    monkeypatch.setattr(module, "_read_stream", lost)
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    bench = object.__new__(module.Bench)
+    bench.arguments = Namespace(tokens=8)
+    found = bench._streamed("http://server", module.Method("stream", None), 0.0, [1, 2])
+    assert found["text"] is None
+    assert found["calls"] == module.MOST_ATTEMPTS
+    lost_row = {**found, "is_complete": False, "is_exact": False}
+    whole = {**found, "is_complete": True, "is_exact": True, "seconds": 2.0, "first": 1.0}
+    places = [("LAN", whole), ("disconnections", lost_row)]
+    rows = [
+        {"method": "stream", "profile": name, "temperature": 0, "tokens": 5, "up": 10, "down": 20}
+        | row
+        for name, row in places
+    ]
+    line = module.table(module.figures(rows), 0).splitlines()[-1]
+    assert line.endswith("| 250 | none | 1 of 1 |")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_texts_are_measured_in_stretches_and_compared(
