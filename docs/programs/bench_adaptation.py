@@ -1,10 +1,11 @@
 """Program that measures adaptation to a stream that changes its domain: `make bench-adaptation`.
 
 The stream has requests about code, then articles to summarize, then code again. Each request is
-decoded greedily with three drafters: frozen; adapted, which learns from the stream as the server
-does, with the same program and the same comparison before each change; and trained offline on
-other texts of the domain. All give the same text, which is checked. Prompts of the first quarter
-of each file teach the offline drafters, and the others are the stream.
+decoded greedily with three drafters: frozen; adapted, which learns from the stream with the program
+of the server, and changes only after the same comparison; and trained offline on other texts of the
+domain. Lessons follow each other after a fixed number of requests, and no change is undone later.
+All three give the same text, which is checked. Prompts of the first quarter of each file teach the
+offline drafters, and the others are the stream.
 
 A run can be interrupted at any time, and goes on where it has stopped:
 
@@ -72,10 +73,11 @@ class Bench:
         self.taught = {name: own[: len(own) // 4] for name, own in prompts.items()}
         self.stream = list(_stream({n: own[len(own) // 4 :] for n, own in prompts.items()}))
         self.tokenizer = load_tokenizer(arguments.target)
-        model = load_causal_lm(arguments.target, dtype=torch.float32).requires_grad_(False)
+        model = load_causal_lm(arguments.target, dtype=arguments.dtype).requires_grad_(False)
         self.target = TargetAdapter(model)
         self.own = JakiroDrafter.from_pretrained(arguments.drafter).float().eval()
-        self.identity = identity_of_drafter(self.own, self.target.spec.fingerprint, torch.float32)
+        spec = self.target.spec
+        self.identity = identity_of_drafter(self.own, spec.fingerprint, self.target.dtype)
         self.versions = VersionFolder(self.folder / "versions", self.identity)
         self.recipe = Recipe(learning_rate=arguments.learning_rate)
         self.lines = _read_lines(self.folder / "stream.jsonl")
@@ -97,7 +99,9 @@ class Bench:
         end = time.monotonic() + seconds
         for line in self.requests:
             self.ring.add("everyone", line["token_ids"], line["prompt_length"])
-        version = max((own["lesson"]["version"] or 0 for own in self.lessons), default=0)
+        version = 0
+        for lesson in (own["lesson"] for own in self.lessons):
+            version = 0 if lesson["outcome"] == "harmful" else lesson["version"] or version
         self._use("adapted", self.versions.read(version).weights if version else None)
         stage = -1
         while len(self.requests) < len(self.stream) and time.monotonic() < end:
@@ -159,6 +163,9 @@ class Bench:
         result: LessonResult = read_result(done.stdout)
         sizes = {"learned": len(lesson.learned), "held_out": len(lesson.held_out)}
         self._append({"after": count, "lesson": {**result.model_dump(), **sizes}})
+        if result.outcome == "harmful":
+            self._use("adapted", None)
+            return 0
         if result.version is None:
             return version
         self._use("adapted", self.versions.read(result.version).weights)
@@ -172,7 +179,7 @@ class Bench:
             "drafter": self.arguments.drafter,
             "target": self.arguments.target,
             "identity": self.identity,
-            "dtype": "float32",
+            "dtype": str(self.target.dtype).removeprefix("torch."),
             "device": "cpu",
             "tenants": ("everyone",),
             "recipe": self.recipe,
@@ -195,7 +202,7 @@ class Bench:
             recipe = self.recipe.model_copy(update={"passes": OFFLINE_PASSES})
             lesson = self._lesson(learned=passages, held_out=passages[:1], recipe=recipe)
             state = teach(self.target, self.own, lesson).state_dict()
-            names = adapted_names(self.own).values()
+            names = adapted_names(self.own)
             save_file({name: state[name].contiguous() for name in names}, path)
         return load_file(path)
 
@@ -208,7 +215,7 @@ class Bench:
         drafter: Any = self._decoders[arm].drafter
         state = self.own.state_dict() if weights is None else weights
         replaced = ReplaceableWeights(drafter.model)
-        replaced.use({name: state[name] for name in adapted_names(drafter.model).values()})
+        replaced.use({name: state[name] for name in adapted_names(drafter.model)})
 
     def _append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -285,6 +292,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--drafter", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="float32", help="in half precision, rounding may differ")
     parser.add_argument("--code", type=Path, required=True)
     parser.add_argument("--articles", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)

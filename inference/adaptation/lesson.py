@@ -32,7 +32,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(5e-4, gt=0)
     passes: int = Field(2, ge=1)  # number of times that each text is learned from
     batch_size: int = Field(8, ge=1)  # number of texts of an optimizer step
-    max_length: int = Field(512, ge=8)  # longer texts lose the beginnings of their prompts
+    max_length: int = Field(1024, ge=8)  # tokens of a text; longer texts are cut
     compared_tokens: int = Field(
         64, ge=2
     )  # number of tokens that are decoded of each held-out text
@@ -65,11 +65,13 @@ class LessonResult(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    outcome: Literal["better", "not_better", "failed"]
+    # "harmful": no better version was found, and the parent is worse than the drafter itself.
+    outcome: Literal["better", "not_better", "harmful", "failed"]
     version: int | None = None  # number of the version that was written
-    before: float | None = None  # tau of the parent on the held-out texts
-    after: float | None = None  # tau of the new version on the same texts
-    low: float | None = None  # lower bound of after / before (95%, one-sided)
+    own: float | None = None  # tau of the drafter itself, version 0, on the held-out prompts
+    before: float | None = None  # tau of the parent on the same prompts
+    after: float | None = None  # tau of the new version on the same prompts
+    low: float | None = None  # lower end of the 95% interval of after / before
     seconds: float = 0.0
     error: str = ""
 

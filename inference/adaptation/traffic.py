@@ -25,6 +25,11 @@ class Text(NamedTuple):
     token_ids: tuple[int, ...]
     prompt_length: int
 
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        return self.token_ids[: self.prompt_length]
+
 
 class Traffic(NamedTuple):
     """The texts of a lesson, from the oldest to the newest.
@@ -56,18 +61,28 @@ class TrafficRing:
     A text that a tenant repeats is kept once. If there are too many tokens, the oldest texts of the
     tenant with the most tokens are dropped, so that no tenant can displace the others.
 
+    Whether a text is held out depends on its prompt alone, so no text with a held-out prompt is
+    ever learned from.
+
     Args:
         max_tokens: largest number of tokens of all texts.
         max_seconds: seconds after which a text is forgotten.
         clock: function that returns the time in seconds.
+        secret: key of the choice of held-out prompts. With a secret one, nobody can write prompts
+            that are all held out.
     """
 
     def __init__(
-        self, max_tokens: int, max_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_tokens: int,
+        max_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        secret: bytes = b"",
     ) -> None:
         self._max_tokens = max_tokens
         self._max_seconds = max_seconds
         self._clock = clock
+        self._secret = secret
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # entries by hash, oldest first
         self._tokens: Counter[str] = Counter()  # number of tokens of each tenant
 
@@ -90,12 +105,11 @@ class TrafficRing:
         self.expire()
         if prompt_length >= len(token_ids) or len(token_ids) > self._max_tokens:
             return False
-        ids = np.asarray(token_ids, np.int64).tobytes()
-        # Equal texts of several tenants are either all held out, or all learned from.
-        digest = blake2b(ids, digest_size=8).digest()
+        ids = _bytes(token_ids)
+        text = Text(tenant, tuple(token_ids), prompt_length)
+        digest = blake2b(_bytes(text.prompt), digest_size=8, key=self._secret).digest()
         key = blake2b(tenant.encode() + b"\0" + ids, digest_size=16).digest()
         is_new = self._remove(key) is None
-        text = Text(tenant, tuple(token_ids), prompt_length)
         is_held_out = int.from_bytes(digest) % _HELD_OUT == 0
         self._entries[key] = _Entry(text, self._clock(), is_held_out)
         self._tokens[tenant] += len(token_ids)
@@ -126,15 +140,21 @@ class TrafficRing:
     def traffic(self, max_learned: int, max_held_out: int) -> Traffic:
         """Return texts for a lesson: half of them the newest, the others spread over the rest.
 
+        Of the held-out texts with the same prompt, only the newest one is returned.
+
         Args:
             max_learned: largest number of texts to learn from.
             max_held_out: largest number of held-out texts.
         """
         self.expire()
         entries = self._entries.values()
+        learned = [entry.text for entry in entries if not entry.is_held_out]
+        held_out: dict[tuple[int, ...], Text] = {}
+        for text in (entry.text for entry in entries if entry.is_held_out):
+            held_out.pop(text.prompt, None)  # the order is that of the newest texts
+            held_out[text.prompt] = text
         return Traffic(
-            _chosen([entry.text for entry in entries if not entry.is_held_out], max_learned),
-            _chosen([entry.text for entry in entries if entry.is_held_out], max_held_out),
+            _chosen(learned, max_learned), _chosen(list(held_out.values()), max_held_out)
         )
 
     def _drop_oldest(self) -> None:
@@ -151,6 +171,10 @@ class TrafficRing:
             if not self._tokens[tenant]:
                 del self._tokens[tenant]
         return entry
+
+
+def _bytes(token_ids: Sequence[int]) -> bytes:
+    return np.asarray(token_ids, np.int64).tobytes()
 
 
 def _chosen(texts: Sequence[Text], count: int) -> tuple[Text, ...]:

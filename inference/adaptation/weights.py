@@ -22,19 +22,24 @@ ADAPTED = (
 _NUM_SAMPLES = 256  # number of values of each tensor that identify a drafter
 
 
-def adapted_names(model: nn.Module) -> dict[str, str]:
-    """Return the names of the adapted parameters of a drafter, by the ends in `ADAPTED`.
+def adapted_ends(model: nn.Module) -> tuple[str, ...]:
+    """Return those of the ends in `ADAPTED` with which parameters of a drafter end.
 
     Args:
         model: drafter without adapters.
     """
-    names = dict(model.named_parameters())
-    return {
-        end: name
-        for end in ADAPTED
-        for name in names
-        if f".{name}".removesuffix(".weight").endswith(f".{end}")
-    }
+    names = [name for name, _ in model.named_parameters()]
+    return tuple(end for end in ADAPTED if any(_ends_with(name, end) for name in names))
+
+
+def adapted_names(model: nn.Module) -> list[str]:
+    """Return the names of all adapted parameters of a drafter.
+
+    Args:
+        model: drafter without adapters.
+    """
+    names = (name for name, _ in model.named_parameters())
+    return [name for name in names if any(_ends_with(name, end) for end in ADAPTED)]
 
 
 def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> str:
@@ -50,6 +55,10 @@ def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> st
         for name, weight in model.named_parameters()
     }
     return fingerprint(target, str(dtype), values)[:32]
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return f".{name}".removesuffix(".weight").endswith(f".{end}")
 
 
 def _sample(weight: Tensor) -> Tensor:
@@ -69,7 +78,7 @@ class ReplaceableWeights:
 
     def __init__(self, model: nn.Module) -> None:
         parameters = dict(model.named_parameters())
-        self._current = {name: parameters[name] for name in adapted_names(model).values()}
+        self._current = {name: parameters[name] for name in adapted_names(model)}
         self._own = {name: weight.detach().clone() for name, weight in self._current.items()}
 
     def check(self, weights: Mapping[str, Tensor]) -> None:

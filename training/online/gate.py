@@ -12,85 +12,116 @@ from inference.decoder import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
-from training.online.rows import cut
 
 FEWEST = 4  # with fewer prompts, no version is ever better
 
 
 class GateResult(NamedTuple):
-    """The tau of two drafters on the same prompts.
+    """The tau of three drafters on the same prompts.
 
     Attributes:
+        own: tau of the drafter itself, without what it has learned.
         before: tau of the drafter in use.
         after: tau of the new one.
         low: lower end of the 95% interval of after / before.
-        older: after / before on the older half of the prompts.
+        older: on the older half of the prompts, the smaller one of after / before and after / own.
+        harm: lower end of the 95% interval of own / before.
     """
 
+    own: float
     before: float
     after: float
     low: float
     older: float
+    harm: float
 
     def is_better(self, largest_loss: float) -> bool:
         """Return whether the new drafter is better beyond noise, without a loss on older prompts.
 
+        It must not be worse than the drafter itself either, so that small losses do not add up.
+
         Args:
             largest_loss: share of tau that the older half of the prompts may lose.
         """
-        return self.low > 1 and self.older >= 1 - largest_loss
+        return self.low > 1 and self.after >= self.own and self.older >= 1 - largest_loss
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether what the drafter in use has learned does harm, beyond noise."""
+        return self.harm > 1
+
+
+class Drafters(NamedTuple):
+    """Drafters that are compared.
+
+    Attributes:
+        own: drafter with its own weights.
+        current: drafter in use; the same object as `own` if nothing was learned yet.
+        candidate: new drafter.
+    """
+
+    own: JakiroDrafter
+    current: JakiroDrafter
+    candidate: JakiroDrafter
 
 
 def compare_drafters(
-    target: TargetAdapter,
-    current: JakiroDrafter,
-    candidate: JakiroDrafter,
-    held_out: Sequence[Passage],
-    recipe: Recipe,
+    target: TargetAdapter, drafters: Drafters, held_out: Sequence[Passage], recipe: Recipe
 ) -> GateResult:
-    """Compare two drafters by greedy decoding, alternately, of prompts that neither has learned.
+    """Compare drafters by greedy decoding, alternately, of prompts that none of them has learned.
 
-    Both give the same texts, so only the numbers of decoding steps differ.
+    All give the same texts, so only the numbers of decoding steps differ.
 
     Args:
         target: frozen target.
-        current: drafter in use, which is not changed.
-        candidate: new drafter, which is not changed.
+        drafters: drafters, which are not changed.
         held_out: prompts with continuations, the oldest first.
         recipe: number of tokens to decode, and lengths.
     """
-    decoders = [_decoder(target, drafter) for drafter in (current, candidate)]
-    counts = np.zeros((2, 2, len(held_out)))  # drafter, tokens or steps, prompt
+    decoders = {id(drafter): _decoder(target, drafter) for drafter in drafters}
+    counts = {key: np.zeros((2, len(held_out))) for key in decoders}  # tokens or steps, prompt
     for number, passage in enumerate(held_out):
-        short = cut(passage, recipe.max_length)
-        prompt = list(short.token_ids[: short.prompt_length])
+        prompt = list(passage.token_ids[: passage.prompt_length])[-recipe.max_length :]
         room = target.spec.max_position - len(prompt)
-        for which, decoder in enumerate(decoders):
+        for key, decoder in decoders.items():
             new = min(recipe.compared_tokens, room)
             stats = decoder.generate(prompt, max_new_tokens=new, temperature=0).stats
-            counts[which, :, number] = stats.decoded, stats.target_forwards
-    return compare_counts(counts[0], counts[1])
+            counts[key][:, number] = stats.decoded, stats.target_forwards
+    return compare_counts(*(counts[id(drafter)] for drafter in drafters))
 
 
-def compare_counts(before: Floats, after: Floats) -> GateResult:
+def compare_counts(own: Floats, before: Floats, after: Floats) -> GateResult:
     """Return the result for numbers of tokens and decoding steps.
+
+    Args:
+        own: tokens and steps of each prompt with the drafter itself [2, prompts].
+        before: the same with the drafter in use.
+        after: the same with the new drafter.
+    """
+    taus = {"own": _tau(own), "before": _tau(before), "after": _tau(after)}
+    if own.shape[1] < FEWEST:
+        return GateResult(**taus, low=0.0, older=0.0, harm=0.0)
+    half = own.shape[1] // 2
+    older = [_tau(counts[:, :half]) for counts in (own, before, after)]
+    return GateResult(
+        **taus,
+        low=_low(before, after),
+        older=older[2] / max(older[0], older[1]),
+        harm=_low(before, own),
+    )
+
+
+def _low(before: Floats, after: Floats) -> float:
+    """Return the lower end of the 95% interval of the ratio of two taus.
 
     The interval is a Student's t interval of the logarithm of the ratio; its variance is computed
     from the differences between the two drafters on each prompt (delta method).
-
-    Args:
-        before: tokens and steps of each prompt with the drafter in use [2, prompts].
-        after: the same with the new drafter.
     """
     taus = [_tau(counts) for counts in (before, after)]
-    ratio, count = taus[1] / taus[0], before.shape[1]
-    if count < FEWEST:
-        return GateResult(taus[0], taus[1], 0.0, 0.0)
+    count = before.shape[1]
     influence = _influence(after, taus[1]) - _influence(before, taus[0])
     reach = student_quantile(float(count - 1)) * influence.std(ddof=1) / np.sqrt(count)
-    half = count // 2
-    older = _tau(after[:, :half]) / _tau(before[:, :half])
-    return GateResult(taus[0], taus[1], float(ratio * np.exp(-reach)), older)
+    return float(taus[1] / taus[0] * np.exp(-reach))
 
 
 def _tau(counts: Floats) -> float:

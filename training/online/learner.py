@@ -17,7 +17,12 @@ from torch.nn.utils import clip_grad_norm_
 
 from inference.adaptation.lesson import Lesson, LessonResult, Recipe, read_lesson
 from inference.adaptation.versions import VersionFolder, VersionRecord
-from inference.adaptation.weights import ReplaceableWeights, adapted_names, identity_of_drafter
+from inference.adaptation.weights import (
+    ReplaceableWeights,
+    adapted_ends,
+    adapted_names,
+    identity_of_drafter,
+)
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, JakiroError, NumericalError
 from jakiro.target.adapter import TargetAdapter
@@ -29,7 +34,7 @@ from training.config import decoding_rule
 from training.input_settings import LoraSettings
 from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader, TrainingModule
-from training.online.gate import compare_drafters
+from training.online.gate import Drafters, compare_drafters
 from training.online.rows import batches, cut
 from training.setup.adapters import add_adapters, merged
 
@@ -57,6 +62,9 @@ def main() -> None:
 def learn(lesson: Lesson, parent_process: int | None = None) -> LessonResult:
     """Learn from a lesson, and write a version if it is better than the one in use.
 
+    The version in use must have at least the tau of the drafter itself, within noise; otherwise,
+    the outcome is "harmful".
+
     Args:
         lesson: texts, and the drafter to start from.
         parent_process: id of the server, with which this process ends; None for its parent.
@@ -67,19 +75,23 @@ def learn(lesson: Lesson, parent_process: int | None = None) -> LessonResult:
     """
     parent_process = parent_process or os.getppid()
     folder = VersionFolder(lesson.folder, lesson.identity)
-    target, drafter = _loaded(lesson)
+    target, own = _loaded(lesson)
+    drafter = own
     inherited: tuple[str, ...] = ()
     if lesson.parent:
         version = folder.read(lesson.parent)
         inherited = version.record.tenants
+        drafter = deepcopy(own)
         weights = ReplaceableWeights(drafter)
         weights.check(version.weights)
         weights.use(version.weights)
     candidate = teach(target, drafter, lesson, parent_process)
-    found = compare_drafters(target, drafter, candidate, lesson.held_out, lesson.recipe)
+    drafters = Drafters(own, drafter, candidate)
+    found = compare_drafters(target, drafters, lesson.held_out, lesson.recipe)
     measured = {"before": found.before, "after": found.after, "low": found.low}
     if not found.is_better(lesson.recipe.largest_loss):
-        return LessonResult(outcome="not_better", **measured)
+        outcome: Any = "harmful" if found.is_harmful else "not_better"
+        return LessonResult(outcome=outcome, own=found.own, **measured)
     _end_with(parent_process)
     state = candidate.state_dict()
     folder.write(
@@ -90,9 +102,9 @@ def learn(lesson: Lesson, parent_process: int | None = None) -> LessonResult:
             tenants=tuple(sorted({*inherited, *lesson.tenants})),
             **measured,
         ),
-        {name: state[name] for name in adapted_names(candidate).values()},
+        {name: state[name] for name in adapted_names(candidate)},
     )
-    return LessonResult(outcome="better", version=lesson.number, **measured)
+    return LessonResult(outcome="better", version=lesson.number, own=found.own, **measured)
 
 
 def teach(
@@ -114,8 +126,8 @@ def teach(
     """
     recipe = lesson.recipe
     pupil = deepcopy(drafter)
-    targets = tuple(adapted_names(pupil))
-    settings = LoraSettings(rank=recipe.rank, alpha=2 * recipe.rank, targets=targets)
+    rank, ends = recipe.rank, adapted_ends(pupil)
+    settings = LoraSettings(rank=rank, alpha=2 * rank, targets=ends)
     add_adapters(pupil, settings, lesson.seed)
     passages = [cut(passage, recipe.max_length) for passage in lesson.learned]
     length = max(len(passage.token_ids) for passage in passages)

@@ -11,24 +11,27 @@ from training.loss.batch import Batch
 
 
 def cut(passage: Passage, max_length: int) -> Passage:
-    """Return a passage of at most `max_length` tokens, without the beginning of its prompt.
+    """Return a passage of at most `max_length` tokens, whose continuation begins where it began.
 
-    At least one token of the prompt stays. If the continuation is too long, it loses its end.
+    The continuation loses its end, but keeps half of `max_length` or what fits after the prompt.
+    Then the prompt loses its beginning.
 
     Args:
         passage: prompt and continuation.
         max_length: largest number of tokens, at least 2.
     """
-    surplus = max(len(passage.token_ids) - max_length, 0)
-    start = min(surplus, passage.prompt_length - 1)
-    ids = passage.token_ids[start : start + max_length]
-    return Passage(token_ids=ids, prompt_length=passage.prompt_length - start)
+    room = max(max_length // 2, max_length - passage.prompt_length)
+    ids = passage.token_ids[: passage.prompt_length + room]
+    start = max(len(ids) - max_length, 0)
+    return Passage(token_ids=ids[start:], prompt_length=passage.prompt_length - start)
 
 
 def batches(
     passages: Sequence[Passage], size: int, passes: int, rule: AnchorRule, seed: int
 ) -> Iterator[Batch]:
     """Yield batches of all passages, each time in another random order.
+
+    A batch is as long as its longest passage.
 
     Args:
         passages: passages that were cut.
@@ -37,12 +40,12 @@ def batches(
         rule: rule by which anchors are sampled.
         seed: seed of the orders and anchors.
     """
-    length = max(len(passage.token_ids) for passage in passages)
     for number in range(passes):
         order = np.random.default_rng((seed, number)).permutation(len(passages))
         for begin in range(0, len(order), size):
-            rows = [(index, _row(passages[index], length)) for index in order[begin : begin + size]]
-            keyed = [(row, (seed, number, int(index))) for index, row in rows]
+            indices = [int(index) for index in order[begin : begin + size]]
+            length = max(len(passages[index].token_ids) for index in indices)
+            keyed = [(_row(passages[own], length), (seed, number, own)) for own in indices]
             yield collate(
                 (row, rule.anchors(row.document_starts, key, row.is_response)) for row, key in keyed
             )

@@ -107,7 +107,9 @@ class Adaptation:
         self._folder = VersionFolder(self._open_folder() / identity, identity)
         self._folder.clean(KEPT)
         self._weights = ReplaceableWeights(drafter.model)
-        self._ring = TrafficRing(settings.adapt_tokens, 3600 * settings.adapt_hours)
+        self._ring = TrafficRing(
+            settings.adapt_tokens, 3600 * settings.adapt_hours, secret=secrets.token_bytes(16)
+        )
         self._watch = AcceptanceWatch()
         self._own_fingerprint = model.fingerprint
         self._process: LearningProcess | None = None
@@ -269,9 +271,11 @@ class Adaptation:
         """Record the result of a lesson."""
         process, self._process = self._process, None
         assert process is not None
+        number, parent = process.lesson.number, process.lesson.parent
         self._telemetry.lessons.labels(result.outcome).inc()
         if result.outcome == "failed":
             _logger.warning("a lesson has failed: %s", result.error)
+            self._folder.remove(number)  # if the process was killed after it had written a version
             return
         _logger.info(
             "learned for %.0f s: tau %.2f before, %.2f after, a ratio of at least %.3f",
@@ -280,12 +284,15 @@ class Adaptation:
             result.after or 0.0,
             result.low or 0.0,
         )
-        if result.outcome == "not_better":
-            return
-        number, parent = process.lesson.number, process.lesson.parent
-        if parent == self.version and self._change is None:
+        is_current = parent == self.version and self._change is None
+        if result.outcome == "harmful" and is_current:
+            _logger.warning("version %d is worse than the drafter itself: it forgets all", parent)
+            for own in self._folder.numbers:
+                self._folder.remove(own)
+            self._change = _Change(0, "worse")
+        elif result.outcome == "better" and is_current:
             self._change = _Change(number, "better")
-        else:  # the parent is no longer in use
+        elif result.outcome == "better":  # the parent is no longer in use
             self._folder.remove(number)
 
     def _undo(self) -> None:

@@ -11,7 +11,7 @@ class _Clock:
 
 
 def _filled(count: int, tenant: str = "a", ring: TrafficRing | None = None) -> TrafficRing:
-    ring = ring or TrafficRing(10_000, 60.0)
+    ring = TrafficRing(10_000, 60.0) if ring is None else ring
     for number in range(count):
         ring.add(tenant, [number, 1, 2, 3], 2)
     return ring
@@ -62,7 +62,28 @@ def test_equal_texts_are_all_learned_from_or_all_held_out() -> None:
             ring.add(tenant, [number, 1, 2], 1)
     learned, held_out = ring.traffic(1000, 1000)
     assert not {text.token_ids for text in learned} & {text.token_ids for text in held_out}
-    assert 30 < len(held_out) < 150
+    assert 10 < len(held_out) < 50
+
+
+def test_continuations_of_one_prompt_are_all_learned_from_or_all_held_out() -> None:
+    ring = TrafficRing(100_000, 60.0)
+    for prompt in range(100):
+        for end in range(5):
+            ring.add("ab"[end % 2], [prompt, 1, 2, end], 2)
+    learned, held_out = ring.traffic(1000, 1000)
+    assert not {text.prompt for text in learned} & {text.prompt for text in held_out}
+    # A prompt is measured once: more often, it would make the measurement look more certain.
+    assert len({text.prompt for text in held_out}) == len(held_out) > 4
+    assert all(text.token_ids[-1] == 4 for text in held_out)
+
+
+def test_nobody_can_know_which_prompts_are_held_out() -> None:
+    rings = [TrafficRing(100_000, 60.0, secret=secret) for secret in (b"one", b"another")]
+    for ring in rings:
+        for number in range(200):
+            ring.add("a", [number, 1, 2], 2)
+    first, second = (ring.traffic(1000, 1000).held_out for ring in rings)
+    assert set(first) != set(second)
 
 
 def test_half_of_a_lesson_is_new_and_half_is_spread_over_the_rest() -> None:

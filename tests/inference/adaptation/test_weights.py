@@ -1,5 +1,6 @@
 """Weights are replaced in place, wherever copies of them are in use, and never half."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from inference import SpeculativeDecoder
 from inference.adaptation.weights import (
     ReplaceableWeights,
+    adapted_ends,
     adapted_names,
     identity_of_drafter,
 )
@@ -18,6 +20,8 @@ from inference.drafters.trained.forms import DraftForms
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.weight_forms import WeightForm
+from training.input_settings import LoraSettings
+from training.setup.adapters import add_adapters
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -28,16 +32,27 @@ KINDS: list[dict[str, Any]] = [
 
 def _other(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     parameters = dict(model.named_parameters())
-    names = adapted_names(model).values()
+    names = adapted_names(model)
     return {
         name: parameters[name].detach() + 0.3 * torch.randn_like(parameters[name]) for name in names
     }
 
 
+def test_all_layers_of_a_trunk_are_replaced() -> None:
+    settings = tiny_settings(trunk={"kind": "feedback", "num_layers": 3})
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()), settings)
+    names = adapted_names(drafter)
+    trained = deepcopy(drafter)
+    add_adapters(trained, LoraSettings(rank=2, targets=adapted_ends(drafter)))
+    learned = [name for name, weight in trained.named_parameters() if weight.requires_grad]
+    assert len(learned) == 2 * len(names)  # LoRA learns two matrices for each
+    assert sum(name.endswith("self_attention.project.weight") for name in names) == 3
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_memory_does_not_depend_on_adapted_weights(kind: dict[str, Any]) -> None:
     drafter = tiny_drafter(TargetAdapter(tiny_llama()), tiny_settings(**kind))
-    names = set(adapted_names(drafter).values())
+    names = set(adapted_names(drafter))
     assert {"experts.down", "trunk.self_attention.project.weight"} <= names
     assert not [name for name in names if "encoder" in name or "key_value" in name]
 

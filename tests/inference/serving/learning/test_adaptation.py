@@ -39,7 +39,7 @@ def _weights_of(decoder: SpeculativeDecoder, scale: float) -> dict[str, torch.Te
     torch.manual_seed(0)
     return {
         name: parameters[name].detach() + scale * torch.randn_like(parameters[name])
-        for name in adapted_names(model).values()
+        for name in adapted_names(model)
     }
 
 
@@ -102,6 +102,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """A function that starts a server, which learns as soon as a few texts allow it."""
     monkeypatch.setattr(adaptation, "_FEWEST_HELD_OUT", 1)
     monkeypatch.setattr(adaptation, "_POLL_SECONDS", 0.02)
+    # Without a secret, the same prompts are held out in each run.
+    ring = adaptation.TrafficRing
+    monkeypatch.setattr(adaptation, "TrafficRing", lambda *sizes, secret: ring(*sizes))
     started: list[_Served] = []
 
     def start(mode: str, **settings: Any) -> _Served:
