@@ -64,6 +64,8 @@ class VersionFolder:
     @property
     def numbers(self) -> list[int]:
         """The numbers of all versions, in ascending order, whether they can be used or not."""
+        if not self.path.is_dir():  # somebody has deleted it
+            return []
         names = (path.name for path in self.path.iterdir() if path.is_dir())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -167,12 +169,20 @@ class VersionFolder:
         Args:
             tenant: user whose texts are to be forgotten.
         """
-        removed = [number for number in self.numbers if self._may_know(number, tenant)]
+        removed = [number for number in self.numbers if self.may_know(number, tenant)]
         for number in removed:
             self.remove(number)
         return removed
 
-    def _may_know(self, number: int, tenant: str) -> bool:
+    def may_know(self, number: int, tenant: str) -> bool:
+        """Return whether a version may have learned from a tenant.
+
+        Args:
+            number: number of the version; 0 for the drafter itself, which has not.
+            tenant: user whose texts these would be.
+        """
+        if number == 0:
+            return False
         try:
             return tenant in self.record(number).tenants
         except CheckpointError as error:

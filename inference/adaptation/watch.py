@@ -36,14 +36,18 @@ class AcceptanceWatch:
         """Whether a change is being watched."""
         return self._before is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are enough requests to compare later ones with."""
+        return len(self._recent) >= LOOKS[0]
+
     def changed(self, *, watch: bool) -> None:
         """Record that later requests are drafted with other weights.
 
         Args:
             watch: whether to compare later requests with those so far.
         """
-        enough = watch and len(self._recent) >= LOOKS[0]
-        self._before = _rate(list(self._recent)) if enough else None
+        self._before = _rate(list(self._recent)) if watch and self.is_ready else None
         self._recent.clear()
 
     def add(self, num_tokens: int, num_steps: int) -> Finding:

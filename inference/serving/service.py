@@ -105,6 +105,8 @@ class Service:
             ApiError: the prompts or options cannot be used, too many requests are waiting, or the
                 request takes too long.
         """
+        if self.adaptation is not None:
+            await self.adaptation.admitted()
         with self._answering(prompts, options) as admitted:
             reply = await self._started(prompts, options, admitted)
             user.rate.count_tokens(reply.num_prompt_tokens)

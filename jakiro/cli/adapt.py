@@ -1,5 +1,6 @@
 """The commands of `jakiro adapt`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ adapt = typer.Typer(
     help="Show or remove what a drafter has learned with `jakiro serve --adapt`.",
     no_args_is_help=True,
 )
+
+_IDENTITY = re.compile("[0-9a-f]{32}")  # name of the folder of a drafter
 
 Folder = Annotated[
     Path, typer.Argument(help="Folder that was passed to `jakiro serve --adapt-folder`.")
@@ -76,4 +79,4 @@ def _drafters(folder: Path) -> list[Path]:
             got="no folder",
             remedy="name the folder that was passed to `jakiro serve --adapt-folder`",
         )
-    return sorted(path for path in folder.iterdir() if path.is_dir())
+    return sorted(path for path in folder.iterdir() if _IDENTITY.fullmatch(path.name))

@@ -29,10 +29,11 @@ def main() -> None:
         _beat(folder)
     _beat(folder)
     data = (folder / "weights.safetensors").read_bytes()
-    number = 0 if mode == "nothing" else lesson["number"]
+    is_harmful = mode == "harmful after 1" and lesson["parent"] == 1
+    number = 0 if mode == "nothing" or is_harmful else lesson["number"]
     if number:
         _write(Path(lesson["folder"]), lesson, data, mode)
-    outcome = "better" if number else "not_better"
+    outcome = "better" if number else "harmful" if is_harmful else "not_better"
     result = {"outcome": outcome, "version": number or None, "before": 2.0, "after": 2.5}
     sys.stdout.write(json.dumps({**result, "low": 1.1}) + "\n")
 

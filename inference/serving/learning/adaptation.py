@@ -40,6 +40,9 @@ _FEWEST_HELD_OUT = 4  # smallest number of held-out texts of a lesson
 _MOST_LEARNED, _MOST_HELD_OUT = 256, 32  # largest numbers of texts of a lesson
 _LONGEST_LESSON = 3600.0  # seconds of computation after which a process is killed
 _POLL_SECONDS = 0.1
+_SECONDS_AFTER_ERROR = 5.0
+_MOST_PATIENCE = 60.0  # seconds that a version which must not be used waits for a pause of requests
+_MOST_DOUBLINGS = 6
 
 Why = Literal["better", "worse", "purged"]
 
@@ -114,7 +117,11 @@ class Adaptation:
         self._own_fingerprint = model.fingerprint
         self._process: LearningProcess | None = None
         self._change: _Change | None = None  # change that is due as soon as the server is idle
+        self._due_since: float | None = None  # since when a version must no longer be used
+        self._admits = asyncio.Event()
+        self._admits.set()
         self._num_purges = 0
+        self._num_undone = 0  # number of versions in succession that were undone
         self._num_new = 0  # number of texts since the last lesson
         self._said: int | None = None  # number of held-out texts that was logged last
         self._idle_since: float | None = None
@@ -132,6 +139,10 @@ class Adaptation:
         if self._process is not None:
             self._process.pause()
 
+    async def admitted(self) -> None:
+        """Wait while a version that must not be used waits for the end of earlier requests."""
+        await self._admits.wait()
+
     def record(self, tenant: str, reply: Reply, *, may_learn: bool, has_drafts: bool) -> None:
         """Count a complete reply, and keep its texts for a lesson if that is allowed.
 
@@ -142,8 +153,11 @@ class Adaptation:
             has_drafts: whether the request was decoded with drafts.
         """
         stats = reply.stats
-        if has_drafts and self._watch.add(stats.decoded, stats.target_forwards) == "worse":
+        finding = self._watch.add(stats.decoded, stats.target_forwards) if has_drafts else "waiting"
+        if finding == "worse":
             self._undo()
+        elif finding == "good":
+            self._num_undone = 0
         if not may_learn:
             return
         for job in reply.jobs:
@@ -163,7 +177,7 @@ class Adaptation:
         self._num_purges += 1
         num_texts = self._ring.purge(tenant)
         process = self._process
-        if process is not None and tenant in process.lesson.tenants:
+        if process is not None and self._may_teach(process.lesson, tenant):
             self._process = None
             await process.kill()
             self._telemetry.lessons.labels("purged").inc()
@@ -184,9 +198,11 @@ class Adaptation:
                 await self._continue()
             except Exception:
                 _logger.exception("adaptation continues after an error")
+                await asyncio.sleep(_SECONDS_AFTER_ERROR)
 
     async def close(self) -> None:
         """End the process that learns, and free the folder."""
+        self._admits.set()
         if self._process is not None:
             await self._process.kill()
         self._resources.close()
@@ -196,6 +212,7 @@ class Adaptation:
         await self._end_long_lesson()
         if self._process is not None and self._process.is_done:
             self._finish(self._process.result())
+        self._hold_requests()
         if self._is_busy():
             self._idle_since = None
             return
@@ -205,6 +222,21 @@ class Adaptation:
             await self._apply(self._change)
         elif now - self._idle_since >= self._settings.adapt_idle_seconds:
             await self._learn()
+
+    def _hold_requests(self) -> None:
+        """Let later requests wait if a version must not be used, and requests never pause."""
+        if self._change is None or self._change.why == "better":
+            self._due_since = None
+            self._admits.set()
+            return
+        now = time.monotonic()
+        self._due_since = now if self._due_since is None else self._due_since
+        if now - self._due_since >= _MOST_PATIENCE:
+            self._admits.clear()
+
+    def _may_teach(self, lesson: Lesson, tenant: str) -> bool:
+        """Whether a lesson has texts of a tenant, or starts from a version that knows them."""
+        return tenant in lesson.tenants or self._folder.may_know(lesson.parent, tenant)
 
     async def _learn(self) -> None:
         """Continue a lesson, or begin one if there are enough new texts."""
@@ -244,8 +276,10 @@ class Adaptation:
         self._said = num_held_out
 
     def _next_lesson(self) -> Lesson | None:
-        if self._num_new < self._settings.adapt_every or self._watch.is_watching:
+        if self._num_new < self._settings.adapt_every * 2**self._num_undone:
             return None
+        if self._watch.is_watching or not self._watch.is_ready:
+            return None  # the version could not be watched
         traffic = self._ring.traffic(_MOST_LEARNED, _MOST_HELD_OUT)
         if not traffic.learned or len(traffic.held_out) < _FEWEST_HELD_OUT:
             self._say_what_is_missing(len(traffic.held_out))
@@ -275,7 +309,7 @@ class Adaptation:
         self._telemetry.lessons.labels(result.outcome).inc()
         if result.outcome == "failed":
             _logger.warning("a lesson has failed: %s", result.error)
-            self._folder.remove(number)  # if the process was killed after it had written a version
+            self._discard(number)  # if the process was killed after it had written a version
             return
         _logger.info(
             "learned for %.0f s: tau %.2f before, %.2f after, a ratio of at least %.3f",
@@ -287,20 +321,27 @@ class Adaptation:
         is_current = parent == self.version and self._change is None
         if result.outcome == "harmful" and is_current:
             _logger.warning("version %d is worse than the drafter itself: it forgets all", parent)
-            for own in self._folder.numbers:
-                self._folder.remove(own)
+            self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
             self._change = _Change(0, "worse")
+            for own in self._folder.numbers:
+                self._discard(own)
         elif result.outcome == "better" and is_current:
             self._change = _Change(number, "better")
         elif result.outcome == "better":  # the parent is no longer in use
-            self._folder.remove(number)
+            self._discard(number)
 
     def _undo(self) -> None:
         """Go back to the version before the current one, which is removed."""
         _logger.warning("version %d accepts fewer drafts: it is no longer used", self.version)
-        before = self._newest_before(self.version)
-        self._folder.remove(self.version)
-        self._change = _Change(before, "worse")
+        self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
+        self._change = _Change(self._newest_before(self.version), "worse")
+        self._discard(self.version)
+
+    def _discard(self, number: int) -> None:
+        try:
+            self._folder.remove(number)
+        except OSError as error:
+            _logger.warning("version %d cannot be removed: %s", number, error)
 
     async def _apply(self, change: _Change) -> None:
         """Change the weights, unless a request has arrived in the meantime."""
@@ -309,7 +350,7 @@ class Adaptation:
         except CheckpointError as error:
             _logger.warning("a version is refused: %s", error)
             self._telemetry.changes.labels("refused").inc()
-            self._folder.remove(change.number)
+            self._discard(change.number)
             if self._change == change:  # no purge has replaced it
                 earlier = change._replace(number=self._newest_before(change.number))
                 self._change = None if change.why == "better" else earlier
@@ -347,7 +388,7 @@ class Adaptation:
             except CheckpointError as error:
                 _logger.warning("a version is refused: %s", error)
                 self._telemetry.changes.labels("refused").inc()
-                self._folder.remove(number)
+                self._discard(number)
                 continue
             assert version is not None
             self._weights.use(version.weights)

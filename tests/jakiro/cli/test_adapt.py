@@ -8,10 +8,12 @@ from helpers.commands import exit_code
 
 from inference.adaptation.versions import VersionFolder, VersionRecord, lock_of
 
+IDENTITY = 2 * "0123456789abcdef"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    versions = VersionFolder(tmp_path / "0123456789abcdef", "0123456789abcdef")
+    versions = VersionFolder(tmp_path / IDENTITY, IDENTITY)
     for number, tenants in ((1, ("alice",)), (2, ("alice", "bob"))):
         record = VersionRecord(
             number=number,
@@ -29,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def test_versions_are_shown_with_those_who_taught_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "0123456789abcdef" / "000003").mkdir()
+    (folder / IDENTITY / "000003").mkdir()
     assert exit_code("adapt", "show", str(folder)) == 0
     shown = capsys.readouterr()
     assert "version 2, after 1: tau 2.00 to 2.50; learned from alice, bob" in shown.out
@@ -39,7 +41,7 @@ def test_versions_are_shown_with_those_who_taught_them(
 def test_a_folder_without_versions_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "0123456789abcdef").mkdir()
+    (tmp_path / IDENTITY).mkdir()
     assert exit_code("adapt", "show", str(tmp_path)) == 0
     assert "there are no versions in" in capsys.readouterr().err
 
@@ -49,7 +51,18 @@ def test_a_purge_removes_what_a_user_has_taught(
 ) -> None:
     assert exit_code("adapt", "purge", str(folder), "--user", "bob") == 0
     assert "removed 1 versions" in capsys.readouterr().err
-    assert VersionFolder(folder / "0123456789abcdef", "0123456789abcdef").numbers == [1]
+    assert VersionFolder(folder / IDENTITY, IDENTITY).numbers == [1]
+
+
+def test_folders_of_others_are_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = folder / "photos" / "202301"
+    other.mkdir(parents=True)
+    mode = (folder / "photos").stat().st_mode
+    assert exit_code("adapt", "show", str(folder)) == 0
+    assert exit_code("adapt", "purge", str(folder), "--user", "bob") == 0
+    assert "photos" not in capsys.readouterr().err
+    assert other.is_dir()
+    assert (folder / "photos").stat().st_mode == mode
 
 
 def test_a_folder_in_use_or_without_versions_is_refused(

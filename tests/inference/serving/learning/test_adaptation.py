@@ -1,5 +1,6 @@
 """A server whose drafter learns: exact, one version per request, and nothing is kept when off."""
 
+import shutil
 import sys
 import time
 from collections import Counter
@@ -21,7 +22,8 @@ from openai import OpenAI
 from safetensors.torch import save_file
 
 from inference import SpeculativeDecoder
-from inference.adaptation.versions import VersionFolder, lock_of
+from inference.adaptation import watch
+from inference.adaptation.versions import VersionFolder, VersionRecord, lock_of
 from inference.adaptation.weights import ReplaceableWeights, adapted_names
 from inference.protocol import RequestCounter
 from inference.serving.learning import adaptation
@@ -102,6 +104,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """A function that starts a server, which learns as soon as a few texts allow it."""
     monkeypatch.setattr(adaptation, "_FEWEST_HELD_OUT", 1)
     monkeypatch.setattr(adaptation, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "LOOKS", (4, 8, 16))
     # Without a secret, the same prompts are held out in each run.
     ring = adaptation.TrafficRing
     monkeypatch.setattr(adaptation, "TrafficRing", lambda *sizes, secret: ring(*sizes))
@@ -366,6 +369,22 @@ def _purged(served: _Served, key: str) -> tuple[int, int]:
     return found["texts"], found["versions"]
 
 
+def test_the_folder_of_the_versions_has_no_texts(serve: Callable[..., _Served]) -> None:
+    served = serve("better")
+    canary = "a canary in a coal mine"
+    with served.running.client() as client:
+        served.teach(client, 0)
+        client.completions.create(model=MODEL, prompt=canary, max_tokens=4, temperature=0)
+        wait_until(lambda: served.adaptation.version >= 1)
+    token_ids = served.running.server.service.model.tokenizer.encode(canary)
+    found = [
+        path.read_bytes() for path in (served.folder / "versions").rglob("*") if path.is_file()
+    ]
+    assert found
+    for hidden in (canary, str(token_ids)[1:-1], str(token_ids)[1:-1].replace(" ", "")):
+        assert not [data for data in found if hidden.encode() in data]
+
+
 def test_a_request_can_forbid_learning(serve: Callable[..., _Served]) -> None:
     served = serve("nothing")
     with served.running.client() as client:
@@ -412,12 +431,91 @@ def test_a_version_that_accepts_fewer_drafts_is_undone(
     with served.running.client() as client:
         served.teach(client, 0)
         wait_until(lambda: served.adaptation.version == 1)
-        served.teach(client, 100, 20)
+        served.teach(client, 100, 8)
         wait_until(lambda: served.metric("adapt_changes_total", why="worse") == 1)
+        assert served.adaptation._num_undone == 1  # the next lesson waits for twice as many texts
         assert (
             served.adaptation.version != 1 or served.metric("adapt_changes_total", why="better") > 1
         )
         assert served.ask(client, 3).choices[0].text == served.expected(3)
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_requests_wait_if_a_version_must_not_be_used_and_requests_never_pause(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("better", places=2)
+    with served.running.client() as client, ThreadPoolExecutor(2) as pool:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        monkeypatch.setattr(adaptation, "_MOST_PATIENCE", 0.0)
+        stream = client.completions.create(
+            model=MODEL, prompt="def", stream=True, temperature=0, max_tokens=40
+        )
+        next(iter(stream))
+        assert _purged(served, "none") == (16, 1)
+        wait_until(lambda: not served.adaptation._admits.is_set())
+        late = pool.submit(served.ask, client, 5)
+        time.sleep(4 * adaptation._POLL_SECONDS)
+        assert not late.done()
+        assert served.adaptation.version == 1  # the stream keeps its version
+        list(stream)
+        assert late.result(SECONDS).choices[0].text == served.expected(5)
+        assert served.adaptation.version == 0
+        assert served.adaptation._admits.is_set()
+
+
+def test_a_version_that_does_harm_is_forgotten(serve: Callable[..., _Served]) -> None:
+    served = serve("harmful after 1")
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        served.teach(client, 100, 40)
+        wait_until(lambda: served.metric("adapt_changes_total", why="worse") == 1)
+        assert served.adaptation.version == 0
+        assert 1 not in served.adaptation._folder.numbers
+        assert served.ask(client, 3).choices[0].text == served.expected(3)
+
+
+def test_a_folder_that_is_deleted_or_cannot_be_written_ends_no_request(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("better")
+
+    def refuse(_: int) -> None:
+        raise OSError("read-only")
+
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
+        served.adaptation._undo()
+        wait_until(lambda: served.adaptation.version == 0)
+        shutil.rmtree(served.adaptation._folder.path)
+        assert served.ask(client, 3).choices[0].text == served.expected(3)
+        assert served.adaptation._folder.numbers == []
+
+
+def test_a_purge_ends_a_lesson_that_goes_on_from_a_version_of_the_user(
+    serve: Callable[..., _Served],
+) -> None:
+    served = serve("late", api_keys=("first-secret", "second-secret"))
+    folder = served.adaptation._folder
+    weights = _weights_of(served.running.server.engine.decoder, 0.3)
+    record = VersionRecord(
+        number=1, parent=0, identity=folder.identity, tenants=("key 2",), before=2, after=3, low=1
+    )
+    folder.write(record, weights)
+    served.adaptation.version = 1
+    with served.running.client("first-secret") as client:
+        served.teach(client, 0, max_tokens=2)
+    process = _running_lesson(served)
+    assert (process.lesson.tenants, process.lesson.parent) == (("key 1",), 1)
+    assert _purged(served, "second-secret") == (0, 1)
+    assert process.is_done
+    (served.folder / "finish").touch()
+    wait_until(lambda: served.adaptation.version == 0)
+    assert folder.numbers == []
 
 
 @pytest.mark.slow  # quick tests: those of VersionFolder
