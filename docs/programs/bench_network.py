@@ -354,15 +354,24 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
     ]
     for method in methods:
         several = [cells[method, profile] for profile in profiles if (method, profile) in cells]
-        first = next(cell for cell in several if cell["complete"])
-        tau = "" if first["tau"] is None else f"{first['tau']:.2f}"
+        first = next((cell for cell in several if cell["complete"]), None)
         times = [_time(cells.get((method, profile))) for profile in profiles]
         equal = f"{sum(r['exact'] for r in several)} of {sum(r['complete'] for r in several)}"
-        parts = [method, tau, f"{first['calls_per_token']:.2f}"]
-        parts += [f"{first['up_per_token']:.0f}", f"{first['down_per_token']:.0f}"]
-        parts += [f"{first['prompt_memory'] / 1e3:.0f}", *times, equal]
-        lines.append("| " + " | ".join(parts) + " |")
+        lines.append("| " + " | ".join([method, *_traffic(first), *times, equal]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _traffic(cell: dict[str, Any] | None) -> list[str]:
+    """Return tau, requests and bytes of a cell, which are empty if no text has arrived."""
+    if cell is None:
+        return [""] * 5
+    return [
+        "" if cell["tau"] is None else f"{cell['tau']:.2f}",
+        f"{cell['calls_per_token']:.2f}",
+        f"{cell['up_per_token']:.0f}",
+        f"{cell['down_per_token']:.0f}",
+        f"{cell['prompt_memory'] / 1e3:.0f}",
+    ]
 
 
 def _time(cell: dict[str, Any] | None) -> str:

@@ -224,7 +224,9 @@ class RemoteDecoder:
     def _text(self, prompt: RemotePrompt, **options: Any) -> RemoteText:
         counter = request_counter_of(self.drafter)
         ticket = None if counter is None else counter.take()
-        request = _request(prompt, ticket, memory=self._memory, **options)
+        seed = options.pop("seed", None)
+        seed = secrets.randbelow(_SEEDS) if seed is None else seed
+        request = _request(prompt, _seed(seed, ticket), memory=self._memory, **options)
         offer = None if self._memory is None else self.info.memory
 
         def new_drafting(session: ClientSession) -> DeviceDrafting:
@@ -237,8 +239,8 @@ class RemoteDecoder:
 
         parts, size = (self._link, request, new_drafting, ticket, offer), self.info.vocab_size
         if isinstance(self.offline, OfflineWriting):
-            return OfflineText(*parts, options=self.offline, vocab_size=size)
-        return RemoteText(*parts, vocab_size=size, stops=self.offline is not None)
+            return OfflineText(*parts, options=self.offline, vocab_size=size, seed=seed)
+        return RemoteText(*parts, vocab_size=size, stops=self.offline is not None, seed=seed)
 
     @property
     def _device(self) -> torch.device:
@@ -259,11 +261,10 @@ def _check_offline(offline: OfflineWriting | str | None) -> None:
 
 def _request(
     prompt: RemotePrompt,
-    ticket: RequestTicket | None,
+    seed: int,
     *,
     max_new_tokens: int = 128,
     stop: Sequence[str] = (),
-    seed: int | None = None,
     **sampling: Any,
 ) -> OpenSession:
     """Return the message that opens a session.
@@ -274,7 +275,7 @@ def _request(
     try:
         return OpenSession(
             prompt=_messages(prompt),
-            seed=_seed(seed, ticket),
+            seed=seed,
             max_tokens=max_new_tokens,
             stop=[stop] if isinstance(stop, str) else list(stop),
             **sampling,
@@ -297,14 +298,12 @@ def _messages(prompt: RemotePrompt) -> str | list[int] | list[ChatMessage]:
     return own
 
 
-def _seed(seed: int | None, ticket: RequestTicket | None) -> int:
-    """Return the seed of a text.
+def _seed(seed: int, ticket: RequestTicket | None) -> int:
+    """Return the seed of a text's random numbers.
 
     What a drafter has learned from a text depends on the text's random numbers, so no later text
     may have the same random numbers.
     """
-    if seed is None:
-        return secrets.randbelow(_SEEDS)
     if ticket is None or ticket.number == 0:
         return seed % _SEEDS
     return int(random_stream(seed, ticket.number).integers(_SEEDS))

@@ -252,7 +252,8 @@ class ServerLink:
             session: id of the session.
         """
         path = f"verify/sessions/{session}"
-        with suppress(httpx2.HTTPError, ConfigError):  # it ends by itself after some time
+        # It ends by itself after some time. The connections may be closed already (RuntimeError).
+        with suppress(httpx2.HTTPError, ConfigError, RuntimeError):
             answer_to(self._http, "DELETE", path, b"", _FRAME_BYTES, _SECONDS_TO_CLOSE)
 
     def _answer(
@@ -268,8 +269,9 @@ class ServerLink:
     ) -> tuple[HttpAnswer, AnswerT | None]:
         """Return the first final response, and its content unless the request was refused.
 
-        A small answer that cannot be read is no final response: a page of a proxy, for example, may
-        take the place of the server's answer for a while, and the same request can be sent again.
+        A small answer or an error that the server has not written is no final response: a page of a
+        proxy, for example, may take the place of the server's answer while the server is restarted,
+        and the same request can be sent again.
         """
         attempts = Attempts(self._patience)
         while True:
@@ -281,7 +283,7 @@ class ServerLink:
                 traffic.bytes_down += len(response.content)
                 if response.is_success:
                     return response, parsed(response.content)
-                if response.status not in _REPEATED:
+                if response.status not in _REPEATED and _found_problem(response) is not None:
                     return response, None
                 failure = self._not_taken(response)
                 if "retry-after" in response.headers:
@@ -354,9 +356,15 @@ def _answered_step(body: bytes, row_bytes: int | None) -> AnsweredStep:
     return AnsweredStep(*decode_with_rows(body, Verdict, row_bytes))
 
 
-def _problem(response: HttpAnswer) -> _Problem:
-    """Return the error in a response, which may come from anywhere."""
+def _found_problem(response: HttpAnswer) -> _Problem | None:
+    """Return the error in a response; None if there is none, as in a page of a proxy."""
     try:
         return _Refusal.model_validate_json(response.content).error
     except ValidationError:
-        return _Problem(message=f"status {response.status} without a description")
+        return None
+
+
+def _problem(response: HttpAnswer) -> _Problem:
+    """Return the error in a response, which may come from anywhere."""
+    none = _Problem(message=f"status {response.status} without a description")
+    return _found_problem(response) or none

@@ -8,7 +8,7 @@ verdict of that tree             --> tokens up to the first difference stay, and
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -140,6 +140,7 @@ class OfflineText(RemoteText):
         memory: as for `RemoteText`.
         options: when and how much to write alone; None for the defaults.
         vocab_size: as for `RemoteText`.
+        seed: as for `RemoteText`.
     """
 
     def __init__(
@@ -152,14 +153,16 @@ class OfflineText(RemoteText):
         *,
         options: OfflineWriting | None = None,
         vocab_size: int | None = None,
+        seed: int | None = None,
     ) -> None:
         own = (link, request, new_drafting, ticket, memory)
-        super().__init__(*own, vocab_size=vocab_size, stops=True)
+        super().__init__(*own, vocab_size=vocab_size, stops=True, seed=seed)
         self.options = options or OfflineWriting()
         self.counts = ProvisionalCounts()
         self._provisional = ProvisionalText()
         self._writer: AloneWriter | None = None  # None unless the drafter writes alone
         self._text = self._verified_text()
+        self._call: Future[Any] | None = None  # the last request in the background
         self._num_attempts = 0
         self._most = 0  # largest number of provisional tokens
 
@@ -172,6 +175,7 @@ class OfflineText(RemoteText):
         if isinstance(action, Draft) or not self._session.emitted:
             yield from super()._performed(action)
             return
+        _ = self._own_drafting  # which two threads would make twice
         if isinstance(action, Fetch):
             rows = yield from self._awaited(lambda: self._asked_for_rows(action))
             self._fetched(action, rows)
@@ -185,7 +189,7 @@ class OfflineText(RemoteText):
 
     def _awaited(self, ask: Callable[[], T]) -> Generator[RemoteStep, None, T]:
         """Yield provisional steps until there is an answer, and return the answer."""
-        call = in_background(ask)
+        call = self._call = in_background(ask)
         with self._clock("verify"):
             wait([call], 0.0 if self._writer else self.options.after_seconds)
         if not call.done():
@@ -274,6 +278,17 @@ class OfflineText(RemoteText):
         writer.stop()
         self._writer = None
         return True
+
+    def _close(self) -> None:
+        """Free the session on the server, also one that is only now being opened."""
+        super()._close()
+        if self._call is not None:
+            self._call.add_done_callback(self._end_opened)
+
+    def _end_opened(self, call: Future[Any]) -> None:
+        opened = None if call.exception() is not None else call.result()
+        if isinstance(opened, SessionOpened) and opened.session != self._session.session_id:
+            self._link.end(opened.session)
 
     def _verified_text(self) -> "_GrowingText":
         """Return the text of the verified tokens."""

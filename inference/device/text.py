@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -71,6 +71,8 @@ class RemoteText:
         vocab_size: size of the target's vocabulary; None if it is unknown.
         stops: whether a text that the server does not complete ends with what was verified, and
             has an `error`; otherwise, the error is raised.
+        seed: seed that was chosen for the text; None for that of the request, which may depend on
+            the number of the text.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class RemoteText:
         *,
         vocab_size: int | None = None,
         stops: bool = False,
+        seed: int | None = None,
     ) -> None:
+        self.seed = request.seed if seed is None else seed
         self.traffic = LinkTraffic()
         self.error: ResourceError | None = None
         self._stops = stops
@@ -125,7 +129,7 @@ class RemoteText:
             text=known.text,
             stats=self.stats,
             traffic=self.traffic,
-            seed=known.request.seed,
+            seed=self.seed,
             error=self.error,
         )
 
@@ -284,9 +288,10 @@ class RemoteText:
         """Free the session on the server, and the memory of the drafter."""
         known = self._session
         self.traffic.has_ended = True  # a thread may still repeat a request
-        if known.session_id is not None:
-            self._link.end(known.session_id)
-        if self._drafting is not None:
-            self._drafting.close([*known.prompt_token_ids, *known.emitted])
-        if self._ticket is not None:
-            self._ticket.end()
+        with ExitStack() as ends:  # from the last one to the first, even after an error
+            if self._ticket is not None:
+                ends.callback(self._ticket.end)
+            if self._drafting is not None:
+                ends.callback(self._drafting.close, [*known.prompt_token_ids, *known.emitted])
+            if known.session_id is not None:
+                ends.callback(self._link.end, known.session_id)

@@ -70,7 +70,7 @@ def decode_frame(
     try:
         metadata, entries = _read_header(body, specs)
         for name, spec in specs.items():
-            _check_entry(name, entries[name], spec)
+            _check_entry(name, entries[name], spec, len(body))
         tensors = load(body)  # which checks that the tensors cover the data without gaps
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -99,9 +99,10 @@ def _read_header(
     return metadata, {name: _Entry.model_validate(header[name]) for name in specs}
 
 
-def _check_entry(name: str, entry: _Entry, spec: TensorSpec) -> None:
+def _check_entry(name: str, entry: _Entry, spec: TensorSpec, num_bytes: int) -> None:
+    """Check a description; even a tensor without values has no axis longer than the frame."""
     begin, end = entry.data_offsets
-    is_sized = min(begin, *entry.shape, 0) == 0
+    is_sized = min(begin, *entry.shape, 0) == 0 and max(*entry.shape, 0) <= num_bytes
     is_described = entry.dtype == spec.dtype and len(entry.shape) == spec.num_axes
     if not (is_described and is_sized and prod(entry.shape) * _SIZES[spec.dtype] == end - begin):
         raise _malformed(f"{name} is {entry.dtype} {entry.shape} in {end - begin} bytes")

@@ -126,7 +126,7 @@ class VerifierInfo(WireMessage):
 class SessionOpened(WireMessage):
     """The answer to `OpenSession`."""
 
-    session: str = Field(min_length=1, max_length=64)
+    session: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")
     fingerprint: str  # identifies the target and everything that the text for a seed depends on
     samples: bool  # whether tokens are sampled; otherwise, decoding is greedy
     prompt_token_ids: TokenIds

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from inference.device.text import RemoteOutput, RemoteStep
 
 _PROMPT = "> "
+_UNVERIFIED = "the end of the text is not verified"
 _PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
 
 
@@ -161,6 +162,11 @@ def _chat(
         try:
             again = "for a whole answer, send the message again"
             output = _answer(decoder, [*dialogue, turn], own, stats, again)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            say("stopped; the dialogue goes on without this message")
+            continue
         except JakiroError as error:
             if not sys.stdin.isatty():
                 raise
@@ -205,7 +211,13 @@ def _answer(
         show = display.verified if step.is_verified else display.provisional
         show(_safe(step.text))
 
-    output = decoder.generate(prompt, on_step=on_step, **chosen)
+    try:
+        output = decoder.generate(prompt, on_step=on_step, **chosen)
+    except KeyboardInterrupt:
+        typer.echo()
+        if display.has_provisional:
+            say(_UNVERIFIED)
+        raise
     typer.echo()
     if isinstance(output, OfflineOutput):
         _say_provisional(output)
@@ -235,7 +247,7 @@ def _say_provisional(output: "OfflineOutput") -> None:
             f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
         )
     if counts.unverified:
-        say("the end of the text is not verified")
+        say(_UNVERIFIED)
 
 
 def _safe(piece: str) -> str:

@@ -71,6 +71,11 @@ class ProvisionalDisplay:
             self._end = self._end.after(text, self._width)
 
     @property
+    def has_provisional(self) -> bool:
+        """Whether there is provisional text at the end."""
+        return self._end != self._verified
+
+    @property
     def _width(self) -> int:
         return max(self._terminal.columns, 1)
 
@@ -80,7 +85,7 @@ class ProvisionalDisplay:
 
     def _erase(self) -> None:
         """Erase the provisional text, or begin a new line if its beginning has left the screen."""
-        if self._end == self._verified:
+        if not self.has_provisional:
             return
         begin = self._verified
         if begin.column == self._width:

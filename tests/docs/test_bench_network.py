@@ -73,6 +73,8 @@ def test_a_stream_that_never_ends_has_no_text_and_no_time(
     ]
     line = module.table(module.figures(rows), 0).splitlines()[-1]
     assert line.endswith("| 250 | none | 1 of 1 |")
+    line = module.table(module.figures(rows[1:]), 0).splitlines()[-1]
+    assert line == "| stream |  |  |  |  |  | none | 0 of 0 |"
 
 
 @pytest.mark.slow

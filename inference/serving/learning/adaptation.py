@@ -19,13 +19,14 @@ from torch import nn
 
 from inference.adaptation.lesson import Lesson, LessonResult, Passage
 from inference.adaptation.traffic import Text, TrafficRing
-from inference.adaptation.versions import Version, VersionFolder, lock_of
+from inference.adaptation.versions import VersionFolder, lock_of
 from inference.adaptation.watch import AcceptanceWatch
-from inference.adaptation.weights import ReplaceableWeights, identity_of_drafter
+from inference.adaptation.weights import identity_of_drafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import RequestCounter
 from inference.serving.answers.reply import Reply
 from inference.serving.learning.process import LearningProcess
+from inference.serving.learning.used_version import UsedVersion
 from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
@@ -109,12 +110,11 @@ class Adaptation:
         identity = identity_of_drafter(drafter.model, target.spec.fingerprint, target.dtype)
         self._folder = VersionFolder(self._open_folder() / identity, identity)
         self._folder.clean(KEPT)
-        self._weights = ReplaceableWeights(drafter.model)
+        self._used = UsedVersion(model, drafter, self._folder, telemetry)
         self._ring = TrafficRing(
             settings.adapt_tokens, 3600 * settings.adapt_hours, secret=secrets.token_bytes(16)
         )
         self._watch = AcceptanceWatch()
-        self._own_fingerprint = model.fingerprint
         self._process: LearningProcess | None = None
         self._change: _Change | None = None  # change that is due as soon as the server is idle
         self._due_since: float | None = None  # since when a version must no longer be used
@@ -125,13 +125,16 @@ class Adaptation:
         self._num_new = 0  # number of texts since the last lesson
         self._said: int | None = None  # number of held-out texts that was logged last
         self._idle_since: float | None = None
-        self.version = 0  # number of the version in use; 0 for the drafter's own weights
-        self._use_newest()
         telemetry.watch_adaptation(
             lambda: self.version,
             lambda: self._ring.num_tokens,
             lambda: self._process is not None and not self._process.is_paused,
         )
+
+    @property
+    def version(self) -> int:
+        """The number of the version in use; 0 for the drafter's own weights."""
+        return self._used.number
 
     def pause(self) -> None:
         """Stop learning, because a request has arrived."""
@@ -184,7 +187,7 @@ class Adaptation:
         removed = self._folder.purge(tenant)
         current = self.version if self._change is None else self._change.number
         if current in removed:
-            self._change = _Change(self._newest_before(current), "purged")
+            self._change = _Change(self._used.newest_before(current), "purged")
         return Purged(num_texts, len(removed))
 
     async def run(self) -> None:
@@ -309,7 +312,7 @@ class Adaptation:
         self._telemetry.lessons.labels(result.outcome).inc()
         if result.outcome == "failed":
             _logger.warning("a lesson has failed: %s", result.error)
-            self._discard(number)  # if the process was killed after it had written a version
+            self._used.discard(number)  # if the process was killed after it had written a version
             return
         _logger.info(
             "learned for %.0f s: tau %.2f before, %.2f after, a ratio of at least %.3f",
@@ -324,54 +327,37 @@ class Adaptation:
             self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
             self._change = _Change(0, "worse")
             for own in self._folder.numbers:
-                self._discard(own)
+                self._used.discard(own)
         elif result.outcome == "better" and is_current:
             self._change = _Change(number, "better")
         elif result.outcome == "better":  # the parent is no longer in use
-            self._discard(number)
+            self._used.discard(number)
 
     def _undo(self) -> None:
         """Go back to the version before the current one, which is removed."""
         _logger.warning("version %d accepts fewer drafts: it is no longer used", self.version)
         self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
-        self._change = _Change(self._newest_before(self.version), "worse")
-        self._discard(self.version)
-
-    def _discard(self, number: int) -> None:
-        try:
-            self._folder.remove(number)
-        except OSError as error:
-            _logger.warning("version %d cannot be removed: %s", number, error)
+        self._change = _Change(self._used.newest_before(self.version), "worse")
+        self._used.discard(self.version)
 
     async def _apply(self, change: _Change) -> None:
         """Change the weights, unless a request has arrived in the meantime."""
         try:
-            version = await asyncio.to_thread(self._read, change.number)
+            version = await asyncio.to_thread(self._used.read, change.number)
         except CheckpointError as error:
-            _logger.warning("a version is refused: %s", error)
-            self._telemetry.changes.labels("refused").inc()
-            self._discard(change.number)
+            self._used.refuse(change.number, error)
             if self._change == change:  # no purge has replaced it
-                earlier = change._replace(number=self._newest_before(change.number))
+                earlier = change._replace(number=self._used.newest_before(change.number))
                 self._change = None if change.why == "better" else earlier
             return
         if self._is_busy() or self._change != change:
             return  # it is tried again
-        # No request can start between here and `when_idle`: requests that start later are decoded
-        # with the new weights, and have the new fingerprint.
-        before, self._model.fingerprint = self._model.fingerprint, self._fingerprint(version)
-        weights = None if version is None else version.weights
-        done = self._model.engine.when_idle(lambda: self._weights.use(weights))
         try:
-            is_changed = await asyncio.wrap_future(done)
+            if not await self._used.replace(change.number, version):
+                return
         except BaseException:
-            self._model.fingerprint, self._change = self._own_fingerprint, None
-            self.version = 0  # `use` has gone back to the drafter's own weights
+            self._change = None
             raise
-        if not is_changed:
-            self._model.fingerprint = before
-            return
-        self.version = change.number
         self._watch.changed(watch=change.why == "better")
         self._telemetry.changes.labels(change.why).inc()
         if self._change == change:
@@ -379,38 +365,6 @@ class Adaptation:
         if self._process is None:
             self._folder.clean(KEPT)
         _logger.info("drafting with version %d (%s)", change.number, change.why)
-
-    def _use_newest(self) -> None:
-        """Use the newest version that can be used, before any request is decoded."""
-        for number in reversed(self._folder.numbers):
-            try:
-                version = self._read(number)
-            except CheckpointError as error:
-                _logger.warning("a version is refused: %s", error)
-                self._telemetry.changes.labels("refused").inc()
-                self._discard(number)
-                continue
-            assert version is not None
-            self._weights.use(version.weights)
-            self._model.fingerprint = self._fingerprint(version)
-            self.version = number
-            return
-
-    def _read(self, number: int) -> Version | None:
-        """Return a version whose weights fit; None for the drafter's own weights."""
-        if number == 0:
-            return None
-        version = self._folder.read(number)
-        self._weights.check(version.weights)
-        return version
-
-    def _newest_before(self, number: int) -> int:
-        return max((own for own in self._folder.numbers if own < number), default=0)
-
-    def _fingerprint(self, version: Version | None) -> str:
-        if version is None:
-            return self._own_fingerprint
-        return f"{self._own_fingerprint}_{version.record.sha256[:8]}"
 
     def _open_folder(self) -> Path:
         """Return the folder of the settings, which no other server uses, or a temporary one."""

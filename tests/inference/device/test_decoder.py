@@ -14,6 +14,7 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.outputs import GenerateOutput
 from inference.protocol import DraftSession
 from inference.sampling.options import Sampling
 from jakiro.errors import PromptError
@@ -105,6 +106,18 @@ def test_a_drafter_that_learns_gets_other_random_numbers_for_each_text(
     assert texts[0] == again
     alone = decoder.generate(PROMPT, temperature=0, max_new_tokens=20).new_token_ids
     assert greedy == [alone, alone]
+
+
+def test_a_seed_repeats_the_text_of_a_drafter_that_learns(server: Running) -> None:
+    options: dict[str, Any] = {"temperature": 1, "max_new_tokens": 12}
+
+    def second_text(seed: int | None) -> GenerateOutput:
+        with RemoteDecoder(server.url, AdedDrafter()) as remote:
+            remote.generate([1, 2, 3], seed=5, **options)
+            return remote.generate([4, 5, 6], seed=seed, **options)
+
+    first = second_text(None)
+    assert second_text(first.seed).new_token_ids == first.new_token_ids
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,18 @@
 
 from contextlib import closing
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
+import httpx2
 import pytest
 from helpers.false_server import Made, false_server
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.benchmark.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
-from inference.device import RemoteDecoder
+from inference.device import RemoteDecoder, link
 from inference.device.link import LinkTraffic, ServerLink
+from inference.device.received import HttpAnswer, answer_to
 from inference.device.text import RemoteText
 from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
@@ -24,6 +26,12 @@ SHORT: dict[str, Any] = {"temperature": 0, "max_new_tokens": 4}
 def test_a_server_that_cannot_be_reached_is_named() -> None:
     with pytest.raises(ResourceError, match=r"cannot reach the server at http://127\.0\.0\.1:1/v1"):
         RemoteDecoder("http://127.0.0.1:1")
+
+
+def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="JAKIRO_API_KEY") as found:
+        ServerLink("http://someone:a-secret@127.0.0.1:1/v1")
+    assert "a-secret" not in str(found.value)
 
 
 def test_an_address_that_is_none_is_refused() -> None:
@@ -60,10 +68,10 @@ def test_answers_that_cannot_be_read_are_asked_for_again_and_then_named() -> Non
     page = Made(200, b"<html>Please sign in</html>")
     with (
         false_server(lambda _path, _body: page) as url,
-        closing(ServerLink(url, patience=0.1)) as link,
+        closing(ServerLink(url, patience=0.1)) as own,
         pytest.raises(ResourceError, match=r"answers .* cannot be read") as found,
     ):
-        link.open(OPEN, traffic)
+        own.open(OPEN, traffic)
     assert "cannot reach" not in str(found.value)
     assert traffic.num_repeats >= 1
 
@@ -74,16 +82,44 @@ def test_a_request_is_sent_again_while_a_network_asks_to_sign_in(status: int) ->
     page = Made(status, b"<html></html>", {"location": "http://127.0.0.1:1/sign-in"})
     with (
         false_server(lambda _path, _body: page) as url,
-        closing(ServerLink(url, patience=0.1)) as link,
+        closing(ServerLink(url, patience=0.1)) as own,
         pytest.raises(ResourceError, match=f"got: status {status}"),
     ):
-        link.open(OPEN, traffic)
+        own.open(OPEN, traffic)
     assert traffic.num_repeats >= 1
 
 
+@pytest.mark.parametrize("status", [400, 404, 409, 500, 530])
+def test_a_page_that_a_proxy_sends_during_a_restart_ends_no_text(
+    server: Running, decoder: SpeculativeDecoder, status: int
+) -> None:
+    expected = decoder.generate([1, 2], **SHORT).new_token_ids
+    pages = iter([Made(status, b"<html>Not here</html>")] * 2)
+    with RemoteDecoder(server.url) as remote:
+
+        def answer(http: httpx2.Client, method: str, path: str, *rest: Any) -> HttpAnswer:
+            if method == "DELETE" or (page := next(pages, None)) is None:
+                return answer_to(http, method, path, *rest)
+            assert isinstance(page.body, bytes)
+            return HttpAnswer(page.status, httpx2.Headers(), page.body)
+
+        with patch.object(link, "answer_to", answer):
+            output = remote.generate([1, 2], **SHORT)
+    assert output.new_token_ids == expected
+    assert output.traffic.num_repeats == 2
+
+
+def test_a_text_can_be_closed_after_its_decoder(server: Running) -> None:
+    remote = RemoteDecoder(server.url)
+    steps = remote.steps([1, 2], **SHORT)
+    next(steps)
+    remote.close()
+    steps.close()
+
+
 def test_a_closed_text_has_ended() -> None:
-    with closing(ServerLink("http://127.0.0.1:1", patience=0.0)) as link:
-        text = RemoteText(link, OPEN, Mock())
+    with closing(ServerLink("http://127.0.0.1:1", patience=0.0)) as own:
+        text = RemoteText(own, OPEN, Mock())
         with pytest.raises(ResourceError):
             next(text.steps())
     assert text.traffic.has_ended
@@ -97,10 +133,10 @@ def test_no_request_is_sent_again_for_a_text_that_has_ended() -> None:
         traffic.has_ended = True
 
     with (
-        closing(ServerLink("http://127.0.0.1:1", sleep=sleep)) as link,
+        closing(ServerLink("http://127.0.0.1:1", sleep=sleep)) as own,
         pytest.raises(ResourceError, match="cannot reach the server"),
     ):
-        link.open(OPEN, traffic)
+        own.open(OPEN, traffic)
     assert traffic.num_calls == 1
 
 

@@ -66,11 +66,13 @@ class Endless:
 
 
 @contextmanager
-def _endless(status: int = 200, coding: str | None = None) -> Iterator[tuple[ServerLink, Endless]]:
+def _endless(
+    status: int = 200, coding: str | None = None, patience: float = 5.0
+) -> Iterator[tuple[ServerLink, Endless]]:
     server = Endless(status, coding)
     thread = Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    link = ServerLink(f"http://127.0.0.1:{server.http.server_port}/v1", patience=5.0)
+    link = ServerLink(f"http://127.0.0.1:{server.http.server_port}/v1", patience=patience)
     try:
         yield link, server
     finally:
@@ -99,7 +101,7 @@ def test_compressed_answers_are_not_read(name: str, coding: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_error_without_end_is_described_by_its_status(name: str) -> None:
-    with _endless(status=500) as (link, server):
+    with _endless(status=500, patience=0.0) as (link, server):
         with pytest.raises(ResourceError, match="status 500 without a description"):
             CALLS[name](link)
         assert server.num_sent < MOST / 4

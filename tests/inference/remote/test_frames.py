@@ -34,6 +34,12 @@ def _changed(name: str, **changes: object) -> bytes:
     return _body({**header, name: {**header[name], **changes}}, BODY[-20:])
 
 
+def _empty(name: str, shape: list[int]) -> bytes:
+    """Return the frame without the bytes of its last tensor."""
+    changed = {"shape": shape, "data_offsets": [len(BODY[-20:-8])] * 2}
+    return _body({**_header(), name: {**_header()[name], **changed}}, BODY[-20:-8])
+
+
 def test_a_frame_arrives_as_it_was_sent() -> None:
     message, tensors = decode_frame(BODY, Progress, SPECS)
     assert message == MESSAGE
@@ -72,6 +78,7 @@ WRONG = {
     "negative": _changed("b", shape=[-2, -2]),
     "offsets": _changed("a", data_offsets=[-12, 0]),
     "overlap": _changed("b", data_offsets=[0, 8]),
+    "huge but empty": _empty("b", shape=[0, 2**62]),
     "overflow": _changed("b", shape=[2**63, 2**63]),
     "field": _changed("a", more=1),
 }

@@ -14,6 +14,7 @@ from inference import SpeculativeDecoder
 from inference.benchmark.bad_network import LOST, PASSED, bad_network
 from inference.device import RemoteDecoder
 from inference.device.offline_text import OfflineOutput, ProvisionalCounts
+from inference.device.text import RemoteStep
 from jakiro.errors import ResourceError
 
 KEY = "the key of the server"
@@ -187,6 +188,52 @@ def test_a_message_of_a_chat_that_was_stopped_can_be_sent_again(
         words = ["--offline", "stop", "--patience", "0.2", "--max-new-tokens", "40"]
         assert exit_code("connect", network.url, *words) == 2
     assert "for a whole answer, send the message again\nerror:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_verified", [True, False])
+def test_a_text_that_is_interrupted_says_whether_its_end_is_verified(
+    server: Running,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_verified: bool,
+) -> None:
+    def interrupted(_: RemoteDecoder, prompt: Any, on_step: Any, **__: Any) -> None:
+        on_step(RemoteStep([1], [0], False, proposer_ids=[0], text="abc", is_verified=is_verified))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RemoteDecoder, "generate", interrupted)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert exit_code("connect", server.url, "x") == 130
+    printed = capsys.readouterr()
+    assert "abc" in printed.out
+    assert ("the end of the text is not verified" in printed.err) != is_verified
+
+
+def test_an_interruption_ends_an_answer_and_not_the_chat(
+    server: Running,
+    decoder: SpeculativeDecoder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generate, asked = RemoteDecoder.generate, list[Any]()
+
+    def interrupted_once(self: RemoteDecoder, prompt: Any, **options: Any) -> Any:
+        asked.append(prompt)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return generate(self, prompt, **options)
+
+    monkeypatch.setattr(RemoteDecoder, "generate", interrupted_once)
+    lines = io.StringIO("first\nsecond\n")
+    lines.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", lines)
+    assert exit_code("connect", server.url, "--temperature", "0", "--max-new-tokens", "4") == 0
+    printed = capsys.readouterr()
+    assert asked == [_chat("first"), _chat("second")]
+    assert "stopped; the dialogue goes on without this message" in printed.err
+    expected = decoder.generate(_chat("second"), temperature=0, max_new_tokens=4)
+    assert expected.text is not None
+    assert expected.text in printed.out
 
 
 @pytest.mark.slow

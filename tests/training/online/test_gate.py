@@ -67,6 +67,12 @@ def test_small_losses_on_older_traffic_do_not_add_up() -> None:
     assert not found.is_better(0.02)
 
 
+def test_a_version_must_not_be_worse_than_the_drafter_itself() -> None:
+    found = GateResult(own=2.5, before=2.0, after=2.4, low=1.1, older=1.0, harm=1.1)
+    assert not found.is_better(0.02)
+    assert found._replace(after=2.5).is_better(0.02)
+
+
 def test_a_version_that_does_harm_is_found() -> None:
     own, worse, slightly = _counts(2.6, 32, 0), _counts(1.9, 32, 1), _counts(2.1, 32, 2)
     found = compare_counts(own, worse, slightly)

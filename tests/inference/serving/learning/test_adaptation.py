@@ -506,7 +506,7 @@ def test_a_purge_ends_a_lesson_that_goes_on_from_a_version_of_the_user(
         number=1, parent=0, identity=folder.identity, tenants=("key 2",), before=2, after=3, low=1
     )
     folder.write(record, weights)
-    served.adaptation.version = 1
+    served.adaptation._used.number = 1
     with served.running.client("first-secret") as client:
         served.teach(client, 0, max_tokens=2)
     process = _running_lesson(served)

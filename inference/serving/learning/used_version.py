@@ -1,0 +1,123 @@
+"""The version of a drafter that a server decodes with, and its replacement between requests."""
+
+import asyncio
+
+from inference.adaptation.versions import Version, VersionFolder
+from inference.adaptation.weights import ReplaceableWeights
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.telemetry import Telemetry
+from jakiro.errors import CheckpointError
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+
+class UsedVersion:
+    """The version in use, which begins as the newest one that can be used.
+
+    Args:
+        model: model whose drafter learns; no request has been decoded.
+        drafter: the drafter.
+        folder: versions of the drafter.
+        telemetry: metrics of the server.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        drafter: TrainedDrafter,
+        folder: VersionFolder,
+        telemetry: Telemetry,
+    ) -> None:
+        self.number = 0  # 0 for the drafter's own weights
+        self._model, self._folder, self._telemetry = model, folder, telemetry
+        self._weights = ReplaceableWeights(drafter.model)
+        self._own_fingerprint = model.fingerprint
+        self._own_fingerprint = model.fingerprint
+        for number in reversed(folder.numbers):
+            try:
+                version = self.read(number)
+            except CheckpointError as error:
+                self.refuse(number, error)
+                continue
+            assert version is not None
+            self._weights.use(version.weights)
+            model.fingerprint = self._fingerprint(version)
+            self.number = number
+            return
+
+    def read(self, number: int) -> Version | None:
+        """Return a version whose weights fit; None for the drafter's own weights.
+
+        Args:
+            number: number of the version.
+
+        Raises:
+            CheckpointError: the version cannot be used.
+        """
+        if number == 0:
+            return None
+        version = self._folder.read(number)
+        self._weights.check(version.weights)
+        return version
+
+    async def replace(self, number: int, version: Version | None) -> bool:
+        """Use another version from the next request on, and return whether this was possible.
+
+        It is not possible while requests are decoded.
+
+        Args:
+            number: number of the version.
+            version: the version; None for the drafter's own weights.
+        """
+        # No request can start between here and `when_idle`: requests that start later are decoded
+        # with the new weights, and have the new fingerprint.
+        before, self._model.fingerprint = self._model.fingerprint, self._fingerprint(version)
+        weights = None if version is None else version.weights
+        done = self._model.engine.when_idle(lambda: self._weights.use(weights))
+        try:
+            is_changed = await asyncio.wrap_future(done)
+        except BaseException:  # `use` has gone back to the drafter's own weights
+            self._model.fingerprint, self.number = self._own_fingerprint, 0
+            raise
+        if is_changed:
+            self.number = number
+        else:
+            self._model.fingerprint = before
+        return is_changed
+
+    def newest_before(self, number: int) -> int:
+        """Return the number of the newest version before another one; 0 if there is none.
+
+        Args:
+            number: number of the other version.
+        """
+        return max((own for own in self._folder.numbers if own < number), default=0)
+
+    def refuse(self, number: int, error: CheckpointError) -> None:
+        """Remove a version that cannot be used.
+
+        Args:
+            number: number of the version.
+            error: why it cannot be used.
+        """
+        _logger.warning("a version is refused: %s", error)
+        self._telemetry.changes.labels("refused").inc()
+        self.discard(number)
+
+    def discard(self, number: int) -> None:
+        """Remove a version; a disk that cannot be written to only leads to a message.
+
+        Args:
+            number: number of the version.
+        """
+        try:
+            self._folder.remove(number)
+        except OSError as error:
+            _logger.warning("version %d cannot be removed: %s", number, error)
+
+    def _fingerprint(self, version: Version | None) -> str:
+        if version is None:
+            return self._own_fingerprint
+        return f"{self._own_fingerprint}_{version.record.sha256[:8]}"
