@@ -34,7 +34,6 @@ class UsedVersion:
         self._model, self._folder, self._telemetry = model, folder, telemetry
         self._weights = ReplaceableWeights(drafter.model)
         self._own_fingerprint = model.fingerprint
-        self._own_fingerprint = model.fingerprint
         for number in reversed(folder.numbers):
             try:
                 version = self.read(number)
