@@ -12,6 +12,7 @@ from helpers.killed_server import DECIDED, MEMORY, UNDECIDED, Kill, KilledServer
 
 from inference.device import RemoteDecoder, attempts, link
 from inference.device.link import ServerLink
+from inference.device.offline_text import OfflineOutput, OfflineWriting
 from inference.device.text import RemoteOutput
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -95,6 +96,22 @@ def test_a_server_that_is_killed_in_two_steps_continues_the_same_text(
     assert output.depths == expected.depths
     assert output.stats.target_forwards == expected.stats.target_forwards
     assert (output.traffic.num_resumes, server.num_kills - known) == (2, 2)
+
+
+@pytest.mark.parametrize("drafter", ["trained"], indirect=True)
+def test_text_that_is_written_alone_while_a_server_starts_again_is_replaced_by_the_targets(
+    server: KilledServer, target: TargetAdapter, drafter: Drafter
+) -> None:
+    server.kill_at(Kill(UNDECIDED, 2), Kill(DECIDED, 4))
+    known = server.num_kills
+    offline = OfflineWriting(after_seconds=0.0)
+    with RemoteDecoder(server.url, drafter, offline=offline) as remote:
+        output = remote.generate(PROMPT, **OPTIONS["greedy"])
+    assert output.sequences.tolist() == _continued(target)
+    assert isinstance(output, OfflineOutput)
+    assert output.is_verified
+    assert output.provisional.num_written > 0
+    assert server.num_kills - known == 2
 
 
 @pytest.mark.parametrize("drafter", ["trained"], indirect=True)
