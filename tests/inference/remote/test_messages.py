@@ -5,7 +5,13 @@ import json
 import pytest
 
 from inference.remote.errors import MessageError
-from inference.remote.messages import OpenSession, StepHeader, parse_message
+from inference.remote.messages import (
+    OpenSession,
+    SessionOpened,
+    StepHeader,
+    TreeLimits,
+    parse_message,
+)
 
 OPEN = {"prompt": [1, 2], "seed": 5, "max_tokens": 8}
 
@@ -49,3 +55,21 @@ def test_a_message_with_very_many_errors_is_refused_at_once() -> None:
     body = json.dumps({f"field {number}": 1 for number in range(1001)})
     with pytest.raises(MessageError, match="1004 errors"):
         parse_message(body, OpenSession)
+
+
+@pytest.mark.parametrize("session", ["a\r\nb", "a/b", "a b", "\ud800", "a" * 65, ""])
+def test_the_name_of_a_session_cannot_change_an_address(session: str) -> None:
+    answer = {
+        "session": "a",
+        "fingerprint": "f",
+        "samples": False,
+        "prompt_token_ids": [1],
+        "emitted": [2],
+        "text": "b",
+        "finished": False,
+        "next_step": 1,
+        "limits": TreeLimits().model_dump(),
+    }
+    assert parse_message(json.dumps(answer), SessionOpened).session == "a"
+    with pytest.raises(MessageError):
+        parse_message(json.dumps({**answer, "session": session}), SessionOpened)

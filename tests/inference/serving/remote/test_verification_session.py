@@ -77,7 +77,7 @@ class Link:
             server.read_chunk()
         self.server = server
         return SessionOpened(
-            session=f"session {self.num_opened}",
+            session=f"session-{self.num_opened}",
             fingerprint="target",
             samples=True,
             prompt_token_ids=request.prompt,
