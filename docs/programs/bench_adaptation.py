@@ -3,10 +3,10 @@
 The stream has requests about code, then articles to summarize, then code again. Each request is
 decoded greedily with three drafters: frozen; adapted, which learns from the stream with the program
 of the server, and changes only after the same comparison; and trained offline on other texts of the
-domain. Lessons follow each other after a fixed number of requests, and no change is undone later.
-All three give the same text, which is checked; in half precision, the target is batch-invariant, so
-that rounding does not matter. Prompts of the first quarter of each file teach the
-offline drafters, and the others are the stream.
+domain. Lessons follow each other after a fixed number of requests, and later requests are not
+watched. All three give the same text, which is checked; in half precision, the target is
+batch-invariant, so that rounding does not matter. Prompts of the first quarter of each file teach
+the offline drafters, and the others are the stream.
 
 A run can be interrupted at any time, and goes on where it has stopped:
 

@@ -1,5 +1,6 @@
 """Versions of a drafter's weights in a folder: written as a whole, and checked before use."""
 
+import secrets
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -14,14 +15,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.files import ensure_writable_folder, publish
-from jakiro.utils.logs import get_logger
-
-_logger = get_logger(__name__)
+from jakiro.utils.files import ensure_writable_folder, publish, write_atomically
 
 _RECORD, _WEIGHTS = "version.json", "weights.safetensors"
 _PARTIAL = ".partial-"
-_LOCK = ".lock"
+_LOCK, _SECRET = ".lock", ".secret"
+_SECRET_BYTES = 16
 _MOST_RECORD_BYTES = 1_000_000
 
 
@@ -161,21 +160,35 @@ class VersionFolder:
         for number in self.numbers[:-keep]:
             self.remove(number)
 
-    def purge(self, tenant: str) -> list[int]:
-        """Remove all versions that have learned from a tenant, and return their numbers.
+    @property
+    def secret(self) -> bytes:
+        """A random key that lasts as long as the versions do."""
+        path = self.path / _SECRET
+        if not path.exists():
+            write_atomically(path, secrets.token_bytes(_SECRET_BYTES))
+        return path.read_bytes()[:_SECRET_BYTES]
 
-        A version without a readable record is removed, too.
+    def taught_by(self, tenant: str) -> list[int]:
+        """Return the numbers of all versions that may have learned from a tenant.
+
+        Args:
+            tenant: user whose texts these would be.
+        """
+        return [number for number in self.numbers if self.may_know(number, tenant)]
+
+    def purge(self, tenant: str) -> list[int]:
+        """Remove all versions that may have learned from a tenant, and return their numbers.
 
         Args:
             tenant: user whose texts are to be forgotten.
         """
-        removed = [number for number in self.numbers if self.may_know(number, tenant)]
+        removed = self.taught_by(tenant)
         for number in removed:
             self.remove(number)
         return removed
 
     def may_know(self, number: int, tenant: str) -> bool:
-        """Return whether a version may have learned from a tenant.
+        """Return whether a version may have learned from a tenant, as one without a record may.
 
         Args:
             number: number of the version; 0 for the drafter itself, which has not.
@@ -185,8 +198,7 @@ class VersionFolder:
             return False
         try:
             return tenant in self.record(number).tenants
-        except CheckpointError as error:
-            _logger.warning("removing a version: %s", error)
+        except CheckpointError:
             return True
 
     def _path_of(self, number: int) -> Path:

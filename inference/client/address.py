@@ -14,6 +14,13 @@ def server_address(url: str) -> str:
     Raises:
         ConfigError: the text is not an address.
     """
+    if "@" in url:
+        raise ConfigError(
+            "the URL has a name or a password, which messages would show",
+            expected="an address such as http://127.0.0.1:8000/v1",
+            got="an address with @",
+            remedy="pass the API key in the environment variable JAKIRO_API_KEY",
+        )
     try:
         parsed = httpx2.URL(url.strip())
     except httpx2.InvalidURL:
@@ -23,12 +30,5 @@ def server_address(url: str) -> str:
             "the URL is not the address of a server",
             expected="an address such as http://127.0.0.1:8000/v1",
             got=url,
-        )
-    if parsed.userinfo:
-        raise ConfigError(
-            "the URL has a name or a password, which messages would show",
-            expected=f"an address such as {parsed.scheme}://{parsed.host}/v1",
-            got="an address with @",
-            remedy="pass the API key in the environment variable JAKIRO_API_KEY",
         )
     return str(parsed).rstrip("/") + ("/v1" if parsed.path in ("", "/") else "")

@@ -317,6 +317,8 @@ class ServerLink:
 
     def _not_taken(self, response: HttpAnswer) -> ResourceError:
         """Return the error for a server that cannot process this request at the moment."""
+        if response.status not in _REPEATED:  # not by the server
+            return self._unreadable(f"status {response.status}")
         is_limit = response.status == httpx2.codes.TOO_MANY_REQUESTS
         problem = _problem(response).message.partition("; expected:")[0]
         return ResourceError(
@@ -334,10 +336,13 @@ class ServerLink:
         """Return the error for a server that does not answer, or not with what was asked for."""
         if isinstance(error, httpx2.HTTPError):
             return self._unreachable(described(error))
+        return self._unreadable(described(error))
+
+    def _unreadable(self, got: str) -> ResourceError:
         return ResourceError(
             f"the answers of the server at {self.url} cannot be read",
             expected="an answer of jakiro serve of the same version",
-            got=described(error),
+            got=got,
             remedy="check that no proxy or sign-in page answers in place of the server",
         )
 

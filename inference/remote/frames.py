@@ -102,7 +102,7 @@ def _read_header(
 def _check_entry(name: str, entry: _Entry, spec: TensorSpec, num_bytes: int) -> None:
     """Check a description; even a tensor without values has no axis longer than the frame."""
     begin, end = entry.data_offsets
-    is_sized = min(begin, *entry.shape, 0) == 0 and max(*entry.shape, 0) <= num_bytes
+    is_sized = min(begin, *entry.shape, 0) == 0 and max([0, *entry.shape]) <= num_bytes
     is_described = entry.dtype == spec.dtype and len(entry.shape) == spec.num_axes
     if not (is_described and is_sized and prod(entry.shape) * _SIZES[spec.dtype] == end - begin):
         raise _malformed(f"{name} is {entry.dtype} {entry.shape} in {end - begin} bytes")

@@ -175,7 +175,12 @@ class Server(uvicorn.Server):
         service = self.service
         try:
             return model, Adaptation(
-                model, settings, self._learner, service.telemetry, lambda: service.num_active > 0
+                model,
+                settings,
+                self._learner,
+                service.telemetry,
+                is_busy=lambda: service.num_active > 0,
+                is_decoding=lambda: service.num_decoding > 0,
             )
         except BaseException:
             engine.close()

@@ -40,6 +40,7 @@ class Service:
         self.telemetry = Telemetry()
         self.is_draining = False
         self.num_active = 0  # number of requests that are being answered
+        self.num_decoding = 0  # number of those that the drafter of the engine drafts for
         self.adaptation: Adaptation | None = None  # None if the drafter does not learn
         self._model: LoadedModel | None = None
         self._admission = Admission(settings.places, settings.queue)
@@ -105,9 +106,7 @@ class Service:
             ApiError: the prompts or options cannot be used, too many requests are waiting, or the
                 request takes too long.
         """
-        if self.adaptation is not None:
-            await self.adaptation.admitted()
-        with self._answering(prompts, options) as admitted:
+        async with self._answering(prompts, options) as admitted:
             reply = await self._started(prompts, options, admitted)
             user.rate.count_tokens(reply.num_prompt_tokens)
             why = "error"
@@ -150,8 +149,10 @@ class Service:
         """Free the thread that prepares prompts."""
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
-    @contextmanager
-    def _answering(self, prompts: Sequence[Prompt], options: DecodingOptions) -> Iterator[Admitted]:
+    @asynccontextmanager
+    async def _answering(
+        self, prompts: Sequence[Prompt], options: DecodingOptions
+    ) -> AsyncIterator[Admitted]:
         """Accept a request before it is prepared, and count it as active."""
         self.check_ready()
         model = self.model
@@ -159,9 +160,24 @@ class Service:
         try:
             with self.active():
                 model.check_lengths(prompts, options)
-                yield admitted
+                await self._until_drafter_may_be_used()
+                self.num_decoding += 1
+                try:
+                    yield admitted
+                finally:
+                    self.num_decoding -= 1
         finally:
             self._admission.release(admitted)
+
+    async def _until_drafter_may_be_used(self) -> None:
+        """Wait while the weights of the drafter must be replaced."""
+        if self.adaptation is None:
+            return
+        try:
+            await asyncio.wait_for(self.adaptation.admitted(), self.settings.request_seconds)
+        except TimeoutError:
+            raise self._too_long() from None
+        self.check_ready()
 
     async def _started(
         self, prompts: Sequence[Prompt], options: DecodingOptions, admitted: Admitted

@@ -13,24 +13,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import psutil
-import torch
-from torch import nn
-
 from inference.adaptation.lesson import Lesson, LessonResult, Passage
 from inference.adaptation.traffic import Text, TrafficRing
 from inference.adaptation.versions import VersionFolder, lock_of
 from inference.adaptation.watch import AcceptanceWatch
 from inference.adaptation.weights import identity_of_drafter
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import RequestCounter
 from inference.serving.answers.reply import Reply
+from inference.serving.learning.preconditions import check_memory, drafter_that_learns
 from inference.serving.learning.process import LearningProcess
 from inference.serving.learning.used_version import UsedVersion
 from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
-from jakiro.errors import CheckpointError, ConfigError, ResourceError
+from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
 
@@ -84,7 +80,8 @@ class Adaptation:
         settings: settings of the server.
         learner: program that learns.
         telemetry: metrics of the server.
-        is_busy: function that returns whether requests are being answered.
+        is_busy: function that returns whether any requests are being answered.
+        is_decoding: function that returns whether requests are being decoded with the drafter.
 
     Raises:
         ConfigError: the drafter cannot learn, or another server uses the folder.
@@ -98,12 +95,14 @@ class Adaptation:
         learner: Learner,
         telemetry: Telemetry,
         is_busy: Callable[[], bool],
+        is_decoding: Callable[[], bool],
     ) -> None:
-        self._model, self._learner, self._is_busy = model, learner, is_busy
+        self._model, self._learner = model, learner
+        self._is_busy, self._is_decoding = is_busy, is_decoding
         self._telemetry, self._settings = telemetry, settings
         target = model.engine.decoder.target
-        drafter = _trained(model)
-        _check_memory(target.model)
+        drafter = drafter_that_learns(model)
+        check_memory(target.model)
         # What is learned outlives this process, and so must the uniqueness of the numbers.
         drafter.request_counter = RequestCounter(first=secrets.randbits(62))
         self._resources = ExitStack()
@@ -112,7 +111,7 @@ class Adaptation:
         self._folder.clean(KEPT)
         self._used = UsedVersion(model, drafter, self._folder, telemetry)
         self._ring = TrafficRing(
-            settings.adapt_tokens, 3600 * settings.adapt_hours, secret=secrets.token_bytes(16)
+            settings.adapt_tokens, 3600 * settings.adapt_hours, secret=self._folder.secret
         )
         self._watch = AcceptanceWatch()
         self._process: LearningProcess | None = None
@@ -184,10 +183,12 @@ class Adaptation:
             self._process = None
             await process.kill()
             self._telemetry.lessons.labels("purged").inc()
-        removed = self._folder.purge(tenant)
+        removed = self._folder.taught_by(tenant)
         current = self.version if self._change is None else self._change.number
         if current in removed:
-            self._change = _Change(self._used.newest_before(current), "purged")
+            self._change = _Change(self._used.newest_before(current, removed), "purged")
+        for number in removed:
+            self._folder.remove(number)
         return Purged(num_texts, len(removed))
 
     async def run(self) -> None:
@@ -216,14 +217,14 @@ class Adaptation:
         if self._process is not None and self._process.is_done:
             self._finish(self._process.result())
         self._hold_requests()
+        if self._change is not None and not self._is_decoding():
+            await self._apply(self._change)
         if self._is_busy():
             self._idle_since = None
             return
         now = time.monotonic()
         self._idle_since = now if self._idle_since is None else self._idle_since
-        if self._change is not None:
-            await self._apply(self._change)
-        elif now - self._idle_since >= self._settings.adapt_idle_seconds:
+        if self._change is None and now - self._idle_since >= self._settings.adapt_idle_seconds:
             await self._learn()
 
     def _hold_requests(self) -> None:
@@ -350,7 +351,7 @@ class Adaptation:
                 earlier = change._replace(number=self._used.newest_before(change.number))
                 self._change = None if change.why == "better" else earlier
             return
-        if self._is_busy() or self._change != change:
+        if self._is_decoding() or self._change != change:
             return  # it is tried again
         try:
             if not await self._used.replace(change.number, version):
@@ -373,35 +374,6 @@ class Adaptation:
         folder = ensure_writable_folder(self._settings.adapt_folder)
         self._resources.enter_context(lock_of(folder))
         return folder
-
-
-def _trained(model: LoadedModel) -> TrainedDrafter:
-    drafter = model.engine.decoder.drafter
-    if type(drafter) is TrainedDrafter:
-        return drafter
-    raise ConfigError(
-        "this drafter does not learn with --adapt",
-        expected="a trained drafter",
-        got="none" if drafter is None else type(drafter).__name__,
-        remedy="pass the folder of a trained drafter, or leave out --adapt",
-    )
-
-
-def _check_memory(target: nn.Module) -> None:
-    """Check whether the process that learns can load the target a second time."""
-    weight = next(target.parameters())
-    needed = sum(own.numel() * own.element_size() for own in target.parameters())
-    if weight.is_cuda:
-        free, _ = torch.cuda.mem_get_info(weight.device)
-    else:
-        free = psutil.virtual_memory().available
-    if needed > free:
-        raise ResourceError(
-            "there is no memory for a second copy of the target, which learning needs",
-            expected=f"{needed / 1e9:.2f} GB",
-            got=f"{free / 1e9:.2f} GB",
-            remedy="use a smaller --capacity or fewer --places, or leave out --adapt",
-        )
 
 
 def _passages(texts: Sequence[Text]) -> tuple[Passage, ...]:

@@ -1,6 +1,7 @@
 """The version of a drafter that a server decodes with, and its replacement between requests."""
 
 import asyncio
+from collections.abc import Sequence
 
 from inference.adaptation.versions import Version, VersionFolder
 from inference.adaptation.weights import ReplaceableWeights
@@ -86,13 +87,15 @@ class UsedVersion:
             self._model.fingerprint = before
         return is_changed
 
-    def newest_before(self, number: int) -> int:
+    def newest_before(self, number: int, without: Sequence[int] = ()) -> int:
         """Return the number of the newest version before another one; 0 if there is none.
 
         Args:
             number: number of the other version.
+            without: numbers of versions that must not be used.
         """
-        return max((own for own in self._folder.numbers if own < number), default=0)
+        earlier = (own for own in self._folder.numbers if own < number and own not in without)
+        return max(earlier, default=0)
 
     def refuse(self, number: int, error: CheckpointError) -> None:
         """Remove a version that cannot be used.

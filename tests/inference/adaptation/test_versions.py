@@ -117,3 +117,11 @@ def test_a_purge_removes_what_a_tenant_may_have_taught(folder: VersionFolder) ->
     (folder.path / "000003" / "version.json").write_text("{")
     assert folder.purge("b") == [2, 3]
     assert folder.numbers == [1]
+
+
+def test_the_secret_lasts_as_long_as_the_versions(tmp_path: Path) -> None:
+    first, other = VersionFolder(tmp_path / "a", "a"), VersionFolder(tmp_path / "b", "b")
+    assert first.secret == VersionFolder(tmp_path / "a", "a").secret != other.secret
+    assert len(first.secret) == 16
+    first.clean(0)
+    assert first.secret == VersionFolder(tmp_path / "a", "a").secret

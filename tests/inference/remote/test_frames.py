@@ -78,6 +78,7 @@ WRONG = {
     "negative": _changed("b", shape=[-2, -2]),
     "offsets": _changed("a", data_offsets=[-12, 0]),
     "overlap": _changed("b", data_offsets=[0, 8]),
+    "no axis": _changed("a", shape=[]),
     "huge but empty": _empty("b", shape=[0, 2**62]),
     "overflow": _changed("b", shape=[2**63, 2**63]),
     "field": _changed("a", more=1),

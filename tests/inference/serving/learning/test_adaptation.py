@@ -30,8 +30,7 @@ from inference.serving.learning import adaptation
 from inference.serving.learning.adaptation import Adaptation, Learner
 from inference.serving.learning.process import LearningProcess
 from inference.serving.scheduling.engine_thread import EngineThread
-from inference.serving.settings import ServeSettings
-from jakiro.errors import ConfigError, ResourceError
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -465,12 +464,41 @@ def test_requests_wait_if_a_version_must_not_be_used_and_requests_never_pause(
         assert served.adaptation._admits.is_set()
 
 
+def test_a_version_is_replaced_although_devices_never_pause(serve: Callable[..., _Served]) -> None:
+    served = serve("better")
+    service = served.running.server.service
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        service.num_active += 1  # as while a step of another machine is verified
+        assert _purged(served, "none") == (16, 1)
+        wait_until(lambda: served.adaptation.version == 0)
+        service.num_active -= 1
+
+
+def test_a_purge_that_cannot_remove_a_version_ends_its_use(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("better")
+
+    def refuse(_: int) -> None:
+        raise OSError("read-only")
+
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version == 1)
+        monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
+        assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 500
+        wait_until(lambda: served.adaptation.version == 0)
+
+
 def test_a_version_that_does_harm_is_forgotten(serve: Callable[..., _Served]) -> None:
     served = serve("harmful after 1")
     with served.running.client() as client:
         served.teach(client, 0)
         wait_until(lambda: served.adaptation.version == 1)
         served.teach(client, 100, 40)
+        wait_until(lambda: served.metric("adapt_lessons_total", outcome="harmful") == 1)
         wait_until(lambda: served.metric("adapt_changes_total", why="worse") == 1)
         assert served.adaptation.version == 0
         assert 1 not in served.adaptation._folder.numbers
@@ -536,38 +564,6 @@ def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _S
         answer = again.ask(client, 3)
         assert answer.system_fingerprint == fingerprint
         assert answer.choices[0].text == again.expected(3)
-
-
-def test_drafters_that_cannot_learn_are_refused(tmp_path: Path) -> None:
-    settings = {"adapt": "shared", "learner": Learner(("true",), "lookup")}
-    decoder = tiny_decoder()
-    server = adaptation_server(decoder, **settings)
-    with pytest.raises(ConfigError, match=r"expected: a trained drafter; got: LookupDrafter"):
-        server()
-
-
-def test_too_little_memory_is_found_before_the_server_is_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    memory = type("Memory", (), {"available": 1000})
-    monkeypatch.setattr(adaptation.psutil, "virtual_memory", lambda: memory)
-    server = adaptation_server(
-        tiny_decoder(trained=True), adapt="shared", learner=Learner(("true",), "drafter")
-    )
-    with pytest.raises(ResourceError, match="no memory for a second copy"):
-        server()
-
-
-def adaptation_server(
-    decoder: SpeculativeDecoder, learner: Learner, **settings: Any
-) -> Callable[[], int]:
-    """Return a function that runs a server until it ends."""
-    import asyncio
-
-    from inference.serving.server import Server
-
-    server = Server(lambda: decoder, ServeSettings(port=0, capacity=64, **settings), learner)
-    return lambda: asyncio.run(server.run_until_drained(lambda _: server.drain()))
 
 
 def test_without_a_folder_no_version_outlives_the_server(tmp_path: Path) -> None:
