@@ -247,7 +247,7 @@ def summary(bench: Bench) -> dict[str, Any]:
             }
             for own in ([r for r in requests if r["stage"] == stage] for stage in stages)
         ],
-        "lessons": [{"after": own["after"], **own["lesson"]} for own in bench.lessons],
+        "lessons": [{"num_requests": own["after"], **own["lesson"]} for own in bench.lessons],
         "requests": [{key: own[key] for key in ("stage", "version", "counts")} for own in requests],
     }
 

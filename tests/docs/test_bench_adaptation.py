@@ -37,5 +37,5 @@ def test_a_stream_is_measured_in_stretches(tmp_path: Path, monkeypatch: pytest.M
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["requests"]) == result["num_exact"] == 18
     assert [stage["domain"] for stage in result["stages"]] == ["code", "articles", "code"]
-    assert [lesson["after"] for lesson in result["lessons"]] == [9]
+    assert [lesson["num_requests"] for lesson in result["lessons"]] == [9]
     assert "token_ids" not in (tmp_path / "result.json").read_text()
