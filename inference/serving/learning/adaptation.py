@@ -187,8 +187,7 @@ class Adaptation:
         current = self.version if self._change is None else self._change.number
         if current in removed:
             self._change = _Change(self._used.newest_before(current, removed), "purged")
-        for number in removed:
-            self._folder.remove(number)
+        self._folder.purge(tenant)
         return Purged(num_texts, len(removed))
 
     async def run(self) -> None:

@@ -115,6 +115,7 @@ def test_a_text_can_be_closed_after_its_decoder(server: Running) -> None:
     next(steps)
     remote.close()
     steps.close()
+    assert next(steps, None) is None
 
 
 def test_a_closed_text_has_ended() -> None:

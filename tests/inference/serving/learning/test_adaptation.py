@@ -476,18 +476,23 @@ def test_a_version_is_replaced_although_devices_never_pause(serve: Callable[...,
         service.num_active -= 1
 
 
-def test_a_purge_that_cannot_remove_a_version_ends_its_use(
-    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve("better")
+def _make_read_only(served: _Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no version be removed any more."""
 
     def refuse(_: int) -> None:
         raise OSError("read-only")
 
+    monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
+
+
+def test_a_purge_that_cannot_remove_a_version_ends_its_use(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("better")
     with served.running.client() as client:
         served.teach(client, 0)
         wait_until(lambda: served.adaptation.version == 1)
-        monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
+        _make_read_only(served, monkeypatch)
         assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 500
         wait_until(lambda: served.adaptation.version == 0)
 
@@ -509,14 +514,10 @@ def test_a_folder_that_is_deleted_or_cannot_be_written_ends_no_request(
     serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve("better")
-
-    def refuse(_: int) -> None:
-        raise OSError("read-only")
-
     with served.running.client() as client:
         served.teach(client, 0)
         wait_until(lambda: served.adaptation.version == 1)
-        monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
+        _make_read_only(served, monkeypatch)
         served.adaptation._undo()
         wait_until(lambda: served.adaptation.version == 0)
         shutil.rmtree(served.adaptation._folder.path)
