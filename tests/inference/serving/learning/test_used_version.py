@@ -121,3 +121,4 @@ def test_a_disk_that_cannot_be_written_to_is_no_error(
     used.discard(2)
     assert used.newest_before(3) == 2
     assert used.newest_before(2) == 0
+    assert used.newest_before(3, without=[2]) == 0  # as in a purge, before versions are removed
