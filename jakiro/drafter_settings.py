@@ -30,7 +30,7 @@ _OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 class TrunkSettings(Settings):
     """Inputs of the trunk and geometry of its attention."""
 
-    kind: Literal["moa", "feedback", "hybrid"] = "hybrid"
+    kind: Literal["moa", "feedback", "hybrid"] = "feedback"
     """Inputs of the trunk. moa: tokens and, through cross-attention, memory made from the target's
     states; no features are fed back. feedback: tokens and features; at positions that are not
     verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
@@ -210,12 +210,12 @@ class MemorySettings(Settings):
 class ExpertsSettings(Settings):
     """The mixture of experts (see `jakiro.experts.MixtureOfExperts`)."""
 
-    num_experts: Literal[1, 2, 4, 8, 16] = 2
+    num_experts: Literal[1, 2, 4, 8, 16] = 1
     """Number of experts; 1 means an ordinary feed-forward layer."""
     active_experts: Literal[1, 2] | None = None
     """Number of experts that run for each drafted token, fewer than num_experts; the router chooses
     them, and drafting reads the weights of these experts only. null: all experts run."""
-    intermediate_size: int = Field(512, ge=1)
+    intermediate_size: int = Field(1024, ge=1)
     """Width of the feed-forward network of each expert."""
     combine: Literal["sum", "mixture"] = "mixture"
     """Way to combine the experts. mixture: each expert predicts a feature, and the draft

@@ -1,21 +1,26 @@
-"""Program that stores the results of the screening and writes their tables into its page.
+"""Program that stores the results of the screening and writes their tables into two pages.
 
 `make screening ARGS=runs/screening/study` copies what the study has measured so far to
 `docs/benchmarks/results/screening/`, without texts and example trees, and the agreement of the runs
 in `runs/screening/rates`, with which the learning rate was chosen. Without an argument, the program
-only writes the tables of the stored results into `docs/benchmarks/screening.md`.
+only writes the tables of the stored results: those of the arms of the screening into
+`docs/benchmarks/screening.md`, and those of the drafters in `configs/drafters/` into
+`docs/benchmarks/published.md`, with the figures of
+`docs/benchmarks/results/published-smollm2-humaneval-*.json`.
 """
 
 import json
 import shutil
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from inference.benchmark.document import ComparisonDocument, read_document
+from inference.benchmark.stats import Rate, Ratio
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
+from training.studies.ablation.contrasts import Cells, counts_of, prompts_in, two_by_two
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import ArmRow, StudyResults
 from training.studies.ablation.runs import MeasuredRun
@@ -23,9 +28,12 @@ from training.studies.ablation.tables import markdown_head, markdown_line, with_
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "screening.md"
+PUBLISHED_PAGE = ROOT / "docs" / "benchmarks" / "published.md"
 RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
 RATES = RESULTS / "rates.json"
 SEED = 0
+PUBLISHED = frozenset(path.stem for path in (ROOT / "configs" / "drafters").glob("*.yaml"))
+SQUARE = Cells("experts-2-contrast", "experts-2", "contrast", BASE)
 CELLS = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
 
 
@@ -86,25 +94,115 @@ def _without_texts(document: ComparisonDocument) -> ComparisonDocument:
 
 
 def page() -> str:
-    """Return the page with the tables of the stored results."""
-    text = PAGE.read_text()
+    """Return the page of the screening with the tables of the stored results."""
     rates = "\n".join(_rates()) + "\n" if RATES.exists() else "No rate is measured yet.\n"
-    for name, table in {"rates": rates, "results": tables()}.items():
+    square = (
+        "\n".join(_square()) + "\n" if _has_square() else "Not all four arms are measured yet.\n"
+    )
+    shown = {"rates": rates, "results": tables(is_published=False), "square": square}
+    return _filled(PAGE.read_text(), shown)
+
+
+def published_page() -> str:
+    """Return the page of the published drafters with the tables of the stored results."""
+    speeds = "\n".join(_speeds())
+    shown = {"results": tables(is_published=True), "speeds": speeds + "\n"}
+    return _filled(PUBLISHED_PAGE.read_text(), shown)
+
+
+def _filled(text: str, tables: Mapping[str, str]) -> str:
+    for name, table in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text
 
 
-def tables() -> str:
-    """Return all tables in Markdown: the trainings, and tau for each kind of prompts."""
+def tables(*, is_published: bool) -> str:
+    """Return tables in Markdown: the trainings, and tau for each kind of prompts.
+
+    Args:
+        is_published: show the published drafters instead of the arms of the screening; the base is
+            shown with both.
+    """
     cells = [name for name in CELLS if (RESULTS / name / "arms").is_dir()]
+    cells = [name for name in cells if len(_arms(name, is_published)) > 1]
     if not cells:
         return "No arm is measured yet.\n"
-    lines = ["Trainings:", "", *_trainings(cells)]
+    lines = ["Trainings:", "", *_trainings(cells, is_published)]
     for name in cells:
-        lines += ["", *_taus(name)]
+        lines += ["", *_taus(name, is_published)]
     return "\n".join(lines) + "\n"
+
+
+def _has_square() -> bool:
+    arms = RESULTS / "humaneval" / "arms"
+    return all((arms / f"{name}.json").exists() for name in SQUARE)
+
+
+def _square() -> Iterator[str]:
+    """Yield the effects of experts and contrastive loss on tau as a table."""
+    found = {f"T = {value:g}": _square_rates(value) for value in (0.0, 1.0)}
+    more = RESULTS.parent / "square-smollm2-humaneval-t1.json"
+    if more.exists():
+        documents = {SEED: read_document(more)}
+        prompts = prompts_in(documents)
+        found[f"T = 1, {len(prompts)} prompts"] = {
+            name: counts_of(documents, name, 1.0, prompts).tau for name in SQUARE
+        }
+    yield from markdown_head(("ratio of tau", *found), ("ratio of tau",))
+    squares = [two_by_two(SQUARE, 0.0, rates) for rates in found.values()]
+    named = {
+        "two experts / one": [each.experts for each in squares],
+        "contrastive loss / none": [each.contrast for each in squares],
+        "interaction": [each.interaction for each in squares],
+    }
+    for name, ratios in named.items():
+        yield markdown_line([name, *(_ratio(ratio) for ratio in ratios)])
+
+
+def _square_rates(temperature: float) -> dict[str, Rate]:
+    rates = {}
+    for arm in _arms("humaneval", is_published=False):
+        row = next(row for row in arm.rows if row.temperature == temperature)
+        if row.arm in SQUARE:
+            documents = {SEED: _document("humaneval", row.arm)}
+            counts = counts_of(documents, _method(row), temperature, prompts_in(documents))
+            rates[row.arm] = counts.tau
+    return rates
+
+
+def _speeds() -> Iterator[str]:
+    """Yield one table for each temperature, whose methods were measured alternately."""
+    for path in sorted(RESULTS.parent.glob("published-smollm2-humaneval-t*.json")):
+        document = read_document(path)
+        yield f"T = {document.methods[0].temperature:g}:"
+        yield ""
+        names = (
+            "drafter",
+            "tau",
+            "acceptance by depth",
+            "drafting, ms per step",
+            "tokens/s",
+            'tokens/s, `tree="auto"`',
+        )
+        yield from markdown_head(names, ("drafter",))
+        methods = {method.name: method for method in document.methods}
+        for name, method in methods.items():
+            chosen = methods.get(f"{name}-auto")
+            if chosen is None:
+                continue
+            yield markdown_line(
+                [
+                    f"`{name}`",
+                    f"{method.tau:.2f} [{method.tau_low:.2f}, {method.tau_high:.2f}]",
+                    " ".join(f"{rate:.2f}" for rate in method.conditional_acceptance_rate),
+                    f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
+                    f"{method.tokens_per_second:.1f}",
+                    f"{chosen.tokens_per_second:.1f}",
+                ]
+            )
+        yield ""
 
 
 def _rates() -> Iterator[str]:
@@ -120,11 +218,13 @@ def _rates() -> Iterator[str]:
         yield markdown_line(cells)
 
 
-def _trainings(cells: list[str]) -> Iterator[str]:
+def _trainings(cells: list[str], is_published: bool) -> Iterator[str]:
     names = ("arm", "parameters", "width", "steps", "tokens", "agreement", "overlap", "commit")
     yield from markdown_head(names, ("arm", "commit"))
     runs = {name: run for cell in cells for name, run in _runs(cell).items()}
-    arms = {found.rows[0].arm: found.rows[0] for cell in cells for found in _arms(cell)}
+    arms = {
+        found.rows[0].arm: found.rows[0] for cell in cells for found in _arms(cell, is_published)
+    }
     for name, row in arms.items():
         training: Any = runs[name].record["training"]
         evaluation: Any = runs[name].record["evaluation"]
@@ -143,8 +243,8 @@ def _trainings(cells: list[str]) -> Iterator[str]:
         )
 
 
-def _taus(cell: str) -> Iterator[str]:
-    arms = _arms(cell)
+def _taus(cell: str, is_published: bool) -> Iterator[str]:
+    arms = _arms(cell, is_published)
     first = arms[0]
     yield f"{CELLS[cell]}, {first.prompts} prompts:"
     yield ""
@@ -157,28 +257,36 @@ def _taus(cell: str) -> Iterator[str]:
     yield from markdown_head(["arm", *names], ("arm",))
     for arm in arms:
         name = arm.rows[0].arm
-        document = read_document(RESULTS / cell / "measurements" / f"{name}-{SEED}.json")
+        document = _document(cell, name)
         cells = [f"`{name}`"]
         for temperature, tree in groups:
             (row,) = arm.at(temperature, tree)
-            cells += [_tau(document, row), "1" if name == BASE else _ratio(row)]
+            cells += [_tau(document, row), "1" if name == BASE else _ratio(row.tau_ratio)]
         yield markdown_line(cells)
 
 
 def _tau(document: ComparisonDocument, row: ArmRow) -> str:
-    method = row.arm if row.trees is None else f"{row.arm}@{row.trees}"
-    found = document.figures(method, row.temperature)
+    found = document.figures(_method(row), row.temperature)
     return f"{found.tau:.2f} [{found.tau_low:.2f}, {found.tau_high:.2f}]"
 
 
-def _ratio(row: ArmRow) -> str:
-    text = with_interval(row.tau_ratio)
-    return f"**{text}**" if row.tau_ratio.is_resolved else text
+def _method(row: ArmRow) -> str:
+    return row.arm if row.trees is None else f"{row.arm}@{row.trees}"
 
 
-def _arms(cell: str) -> list[StudyResults]:
-    """Return the results of the arms of a cell, the base first."""
+def _document(cell: str, name: str) -> ComparisonDocument:
+    return read_document(RESULTS / cell / "measurements" / f"{name}-{SEED}.json")
+
+
+def _ratio(ratio: Ratio) -> str:
+    text = with_interval(ratio)
+    return f"**{text}**" if ratio.is_resolved else text
+
+
+def _arms(cell: str, is_published: bool) -> list[StudyResults]:
+    """Return the results of the base and of the arms of a cell that belong to one page."""
     paths = sorted((RESULTS / cell / "arms").glob("*.json"), key=lambda path: path.stem)
+    paths = [p for p in paths if p.stem == BASE or (p.stem in PUBLISHED) == is_published]
     paths.sort(key=lambda path: path.stem != BASE)
     return [StudyResults.model_validate_json(path.read_text()) for path in paths]
 
@@ -204,6 +312,7 @@ def main() -> None:
         store(study)
         store_rates(study.parent / "rates")
     write_atomically(PAGE, page())
+    write_atomically(PUBLISHED_PAGE, published_page())
 
 
 if __name__ == "__main__":

@@ -210,10 +210,12 @@ def train_drafter(
             "target": {"name_or_path": target},
             "data": data | {"cache_folder": folder / "tokens"},
             "drafter": {
+                "trunk": {"kind": "hybrid"},
                 "memory": memory | {"head_dim": 32 if width < 512 else 64},
                 "experts": {"num_experts": 2, "intermediate_size": 2 * width},
                 "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
             },
+            "objective": {"contrast_weight": 0.1},
             "batch": {
                 "global_batch_size": recipe.batch_size,
                 "micro_batch_size": recipe.batch_size,

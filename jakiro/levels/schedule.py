@@ -38,10 +38,10 @@ _REQUIRED: dict[ParallelHeads, dict[str, Container[object]]] = {
 class ScheduleSettings(Settings):
     """Depth of the draft tree."""
 
-    autoregressive_levels: int = Field(2, ge=1, le=16)
+    autoregressive_levels: int = Field(4, ge=1, le=16)
     """Number of levels that need one pass of the trunk each; in training, also the greatest
     distance from a position to its anchor, the last verified position before it."""
-    parallel_levels: int = Field(1, ge=0, le=7)
+    parallel_levels: int = Field(0, ge=0, le=7)
     """Number of further levels, all predicted by the last pass of the trunk."""
     parallel_heads: ParallelHeads = "experts"
     """Networks that predict the parallel levels. experts: the experts, with separate output

@@ -1,6 +1,7 @@
 """The program that stores the results of the screening and writes their tables."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from helpers.programs import load_program
@@ -36,6 +37,11 @@ def _study(folder: Path, *names: str) -> None:
         path.with_suffix(".inputs.json").write_text(inputs.model_dump_json())
 
 
+def _shown(text: str) -> list[str]:
+    """Return the arms that the tables of a page show."""
+    return [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+
+
 def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +50,7 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
     page.write_text(
         "<!-- rates -->\n<!-- end of rates -->\nbefore\n"
         "<!-- results -->\nold\n<!-- end of results -->\nafter\n"
+        "<!-- square -->\n<!-- end of square -->\n"
     )
     monkeypatch.setattr(screening, "PAGE", page)
     monkeypatch.setattr(screening, "RESULTS", stored)
@@ -56,12 +63,12 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
     screening.store(tmp_path / "second")
     text = screening.page()
     assert "before\n<!-- results -->\n" in text
-    assert text.endswith("\n<!-- end of results -->\nafter\n")
+    assert "\n<!-- end of results -->\nafter\n" in text
     assert "old" not in text
     (training,) = [line for line in text.splitlines() if line.startswith("| `memory-kv` | 1.23M")]
     assert "| 150 | 272k | 0.600 | 0.25 | 01234567 |" in training
-    shown = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
-    assert shown == ["base", "experts-2", "memory-kv"] * 2
+    assert _shown(text) == ["base", "experts-2", "memory-kv"] * 2
+    assert "Not all four arms are measured yet." in text
 
     document = read_document(stored / "humaneval" / "measurements" / "memory-kv-0.json")
     assert not document.questions
@@ -74,3 +81,47 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         tuple(sample.model_copy(update={"answer": None}) for sample in method.samples)
         for method in before.methods
     ]
+
+
+@pytest.fixture
+def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the program, with pages that have no tables yet and no stored results."""
+    screening = load_program("screening")
+    for name, groups in {
+        "PAGE": ("rates", "results", "square"),
+        "PUBLISHED_PAGE": ("results", "speeds"),
+    }.items():
+        path = tmp_path / f"{name}.md"
+        path.write_text("".join(f"<!-- {group} -->\n<!-- end of {group} -->\n" for group in groups))
+        monkeypatch.setattr(screening, name, path)
+    folder = tmp_path / "results" / "screening"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(screening, "RESULTS", folder)
+    monkeypatch.setattr(screening, "RATES", folder / "rates.json")
+    return screening
+
+
+def test_published_drafters_have_a_page_of_their_own(screening: ModuleType, tmp_path: Path) -> None:
+    _study(tmp_path / "study" / "humaneval", "base", "gumiho", "fusion")
+    screening.store(tmp_path / "study")
+    names = ["base", "base-auto", "gumiho", "gumiho-auto", "alone"]
+    document = made_up_documents(dict.fromkeys(names, 0.0), seeds=1, prompts=4)[0]
+    (screening.RESULTS.parent / "published-smollm2-humaneval-t0.json").write_text(
+        document.model_dump_json()
+    )
+    assert _shown(screening.page()) == ["base", "fusion"] * 2
+    text = screening.published_page()
+    assert _shown(text) == ["base", "gumiho"] * 3
+    chosen = document.figures("gumiho-auto", 0.0).tokens_per_second
+    assert f"| {chosen:.1f} |" in text
+
+
+def test_the_effects_of_experts_and_contrastive_loss_are_shown(
+    screening: ModuleType, tmp_path: Path
+) -> None:
+    _study(tmp_path / "study" / "humaneval", *screening.SQUARE)
+    screening.store(tmp_path / "study")
+    lines = screening.page().splitlines()
+    (experts,) = [line for line in lines if line.startswith("| two experts / one |")]
+    assert experts.count("[") == 2
+    assert screening.page().count("| interaction |") == 1

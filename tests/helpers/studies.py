@@ -97,16 +97,16 @@ def made_up_arm(name: str, **changes: object) -> ArmFacts:
     return ArmFacts(name, settings, 1_234_567, (1000, 1001, 1002), (0.5, 0.6, 0.7))
 
 
+_TWO = {"experts": {"num_experts": 2, "intermediate_size": 512}}
+_ONE = {"experts": {"num_experts": 1, "intermediate_size": 1030}}
+_ON, _OFF = {"contrast_weight": 0.1}, {"contrast_weight": 0.0}
+
 # The arms of a 2 x 2 comparison of experts and contrastive loss.
 FOUR_CELLS = (
-    made_up_arm("base"),
-    made_up_arm("contrast-off", objective={"contrast_weight": 0.0}),
-    made_up_arm("experts-off", drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}}),
-    made_up_arm(
-        "both-off",
-        drafter={"experts": {"num_experts": 1, "intermediate_size": 1030}},
-        objective={"contrast_weight": 0.0},
-    ),
+    made_up_arm("base", drafter=_TWO, objective=_ON),
+    made_up_arm("contrast-off", drafter=_TWO, objective=_OFF),
+    made_up_arm("experts-off", drafter=_ONE, objective=_ON),
+    made_up_arm("both-off", drafter=_ONE, objective=_OFF),
 )
 
 

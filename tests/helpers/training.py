@@ -59,10 +59,11 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "drafter": {
             "trunk": {"kind": "moa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
             "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
-            "experts": {"intermediate_size": 32},
+            "experts": {"num_experts": 2, "intermediate_size": 32},
+            "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
         },
         "initialize": {"attention_layer": None},
-        "objective": {"token_weight": 1.0, "feature_weight": 0.0},
+        "objective": {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.1},
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
         "batch": {"global_batch_size": 4, "micro_batch_size": 2},
         "evaluation": {
@@ -188,5 +189,5 @@ class TinyTraining:
 def tiny_training(settings: DrafterSettings | None = None) -> TinyTraining:
     """Return a random target and drafter, by default with `tiny_settings()`."""
     target = TargetAdapter(tiny_llama().requires_grad_(False))
-    objective = ObjectiveSettings(feature_weight=0.3, distance_decay=0.9)
+    objective = ObjectiveSettings(feature_weight=0.3, contrast_weight=0.1, distance_decay=0.9)
     return TinyTraining(tiny_drafter(target, settings), target, objective)

@@ -54,7 +54,7 @@ def test_a_config_loads_and_its_batch_can_be_shared_between_processes(
 def test_named_drafters_are_these() -> None:
     names = [path.stem for path in DRAFTERS]
     relatives = ["chimera", "gumiho", "hidden-transfer", "parallel-spec", "tensor"]
-    published = ["eagle2", "eagle3-exact", "eagle3", "jakiro-published", "moa"]
+    published = ["eagle2", "eagle3-exact", "eagle3", "jakiro-published", "jakiro", "moa"]
     assert sorted(names) == sorted([*relatives, *published, "recommended"])
 
 
@@ -68,7 +68,10 @@ def test_a_named_drafter_is_the_same_over_any_base(path: Path) -> None:
     default, studied = (_merged(base, path) for base in bases)
     heads = studied.drafter.trunk.model_dump(include=set(AttentionShape.model_fields))
     trunk = default.drafter.trunk.model_copy(update=heads)
-    assert studied.drafter == default.drafter.model_copy(update={"trunk": trunk})
+    width = {"intermediate_size": studied.drafter.experts.intermediate_size}
+    experts = default.drafter.experts.model_copy(update=width)
+    changed = {"trunk": trunk, "experts": experts}
+    assert studied.drafter == default.drafter.model_copy(update=changed)
     assert studied.initialize == default.initialize
     assert studied.objective == default.objective
 

@@ -12,10 +12,11 @@ from helpers.models import tiny_llama
 from helpers.training import write_jsonl
 
 from inference import SpeculativeDecoder
-from jakiro.utils.settings import validate_settings
+from jakiro.utils.settings import merge, read_layered_yaml, validate_settings
 from training.config import TrainSettings
 from training.train import train
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 # Settings that make the run small.
 _SMALL = {
     "steps": 4,
@@ -24,8 +25,8 @@ _SMALL = {
 }
 
 
-@pytest.fixture
-def settings(workshop: Path) -> TrainSettings:
+@pytest.fixture(params=["base", "drafters/jakiro"])
+def settings(workshop: Path, request: pytest.FixtureRequest) -> TrainSettings:
     """Return the settings of a run on a target whose vocabulary allows exact distributions."""
     tiny_llama().save_pretrained(workshop / "target")
     tokens = [[(n * k) % 60 + 1 for k in range(40)] for n in range(1, 9)]
@@ -40,7 +41,8 @@ def settings(workshop: Path) -> TrainSettings:
         "run_folder": str(workshop / "run"),
         **_SMALL,
     }
-    return validate_settings(TrainSettings, values, source="the test")
+    changes = read_layered_yaml(CONFIGS / f"{request.param}.yaml")
+    return validate_settings(TrainSettings, merge(changes, values), source="the test")
 
 
 def test_a_drafter_of_bare_defaults_trains_and_decodes_losslessly(settings: TrainSettings) -> None:

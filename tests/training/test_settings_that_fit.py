@@ -43,7 +43,10 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
             "tail_layers requires experts.combine=sum and schedule.parallel_levels=0",
         ),
         (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine=sum"),
-        (SUMMED | {"schedule": {}, "tail_layers": 1}, "schedule.parallel_levels=0"),
+        (
+            SUMMED | {"schedule": {"parallel_levels": 1}, "tail_layers": 1},
+            "schedule.parallel_levels=0",
+        ),
         ({"experts": {"num_experts": 3}}, r"'experts\.num_experts'"),
         ({"schedule": {"parallel_levels": 8}}, r"'schedule\.parallel_levels'"),
         ({"draft_vocab_size": 0}, "'draft_vocab_size'"),

@@ -24,7 +24,7 @@ class ObjectiveSettings(Settings):
     feature_weight: float = Field(1.0, ge=0)
     """Weight of the regression loss on the target's features; with this loss, training needs fewer
     tokens than with the token loss alone."""
-    contrast_weight: float = Field(0.1, ge=0)
+    contrast_weight: float = Field(0.0, ge=0)
     """Weight of the contrastive loss, which trains the drafter to distinguish the right target
     feature from those of other positions."""
     balance_weight: float = Field(0.01, ge=0)

@@ -23,6 +23,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+from jakiro.utils.settings import merge
 from training.config import OptimizerSettings
 from training.loop.optimizer import build_optimizer
 from training.loss.settings import ObjectiveSettings
@@ -36,7 +37,7 @@ NEW_TOKENS = 10
 
 @dataclass(frozen=True)
 class Geometry:
-    """The target's configuration, and the drafter's settings that differ from the defaults."""
+    """The target's configuration, and the drafter's settings that differ from `WHOLE`."""
 
     fields: dict[str, Any]
     drafter: dict[str, Any]
@@ -47,6 +48,12 @@ def _heads(queries: int, rows: int, hidden: int = 32, **fields: Any) -> dict[str
     return {"hidden_size": hidden, **heads, **fields}
 
 
+# A drafter with all parts.
+WHOLE = {
+    "trunk": {"kind": "hybrid"},
+    "experts": {"num_experts": 2, "intermediate_size": 512},
+    "schedule": {"autoregressive_levels": 2, "parallel_levels": 1},
+}
 COMMON = {"memory": {"common_width": 24}}
 HIDDEN = {"memory": {"source": "hidden"}}
 GEOMETRIES = {
@@ -71,15 +78,15 @@ GEOMETRIES = {
 
 
 def _drafter(target: TargetAdapter, **changes: Any) -> JakiroDrafter:
-    """Return a drafter with default settings except for `changes`, whatever the target's heads."""
+    """Return a drafter with all parts, with `changes`, whatever the target's heads."""
     torch.manual_seed(1)
-    settings = DrafterSettings.model_validate(changes)
+    settings = DrafterSettings.model_validate(merge(WHOLE, changes))
     return JakiroDrafter(config_for(settings, record_target(target.spec, "tiny")))
 
 
 def _steps(drafter: JakiroDrafter, target: TargetAdapter) -> Iterator[list[torch.Tensor]]:
     """Take two optimizer steps and yield the gradients of each step."""
-    module = TrainingModule(drafter, ObjectiveSettings(feature_weight=0.1))
+    module = TrainingModule(drafter, ObjectiveSettings(feature_weight=0.1, contrast_weight=0.1))
     optimizer = build_optimizer(module, OptimizerSettings())
     reader = TargetReader(target, drafter, 24, torch.float32)
     for seed in range(2):

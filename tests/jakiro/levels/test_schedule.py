@@ -7,7 +7,7 @@ from jakiro.levels.schedule import ScheduleSettings
 
 @pytest.mark.parametrize("heads", ["experts", "branch", "masks"])
 def test_networks_are_named_only_where_there_are_parallel_levels(heads: str) -> None:
-    schedule = ScheduleSettings(parallel_levels=3, parallel_heads=heads)
+    schedule = ScheduleSettings(autoregressive_levels=2, parallel_levels=3, parallel_heads=heads)
     assert (schedule.heads, schedule.depth) == (heads, 5)
-    without = ScheduleSettings(parallel_levels=0, parallel_heads=heads)
+    without = ScheduleSettings(autoregressive_levels=2, parallel_heads=heads)
     assert (without.heads, without.depth) == (None, 2)

@@ -30,7 +30,12 @@ def _config(
 ) -> JakiroConfig:
     """Return the config of a finished drafter."""
     full = TrainSettings.model_validate(
-        {"target": {"name_or_path": target}, "data": {"paths": ["org/chats:train"]}, **settings}
+        {
+            "target": {"name_or_path": target},
+            "data": {"paths": ["org/chats:train"]},
+            "drafter": {"experts": {"num_experts": 2}},
+            **settings,
+        }
     )
     record = record_target(TargetAdapter(tiny_llama()).spec, target)
     config = config_for(tiny_settings(), record)

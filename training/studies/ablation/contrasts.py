@@ -141,22 +141,24 @@ class Cells(NamedTuple):
 def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
     """Return the names of the four arms of a 2 x 2 comparison; None if an arm is missing.
 
-    The base must be the arm with experts and contrastive loss.
+    The base must be one of the four. If several arms have both experts and contrastive loss, the
+    first one that is part of such a comparison counts.
 
     Args:
         arms: settings of the arms, including the base, by name.
     """
-    base = arms[BASE]
-    if not (_has_experts(base) and _has_contrast(base)):
-        return None
-    found = {
-        (_has_experts(settings), _has_contrast(settings)): name
-        for name, settings in arms.items()
-        if _is_cell(settings, base)
-    }
-    if len(found) < 4:
-        return None
-    return Cells(found[True, True], found[True, False], found[False, True], found[False, False])
+    for both in arms.values():
+        if not (_has_experts(both) and _has_contrast(both)):
+            continue
+        found = {
+            (_has_experts(settings), _has_contrast(settings)): name
+            for name, settings in arms.items()
+            if _is_cell(settings, both)
+        }
+        if len(found) == 4 and BASE in found.values():
+            with_experts, without = ((found[on, True], found[on, False]) for on in (True, False))
+            return Cells(*with_experts, *without)
+    return None
 
 
 def two_by_two(
@@ -193,12 +195,12 @@ def two_by_two(
     )
 
 
-def _is_cell(settings: TrainSettings, base: TrainSettings) -> bool:
-    """Return whether an arm equals the base, except that experts or contrastive loss may be off."""
+def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
+    """Return whether an arm equals that with both, except that either or both may be off."""
     return (
-        settings.drafter.experts.num_experts in (1, base.drafter.experts.num_experts)
-        and settings.objective.contrast_weight in (0.0, base.objective.contrast_weight)
-        and settings.model_dump(exclude=_DIFFERENT) == base.model_dump(exclude=_DIFFERENT)
+        settings.drafter.experts.num_experts in (1, both.drafter.experts.num_experts)
+        and settings.objective.contrast_weight in (0.0, both.objective.contrast_weight)
+        and settings.model_dump(exclude=_DIFFERENT) == both.model_dump(exclude=_DIFFERENT)
     )
 
 

@@ -27,6 +27,9 @@ from training.train import train
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
+# Ablations that add what `drafters/jakiro.yaml` has to the defaults; the others change that file.
+ADDED = {"experts-2", "contrast-loss", "experts-2-contrast-loss"}
+WHOLE = CONFIGS / "drafters" / "jakiro.yaml"
 DRAFTERS = sorted((CONFIGS / "drafters").glob("*.yaml"))
 REQUIRED = ["target.name_or_path=any", "data.paths=[any.jsonl]"]
 TARGET = TargetRecord(
@@ -77,7 +80,8 @@ QUICK = {
     ],
 )
 def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, base: Path) -> None:
-    arms = read_arms(base, [path])
+    without = ["drafter.experts.num_experts=1", "objective.contrast_weight=0"]
+    arms = read_arms(base, [path], without if path.stem in ADDED else [])
     inputs = prepare(arms[0].settings)
     reference, arm = equally_sized(arms, inputs.drafter_config.target_record)
     active = num_active_parameters(arm.arm.settings.drafter, inputs.drafter_config.target_record)
@@ -87,9 +91,19 @@ def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, 
     assert len(losses) == 2
 
 
-def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository() -> None:
-    arms = equally_sized(read_arms(CONFIGS / "base.yaml", ABLATIONS, REQUIRED), TARGET)
-    assert len({arm.name for arm in arms}) == len(ABLATIONS) + 1
+def test_two_experts_and_the_contrastive_loss_can_be_added_to_the_defaults() -> None:
+    paths = [path for path in ABLATIONS if path.stem in ADDED]
+    arms = equally_sized(read_arms(CONFIGS / "base.yaml", paths, REQUIRED), TARGET)
+    widths = {arm.name: arm.width for arm in arms}
+    assert widths["contrast-loss"] == widths["base"]
+    assert widths["experts-2"] == widths["experts-2-contrast-loss"]
+    assert widths["experts-2"] == pytest.approx(widths["base"] / 2, rel=0.01)
+
+
+def test_all_other_ablations_of_the_repository_together_fit_its_whole_drafter() -> None:
+    paths = [path for path in ABLATIONS if path.stem not in ADDED]
+    arms = equally_sized(read_arms(WHOLE, paths, REQUIRED), TARGET)
+    assert len({arm.name for arm in arms}) == len(paths) + 1
     changed = [arm for arm in arms[1:] if arm.arm.settings == arms[0].arm.settings]
     assert changed == []
     widths = {arm.name: arm.width for arm in arms}
@@ -101,7 +115,7 @@ def test_all_ablations_of_the_repository_together_fit_the_base_of_the_repository
 
 def test_experts_that_do_not_run_are_not_counted_as_active() -> None:
     base, sparse = equally_sized(
-        read_arms(CONFIGS / "base.yaml", [CONFIGS / "ablations/experts-8-sparse-1.yaml"], REQUIRED),
+        read_arms(WHOLE, [CONFIGS / "ablations/experts-8-sparse-1.yaml"], REQUIRED),
         TARGET,
     )
     drafter = sparse.arm.settings.drafter

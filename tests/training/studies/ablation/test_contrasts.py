@@ -7,6 +7,7 @@ import pytest
 from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents, made_up_rate
 
 from inference.benchmark.stats import Rate
+from jakiro.drafter_settings import DrafterSettings, ExpertsSettings
 from jakiro.errors import DataError
 from training.studies.ablation.contrasts import (
     Cells,
@@ -97,3 +98,22 @@ def test_the_four_cells_are_found_among_other_arms() -> None:
     del arms["both-off"]
     assert find_cells(arms) is None
     assert find_cells({"base": arms["contrast-off"]}) is None
+
+
+@pytest.mark.parametrize("base", range(4))
+def test_the_base_may_be_any_of_the_four_cells(base: int) -> None:
+    names = ["both", "experts", "contrast", "neither"]
+    names[base] = "base"
+    arms = {name: arm.settings for name, arm in zip(names, FOUR_CELLS, strict=True)}
+    assert find_cells(arms) == Cells(*names)
+    both = FOUR_CELLS[0].settings
+    arms["base"] = both.model_copy(update={"drafter": DrafterSettings(norm_eps=1e-5)})
+    assert find_cells(arms) is None  # the others are such a comparison, but without the base
+
+
+def test_of_several_numbers_of_experts_the_first_counts() -> None:
+    both, only_experts, only_contrast, neither = (arm.settings for arm in FOUR_CELLS)
+    four = ExpertsSettings(num_experts=4)
+    more = both.model_copy(update={"drafter": DrafterSettings(experts=four)})
+    arms = {"base": neither, "e": only_experts, "c": only_contrast, "four": more, "two": both}
+    assert find_cells(arms) == Cells("two", "e", "c", "base")
