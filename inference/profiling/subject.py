@@ -21,6 +21,7 @@ from inference.protocol import Drafter
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings, ExpertsSettings, MemorySettings, TrunkSettings
+from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.adapter import TargetAdapter, TargetSpec
 from jakiro.target.record import check_target, record_target
 from jakiro.utils.pretrained import TORCH_DTYPES, load_causal_lm, load_tokenizer
@@ -206,7 +207,8 @@ def _random_drafter(target: TargetAdapter) -> JakiroDrafter:
     settings = DrafterSettings(
         trunk=TrunkSettings(kind="moa"),
         memory=MemorySettings(layers=_alike(target.spec), common_width=64),
-        experts=ExpertsSettings(intermediate_size=max(width // 4, 1)),
+        experts=ExpertsSettings(num_experts=2, intermediate_size=max(width // 4, 1)),
+        schedule=ScheduleSettings(autoregressive_levels=2, parallel_levels=1),
     )
     return JakiroDrafter(config_for(settings, record_target(target.spec, "random")))
 

@@ -22,7 +22,8 @@ from inference.protocol import Drafter
 from inference.trees.shape import TreePlan
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings, ExpertsSettings, TrunkSettings
+from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 
@@ -49,7 +50,7 @@ class Workbench:
 
     @cached_property
     def drafter(self) -> JakiroDrafter:
-        """A random drafter with the default settings and a draft vocabulary."""
+        """A random drafter with a draft vocabulary."""
         return self.new_drafter(self.scale.draft_vocab_size)
 
     @cached_property
@@ -58,13 +59,18 @@ class Workbench:
         return TrainedDrafter(self.drafter, self.target, self.scale.plan)
 
     def new_drafter(self, draft_vocab_size: int | None) -> JakiroDrafter:
-        """Return a random drafter on the target's device.
+        """Return a random drafter with memory, two experts and a parallel level.
 
         Args:
             draft_vocab_size: number of tokens that may be drafted; None for all tokens.
         """
         torch.manual_seed(1)
-        settings = DrafterSettings(draft_vocab_size=draft_vocab_size)
+        settings = DrafterSettings(
+            trunk=TrunkSettings(kind="hybrid"),
+            experts=ExpertsSettings(num_experts=2, intermediate_size=512),
+            schedule=ScheduleSettings(autoregressive_levels=2, parallel_levels=1),
+            draft_vocab_size=draft_vocab_size,
+        )
         with self.device:
             drafter = JakiroDrafter(config_for(settings, record_target(self.target.spec, "random")))
         return drafter.eval().to(device=self.device, dtype=self.target.dtype)
