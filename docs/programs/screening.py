@@ -32,7 +32,10 @@ PUBLISHED_PAGE = ROOT / "docs" / "benchmarks" / "published.md"
 RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
 RATES = RESULTS / "rates.json"
 SEED = 0
-PUBLISHED = frozenset(path.stem for path in (ROOT / "configs" / "drafters").glob("*.yaml"))
+PUBLISHED = {
+    *("eagle2", "jakiro-published", "moa"),
+    *("chimera", "gumiho", "hidden-transfer", "parallel-spec", "tensor"),
+}
 SQUARE = Cells("experts-2-contrast", "experts-2", "contrast", BASE)
 CELLS = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
 
@@ -105,7 +108,7 @@ def page() -> str:
 
 def published_page() -> str:
     """Return the page of the published drafters with the tables of the stored results."""
-    speeds = "\n".join(_speeds())
+    speeds = "\n".join(_speeds()) or "No speed is measured yet."
     shown = {"results": tables(is_published=True), "speeds": speeds + "\n"}
     return _filled(PUBLISHED_PAGE.read_text(), shown)
 
@@ -162,13 +165,13 @@ def _square() -> Iterator[str]:
 
 
 def _square_rates(temperature: float) -> dict[str, Rate]:
+    arms = {arm.rows[0].arm: arm for arm in _arms("humaneval", is_published=False)}
+    prompts = prompts_in({SEED: _document("humaneval", BASE)})
     rates = {}
-    for arm in _arms("humaneval", is_published=False):
-        row = next(row for row in arm.rows if row.temperature == temperature)
-        if row.arm in SQUARE:
-            documents = {SEED: _document("humaneval", row.arm)}
-            counts = counts_of(documents, _method(row), temperature, prompts_in(documents))
-            rates[row.arm] = counts.tau
+    for name in SQUARE:
+        row = next(row for row in arms[name].rows if row.temperature == temperature)
+        documents = {SEED: _document("humaneval", name)}
+        rates[name] = counts_of(documents, _method(row), temperature, prompts).tau
     return rates
 
 
@@ -189,9 +192,9 @@ def _speeds() -> Iterator[str]:
         yield from markdown_head(names, ("drafter",))
         methods = {method.name: method for method in document.methods}
         for name, method in methods.items():
-            chosen = methods.get(f"{name}-auto")
-            if chosen is None:
+            if name.endswith("-auto"):
                 continue
+            chosen = methods.get(f"{name}-auto")
             yield markdown_line(
                 [
                     f"`{name}`",
@@ -199,7 +202,7 @@ def _speeds() -> Iterator[str]:
                     " ".join(f"{rate:.2f}" for rate in method.conditional_acceptance_rate),
                     f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
                     f"{method.tokens_per_second:.1f}",
-                    f"{chosen.tokens_per_second:.1f}",
+                    "-" if chosen is None else f"{chosen.tokens_per_second:.1f}",
                 ]
             )
         yield ""

@@ -15,7 +15,7 @@ class TreeShape(Settings):
     """The shape of a draft tree: number of levels, width, size, and kind of candidates.
 
     Example:
-        shape = TreeShape(autoregressive_levels=2, children=4, num_nodes=12)
+        shape = TreeShape(autoregressive_levels=3, parallel_levels=0, children=4, num_nodes=12)
         drafter = JakiroDrafter.from_pretrained(drafter_path)
         decoder = SpeculativeDecoder(target, drafter, tokenizer, tree=shape)
         output = decoder.generate("a b a", max_new_tokens=16)

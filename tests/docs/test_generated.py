@@ -44,3 +44,4 @@ def test_the_reference_of_the_command_line_has_every_command() -> None:
 def test_the_tables_of_the_screening_are_made_from_the_stored_results() -> None:
     screening = load_program("screening")
     assert screening.PAGE.read_text() == screening.page(), "remedy: make screening"
+    assert screening.PUBLISHED_PAGE.read_text() == screening.published_page()

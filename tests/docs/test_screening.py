@@ -111,7 +111,7 @@ def test_published_drafters_have_a_page_of_their_own(screening: ModuleType, tmp_
     )
     assert _shown(screening.page()) == ["base", "fusion"] * 2
     text = screening.published_page()
-    assert _shown(text) == ["base", "gumiho"] * 3
+    assert _shown(text) == [*["base", "gumiho"] * 2, "autoregressive", "base", "gumiho", "alone"]
     chosen = document.figures("gumiho-auto", 0.0).tokens_per_second
     assert f"| {chosen:.1f} |" in text
 

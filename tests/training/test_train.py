@@ -241,6 +241,15 @@ def test_a_number_of_epochs_is_turned_into_steps(
     assert settings.with_steps(9).num_steps == expected
 
 
+@pytest.mark.parametrize(("kind", "is_unused"), [("feedback", True), ("hybrid", False)])
+def test_a_memory_that_no_trunk_reads_is_warned_of(
+    workshop: Path, kind: str, is_unused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = {"trunk": {"kind": kind}, "memory": {"num_heads": 4}}
+    prepare(tiny_run(workshop, drafter=drafter))
+    assert ("drafter.memory has no effect" in caplog.text) == is_unused
+
+
 def test_a_step_that_reads_more_than_all_data_is_explained(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=None, epochs=1, optimizer={"warmup_steps": "auto"})
     length = length_of(settings.with_steps(3), 3)[0]  # a step takes 4 sequences

@@ -12,12 +12,13 @@ from inference.generation.prompts import Prompt, encode_prompt
 from inference.generation.unsupported import check_length
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings, MemorySettings
 from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
 from jakiro.target.record import hash_weights, record_target
 from jakiro.target.tail import TargetTail
+from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import local_tokenizer
 from training.config import TrainSettings
 from training.data.counts import DataCounts
@@ -34,6 +35,8 @@ from training.setup.loading import (
     read_start,
     vocab_size_of,
 )
+
+_logger = get_logger(__name__)
 
 _MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
@@ -98,6 +101,7 @@ def prepare(
         model: the loaded target; None to load the target by name.
         tokenizer: the target's tokenizer; None to load the tokenizer by name.
     """
+    _warn_of_unused_memory(settings.drafter)
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
     train, validation = split_validation(
@@ -124,6 +128,14 @@ def prepare(
         draft_ids=draft_ids,
         start=start,
     )
+
+
+def _warn_of_unused_memory(drafter: DrafterSettings) -> None:
+    if drafter.trunk.kind == "feedback" and drafter.memory != MemorySettings():
+        _logger.warning(
+            "drafter.memory has no effect, because drafter.trunk.kind is feedback; to train with "
+            "memory, set drafter.trunk.kind to hybrid or moa"
+        )
 
 
 def count_steps(settings: TrainSettings) -> TrainSettings:

@@ -68,7 +68,7 @@ class TrainedDrafter(Drafter):
                 "the tree has more parallel levels than the drafter",
                 expected=f"at most {trained}",
                 got=asked,
-                remedy="lower parallel_levels, or train a drafter with more parallel levels",
+                remedy=f"set parallel_levels={trained} in the tree's shape",
             )
         check_forms(forms, target, drafter)
         self.model = drafter

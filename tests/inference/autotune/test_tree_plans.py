@@ -17,7 +17,7 @@ from jakiro.utils.settings import validate_settings
 def _drafter(autoregressive: int, parallel: int) -> JakiroDrafter:
     schedule = {"autoregressive_levels": autoregressive, "parallel_levels": parallel}
     values = {
-        "trunk": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+        "trunk": {"kind": "hybrid", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
         "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
         "experts": {"intermediate_size": 16},
         "schedule": schedule,

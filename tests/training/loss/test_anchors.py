@@ -154,7 +154,7 @@ def test_a_rule_returns_as_many_rows_of_anchors_as_samples(kind: str) -> None:
 @pytest.mark.parametrize(
     ("drafter", "kind", "num_samples"),
     [
-        ({"schedule": {"autoregressive_levels": 3}}, "ttt", 3),
+        ({"trunk": {"kind": "hybrid"}, "schedule": {"autoregressive_levels": 3}}, "ttt", 3),
         ({"trunk": {"kind": "feedback"}, "schedule": {"autoregressive_levels": 4}}, "ttt", 4),
         (
             {

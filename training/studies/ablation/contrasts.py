@@ -122,7 +122,7 @@ def _differing_prompts() -> DataError:
 # Settings in which the four arms may differ: these settings define the arms, make them equally
 # large, or identify a run.
 _DIFFERENT: Any = {
-    "drafter": {"experts": {"num_experts", "intermediate_size"}},
+    "drafter": {"experts": {"num_experts", "active_experts", "intermediate_size"}},
     "objective": {"contrast_weight"},
     "seed": True,
     "run_folder": True,
@@ -197,8 +197,10 @@ def two_by_two(
 
 def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
     """Return whether an arm equals that with both, except that either or both may be off."""
+    experts, whole = settings.drafter.experts, both.drafter.experts
+    counts = [(each.num_experts, each.active_experts) for each in (experts, whole)]
     return (
-        settings.drafter.experts.num_experts in (1, both.drafter.experts.num_experts)
+        (counts[0] == counts[1] or experts.num_experts == 1)
         and settings.objective.contrast_weight in (0.0, both.objective.contrast_weight)
         and settings.model_dump(exclude=_DIFFERENT) == both.model_dump(exclude=_DIFFERENT)
     )

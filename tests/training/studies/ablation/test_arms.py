@@ -167,8 +167,9 @@ def test_arms_of_the_screening_are_equally_large_and_read_the_states_that_it_sto
     assert online == ["memory-kv"]
 
 
-def test_parameters_are_counted_as_the_drafter_has_them() -> None:
-    settings = read_arms(CONFIGS / "base.yaml", [], REQUIRED)[0].settings.drafter
+@pytest.mark.parametrize("base", [CONFIGS / "base.yaml", WHOLE], ids=lambda path: path.stem)
+def test_parameters_are_counted_as_the_drafter_has_them(base: Path) -> None:
+    settings = read_arms(base, [], REQUIRED)[0].settings.drafter
     drafter = JakiroDrafter(config_for(settings, TARGET))
     assert num_parameters(settings, TARGET) == drafter.num_parameters()
 

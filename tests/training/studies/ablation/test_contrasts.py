@@ -106,14 +106,16 @@ def test_the_base_may_be_any_of_the_four_cells(base: int) -> None:
     names[base] = "base"
     arms = {name: arm.settings for name, arm in zip(names, FOUR_CELLS, strict=True)}
     assert find_cells(arms) == Cells(*names)
-    both = FOUR_CELLS[0].settings
-    arms["base"] = both.model_copy(update={"drafter": DrafterSettings(norm_eps=1e-5)})
-    assert find_cells(arms) is None  # the others are such a comparison, but without the base
+    arms["cell"] = arms["base"]
+    arms["base"] = arms["cell"].model_copy(update={"drafter": DrafterSettings(norm_eps=1e-5)})
+    assert find_cells(arms) is None  # there is such a comparison, but without the base
 
 
 def test_of_several_numbers_of_experts_the_first_counts() -> None:
     both, only_experts, only_contrast, neither = (arm.settings for arm in FOUR_CELLS)
-    four = ExpertsSettings(num_experts=4)
-    more = both.model_copy(update={"drafter": DrafterSettings(experts=four)})
-    arms = {"base": neither, "e": only_experts, "c": only_contrast, "four": more, "two": both}
+    sparse = DrafterSettings(experts=ExpertsSettings(num_experts=16, active_experts=2))
+    more, alone = (each.model_copy(update={"drafter": sparse}) for each in (both, only_experts))
+    arms = {"base": neither, "e": only_experts, "c": only_contrast, "sparse": more, "two": both}
     assert find_cells(arms) == Cells("two", "e", "c", "base")
+    arms = {**arms, "alone": alone}
+    assert find_cells(arms) == Cells("sparse", "alone", "c", "base")
