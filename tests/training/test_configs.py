@@ -76,6 +76,12 @@ def test_a_named_drafter_is_the_same_over_any_base(path: Path) -> None:
     assert studied.objective == default.objective
 
 
+def test_the_defaults_are_the_recommended_drafter() -> None:
+    base = CONFIGS / "base.yaml"
+    recommended = _merged(base, CONFIGS / "drafters" / "recommended.yaml")
+    assert recommended == load_settings(TrainSettings, base, REQUIRED)
+
+
 def test_the_parallel_levels_of_gumiho_have_the_published_weights() -> None:
     objective = _merged(CONFIGS / "base.yaml", CONFIGS / "drafters" / "gumiho.yaml").objective
     weights = [objective.parallel_weight * objective.level_decay**index for index in range(5)]

@@ -196,11 +196,14 @@ def two_by_two(
 
 
 def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
-    """Return whether an arm equals that with both, except that either or both may be off."""
-    experts, whole = settings.drafter.experts, both.drafter.experts
-    counts = [(each.num_experts, each.active_experts) for each in (experts, whole)]
+    """Return whether an arm equals `both`, except that experts or contrastive loss may be off."""
+    own, other = settings.drafter.experts, both.drafter.experts
+    has_same_experts = (own.num_experts, own.active_experts) == (
+        other.num_experts,
+        other.active_experts,
+    )
     return (
-        (counts[0] == counts[1] or experts.num_experts == 1)
+        (has_same_experts or own.num_experts == 1)
         and settings.objective.contrast_weight in (0.0, both.objective.contrast_weight)
         and settings.model_dump(exclude=_DIFFERENT) == both.model_dump(exclude=_DIFFERENT)
     )

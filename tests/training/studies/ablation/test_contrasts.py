@@ -117,5 +117,7 @@ def test_of_several_numbers_of_experts_the_first_counts() -> None:
     more, alone = (each.model_copy(update={"drafter": sparse}) for each in (both, only_experts))
     arms = {"base": neither, "e": only_experts, "c": only_contrast, "sparse": more, "two": both}
     assert find_cells(arms) == Cells("two", "e", "c", "base")
-    arms = {**arms, "alone": alone}
-    assert find_cells(arms) == Cells("sparse", "alone", "c", "base")
+    assert find_cells({**arms, "alone": alone}) == Cells("sparse", "alone", "c", "base")
+    all_run = DrafterSettings(experts=ExpertsSettings(num_experts=16))
+    dense = only_experts.model_copy(update={"drafter": all_run})
+    assert find_cells({**arms, "dense": dense}) == Cells("two", "e", "c", "base")
