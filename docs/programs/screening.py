@@ -37,7 +37,9 @@ PUBLISHED = {
     *("chimera", "gumiho", "hidden-transfer", "parallel-spec", "tensor"),
 }
 SQUARE = Cells("experts-2-contrast", "experts-2", "contrast", BASE)
-CELLS = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
+BF16 = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
+FP32 = {"humaneval-fp32": "HumanEval, target in fp32"}
+CELLS = BF16 | FP32
 
 
 def store(study: Path) -> None:
@@ -128,14 +130,15 @@ def tables(*, is_published: bool) -> str:
         is_published: show the published drafters instead of the arms of the screening; the base is
             shown with both.
     """
-    cells = [name for name in CELLS if (RESULTS / name / "arms").is_dir()]
-    cells = [name for name in cells if len(_arms(name, is_published)) > 1]
-    if not cells:
-        return "No arm is measured yet.\n"
-    lines = ["Trainings:", "", *_trainings(cells, is_published)]
-    for name in cells:
-        lines += ["", *_taus(name, is_published)]
-    return "\n".join(lines) + "\n"
+    titles = {"Trainings:": BF16, "Trainings with the target in fp32:": FP32}
+    lines = []
+    for title, names in titles.items():
+        cells = [name for name in names if len(_arms(name, is_published)) > 1]
+        if cells:
+            lines += [title, "", *_trainings(cells, is_published), ""]
+        for name in cells:
+            lines += [*_taus(name, is_published), ""]
+    return "\n".join(lines[:-1] or ["No arm is measured yet."]) + "\n"
 
 
 def _has_square() -> bool:

@@ -116,6 +116,16 @@ def test_published_drafters_have_a_page_of_their_own(screening: ModuleType, tmp_
     assert f"| {chosen:.1f} |" in text
 
 
+def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path: Path) -> None:
+    _study(tmp_path / "study" / "humaneval", "base", "eagle2")
+    _study(tmp_path / "study" / "humaneval-fp32", "base", "moa")
+    screening.store(tmp_path / "study")
+    bf16, fp32 = screening.published_page().split("Trainings with the target in fp32:")
+    assert _shown(bf16) == ["base", "eagle2"] * 2
+    assert _shown(fp32) == ["base", "moa"] * 2
+    assert _shown(screening.page()) == []
+
+
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(
     screening: ModuleType, tmp_path: Path
 ) -> None:

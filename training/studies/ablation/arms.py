@@ -160,8 +160,8 @@ def equally_sized(
 ) -> list[SizedArm]:
     """Return the arms, with expert widths that make them about as large as the first arm.
 
-    If only some experts run, those that do not run for a token are not counted, so that the arms
-    draft about equally fast.
+    If only some experts run for a token, only as many are counted. The nodes of one pass may
+    choose different experts, so such an arm still drafts more slowly than the base.
 
     Args:
         arms: the base, followed by the other arms.
