@@ -171,8 +171,15 @@ def measure_costs(
 
 
 def timed_passes(model: JakiroDrafter) -> int:
-    """Return the largest number of trunk passes to time, which is at least that of training."""
-    return max(FEWEST_PASSES, model.config.settings.schedule.autoregressive_levels)
+    """Return the largest number of trunk passes to time, which is at least that of training.
+
+    A drafter with `parallel_heads: transfer` has only one pass, because its first pass does not
+    return what a second one would have to read.
+    """
+    schedule = model.config.settings.schedule
+    if schedule.heads == "transfer":
+        return 1
+    return max(FEWEST_PASSES, schedule.autoregressive_levels)
 
 
 def known_costs(

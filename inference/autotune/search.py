@@ -210,7 +210,10 @@ class _Runs:
 
 
 def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
-    """Return promising shapes of sampled trees: those with few passes, children and nodes."""
+    """Return promising shapes of sampled trees: those with few passes, children and nodes.
+
+    If all of them are large, because there are many parallel levels, return the smallest.
+    """
     shapes = [
         TreeShape(
             autoregressive_levels=passes,
@@ -222,7 +225,8 @@ def _sampled_shapes(max_passes: int, levels: int) -> list[TreeShape]:
         for passes in range(1, max_passes + 1)
         for children, breadth in ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2))
     ]
-    return [shape for shape in shapes if shape.max_nodes <= MAX_NODES // 2]
+    small = [shape for shape in shapes if shape.max_nodes <= MAX_NODES // 2]
+    return small or [min(shapes, key=lambda shape: shape.max_nodes)]
 
 
 def _fastest(taus: Iterable[tuple[TreeShape, float]], costs: Costs) -> Rated:

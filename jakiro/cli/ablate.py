@@ -47,7 +47,10 @@ def ablate(
     overrides: options.Overrides = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds to train every arm with.")] = 3,
     max_steps: Annotated[
-        int | None, typer.Option(help="Shorten all training runs to this number of steps.")
+        int | None,
+        typer.Option(
+            help="Largest number of steps of a training run; it also replaces a number of epochs."
+        ),
     ] = None,
     any_size: Annotated[
         bool,

@@ -20,9 +20,11 @@ _REQUIRED: dict[ParallelHeads, dict[str, Container[object]]] = {
         "experts.active_experts": (None,),
     },
     "transfer": {
+        "schedule.autoregressive_levels": (1,),
         "schedule.parallel_levels": range(1, 8),
         "tail_layers": range(1, 1000),
         "experts.num_experts": (1,),
+        "experts.combine": ("sum",),
         "trunk.kind": ("feedback",),
         "trunk.num_layers": (0,),
         "trunk.input": ("wide",),
@@ -31,6 +33,7 @@ _REQUIRED: dict[ParallelHeads, dict[str, Container[object]]] = {
         "trunk.fusion_layers": (None,),
         "trunk.tokens": ("single",),
         "trunk.mlp_width": (None,),
+        "trunk.ttt_steps": (1,),
     },
 }
 
@@ -53,7 +56,8 @@ class ScheduleSettings(Settings):
     null. transfer: one matrix per level instead of trunk and experts, and then tail_layers of the
     target, as in Hidden Transfer; the matrices read the input of these layers at the last verified
     token. transfer requires the other settings of `configs/drafters/hidden-transfer.yaml`, except
-    for the numbers of levels and tail_layers."""
+    for parallel_levels and tail_layers; there is one pass, because the states after these layers
+    are not those that the matrices read."""
 
     @property
     def heads(self) -> ParallelHeads | None:

@@ -95,7 +95,13 @@ VARIANTS = {
     "tensor": tiny_settings(4, parallel_levels=3, trunk=FEEDBACK | NO_LAYER),
     "medusa": tiny_settings(1, parallel_levels=3, trunk=TRANSFER),
     "hidden-transfer": tiny_settings(
-        1, "sum", 3, trunk=TRANSFER, tail_layers=2, parallel_heads="transfer"
+        1,
+        "sum",
+        3,
+        autoregressive_levels=1,
+        trunk=TRANSFER,
+        tail_layers=2,
+        parallel_heads="transfer",
     ),
     "hybrid-no-layer": tiny_settings(parallel_levels=2, trunk=HYBRID | NO_LAYER | TRIGRAM),
     "moa-three-layers": tiny_settings(trunk={"num_layers": 3}),

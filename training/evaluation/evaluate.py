@@ -1,6 +1,7 @@
 """Evaluation of a drafter on validation data: losses, diversity of experts, and decoding."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -120,7 +121,8 @@ class Evaluation:
 
     def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
         target, tokenizer = self._inputs.target.model, self._inputs.tokenizer
-        decoder = SpeculativeDecoder(target, drafter, tokenizer, "fixed")
+        # The decoder converts its drafter to the target's dtype, and the given one is still saved.
+        decoder = SpeculativeDecoder(target, deepcopy(drafter), tokenizer, "fixed")
         return [
             self._decode(decoder, temperature)
             for temperature in self._settings.evaluation.temperatures

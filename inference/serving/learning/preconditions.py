@@ -4,6 +4,7 @@ import psutil
 import torch
 from torch import nn
 
+from inference.adaptation.weights import adapted_ends
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.serving.scheduling.loaded_model import LoadedModel
 from jakiro.errors import ConfigError, ResourceError
@@ -19,12 +20,14 @@ def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
         ConfigError: the drafter cannot learn.
     """
     drafter = model.engine.decoder.drafter
-    if type(drafter) is TrainedDrafter:
+    is_trained = type(drafter) is TrainedDrafter
+    if isinstance(drafter, TrainedDrafter) and is_trained and adapted_ends(drafter.model):
         return drafter
+    name = "none" if drafter is None else type(drafter).__name__
     raise ConfigError(
         "this drafter does not learn with --adapt",
-        expected="a trained drafter",
-        got="none" if drafter is None else type(drafter).__name__,
+        expected="a trained drafter with attention or experts",
+        got=f"{name} without them" if is_trained else name,
         remedy="pass the folder of a trained drafter, or leave out --adapt",
     )
 

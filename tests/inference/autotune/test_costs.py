@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.variants import VARIANTS
 
-from inference.autotune.costs import LONG_CONTEXT, Costs, known_costs, measure_costs
+from inference.autotune.costs import LONG_CONTEXT, Costs, known_costs, measure_costs, timed_passes
 from inference.autotune.measurement import CONTEXT
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -48,6 +49,12 @@ def test_drafters_that_differ_in_one_setting_are_measured_separately(
     assert [known_costs(target, drafter, tmp_path) for drafter in drafters] == first
     assert measured == drafters  # no costs are measured twice
     assert len(list(tmp_path.iterdir())) == len(drafters)
+
+
+@pytest.mark.parametrize(("name", "passes"), [("parallel-spec", 3), ("hidden-transfer", 1)])
+def test_a_drafter_that_has_one_pass_is_timed_with_one_pass(name: str, passes: int) -> None:
+    drafter = tiny_drafter(TargetAdapter(tiny_llama()), VARIANTS[name])
+    assert timed_passes(drafter) == passes
 
 
 def test_each_token_of_a_longer_context_costs_as_much_as_the_measured_ones() -> None:

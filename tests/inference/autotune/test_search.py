@@ -2,11 +2,16 @@
 
 import pytest
 import torch
-from helpers.models import tiny_drafter, tiny_llama
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from transformers import LogitsProcessorList
 
 from inference.autotune.costs import Costs
-from inference.autotune.search import RecordingDrafter, StepRecord, choose_plan, expected_tau
+from inference.autotune.search import (
+    RecordingDrafter,
+    StepRecord,
+    choose_plan,
+    expected_tau,
+)
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
 from inference.generation.preparation import prepare_requests
@@ -72,6 +77,15 @@ def test_deterministic_trees_can_be_rated_where_tokens_are_sampled() -> None:
     for rated in (choice.greedy, choice.sampling):
         assert rated.shape.autoregressive_levels < 3
         assert rated.tau > 1
+
+
+def test_there_is_a_sampled_tree_for_many_parallel_levels() -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    drafter = tiny_drafter(target, tiny_settings(parallel_levels=7))
+    costs = Costs(verify={0: 1.0, 24: 1.0}, draft={1: 0.1, 2: 0.1, 3: 0.1})
+    plan = choose_plan(target, drafter, [[1, 2, 3]], max_new_tokens=6, costs=costs).plan
+    assert plan.sampling.sampled
+    assert plan.sampling.parallel_levels == 7
 
 
 def test_a_smaller_budget_samples_fewer_nodes_and_never_cuts_sampled_nodes() -> None:

@@ -52,11 +52,15 @@ def test_levels_equal_those_of_rows_beside_the_verified_tokens() -> None:
         {"num_experts": 2},
         {"tail_layers": 0},
         {"parallel_levels": 0},
+        {"autoregressive_levels": 2},
+        {"combine": "mixture"},
         {"trunk": TRANSFER | {"tokens": "trigram"}},
+        {"trunk": TRANSFER | {"ttt_steps": 2}},
     ],
     ids=str,
 )
 def test_settings_that_transferred_states_would_ignore_are_refused(changes: dict[str, Any]) -> None:
-    fitting: dict[str, Any] = {"num_experts": 1, "trunk": TRANSFER, "tail_layers": TAIL}
+    fitting = {"num_experts": 1, "trunk": TRANSFER, "tail_layers": TAIL, "autoregressive_levels": 1}
+    fitting |= {"combine": "sum", "parallel_heads": "transfer"}
     with pytest.raises(ValidationError, match="parallel_heads=transfer requires"):
-        tiny_settings(combine="sum", parallel_heads="transfer", **(fitting | changes))
+        tiny_settings(**(fitting | changes))

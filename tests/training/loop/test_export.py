@@ -208,3 +208,18 @@ def test_a_run_that_ends_early_with_adapters_keeps_those_of_its_best_drafter(
     assert not (folder / "adapter").exists()
     assert adapters.keys() == kept.keys()
     assert all(torch.equal(part, kept[name]) for name, part in adapters.items())
+
+
+def test_prompts_that_are_decoded_do_not_change_the_saved_weights(workshop: Path) -> None:
+    saved = []
+    for num_prompts in (0, 1):
+        settings = tiny_run(
+            workshop,
+            steps=2,
+            target={"dtype": "bf16"},
+            evaluation={"num_prompts": num_prompts},
+            run_folder=str(workshop / f"run-{num_prompts}"),
+        )
+        saved.append(load_file(train(settings) / "model.safetensors"))
+    assert {weight.dtype for weight in saved[1].values()} == {torch.float32}
+    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())

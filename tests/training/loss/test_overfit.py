@@ -51,7 +51,12 @@ VARIETY = {
         parallel_levels=3, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **MASKS
     ),
     "hidden-transfer": tiny_settings(
-        1, "sum", trunk=TRANSFER, tail_layers=2, parallel_heads="transfer"
+        1,
+        "sum",
+        autoregressive_levels=1,
+        trunk=TRANSFER,
+        tail_layers=2,
+        parallel_heads="transfer",
     ),
     "tensor": tiny_settings(4, trunk=FEEDBACK | NO_LAYER),
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),

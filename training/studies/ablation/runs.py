@@ -169,15 +169,20 @@ def train_runs(
             _launch(run)
 
 
-def forget(runs: Sequence[ArmRun], arm: str) -> None:
+def forget(runs: Sequence[ArmRun], arm: str, folder: Path) -> None:
     """Delete the run folders of one arm, so that the arm is trained again.
+
+    What was stored to continue without its drafters is deleted as well, in all cells.
 
     Args:
         runs: all runs of the study.
         arm: name of the arm.
+        folder: folder of the study.
     """
     for run in runs:
         if run.arm == arm:
+            for inputs in folder.glob(f"**/measurements/{arm}-{run.seed}.inputs.json"):
+                inputs.unlink()
             shutil.rmtree(run.folder.path, ignore_errors=True)
 
 

@@ -27,7 +27,8 @@ class StudySettings(Settings):
         out: folder of runs and results.
         overrides: overrides `key.path=value`, merged into the base and thus into every arm.
         seeds: number of seeds with which every arm is trained.
-        max_steps: largest number of optimizer steps of a run; None for the number in the settings.
+        max_steps: largest number of optimizer steps of a run, which replaces a number of epochs;
+            None for the number in the settings.
         any_size: whether arms that cannot be made as large as the base keep their own size.
         separately: whether each arm is measured in a process of its own.
         cell: name of the measurement and of the folder of its results inside `out`; None to write

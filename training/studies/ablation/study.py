@@ -200,7 +200,7 @@ class Study:
         ensure_writable_folder(self.folder)
         if rerun is not None:
             self._require_arm(rerun, "there is no such arm to run again")
-            forget(self.runs, rerun)
+            forget(self.runs, rerun, self.folder)
         for run in self.runs:
             run.folder.check(run.settings, self.inputs.facts)
         return self.runs

@@ -2,25 +2,41 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.models import tiny_drafter, tiny_llama
 from helpers.serving import tiny_decoder
+from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.serving.learning import preconditions
 from inference.serving.learning.adaptation import Learner
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
+from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError, ResourceError
+from jakiro.target.adapter import TargetAdapter
 
 
 def test_drafters_that_cannot_learn_are_refused() -> None:
     settings: dict[str, Any] = {"adapt": "shared", "learner": Learner(("true",), "lookup")}
     decoder = tiny_decoder()
     server = _server(decoder, **settings)
-    with pytest.raises(ConfigError, match=r"expected: a trained drafter; got: LookupDrafter"):
+    expected = "expected: a trained drafter with attention or experts; got: "
+    with pytest.raises(ConfigError, match=f"{expected}LookupDrafter"):
         server()
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(
+        tiny_drafter(target, VARIANTS["hidden-transfer"]),
+        target,
+        TreeShape(autoregressive_levels=1),
+    )
+    model: Any = SimpleNamespace(engine=SimpleNamespace(decoder=SimpleNamespace(drafter=drafter)))
+    with pytest.raises(ConfigError, match=f"{expected}TrainedDrafter without them"):
+        preconditions.drafter_that_learns(model)
 
 
 def test_too_little_memory_is_found_before_the_server_is_ready(

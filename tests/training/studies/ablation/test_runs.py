@@ -8,7 +8,7 @@ import pytest
 from jakiro.errors import EXIT_CODE_INTERRUPTED, JakiroError
 from training.config import TrainSettings
 from training.studies.ablation import runs
-from training.studies.ablation.runs import ArmRun, train_runs
+from training.studies.ablation.runs import ArmRun, forget, train_runs
 
 
 @pytest.fixture
@@ -36,3 +36,19 @@ def test_a_failed_run_and_an_interrupted_one_end_the_study(
     assert "--master_port" in words  # the default port may be in use
     assert "--num_accelerators" in words
     assert words[-2:] == ["--config", str(run.settings.run_folder / "launch.yaml")]
+
+
+def test_an_arm_that_is_forgotten_is_not_recalled_from_any_cell(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    names = ["base-0", "base-1", "base-2-0"]
+    for folder in (study / "measurements", study / "code" / "measurements"):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / f"{name}.inputs.json").touch()
+    values = {"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}}
+    settings = TrainSettings.model_validate(values | {"run_folder": study / "runs" / "base"})
+    settings.run_folder.mkdir(parents=True)
+    forget([ArmRun("base", 0, settings)], "base", study)
+    assert not settings.run_folder.exists()
+    left = sorted(path.name for path in study.rglob("*.inputs.json"))
+    assert left == sorted(f"{name}.inputs.json" for name in names[1:] * 2)
