@@ -125,7 +125,8 @@ class BatchSettings(Settings):
                 expected=f"a multiple of batch.micro_batch_size ({self.micro_batch_size}) times "
                 f"the number of processes ({num_processes})",
                 got=self.global_batch_size,
-                remedy="change batch.global_batch_size or batch.micro_batch_size",
+                remedy="change batch.global_batch_size or batch.micro_batch_size, or pass "
+                "--micro-batch-size auto",
             )
         return self.global_batch_size // (self.micro_batch_size * num_processes)
 
