@@ -109,7 +109,8 @@ def inputs_fingerprint(settings: TrainSettings) -> str | None:
         else (source.name, source.split)
         for source in find_sources(settings.data.paths)
     ]
-    return fingerprint(run_fingerprint(settings, {}), sources, models)
+    facts = {"split": settings.data.split}  # a run compares what it makes of this setting
+    return fingerprint(run_fingerprint(settings, facts), sources, models)
 
 
 def finished_drafter(settings: TrainSettings, inputs: str | None) -> Path | None:

@@ -34,13 +34,14 @@ from inference.adaptation.versions import VersionFolder
 from inference.adaptation.weights import ReplaceableWeights, adapted_names, identity_of_drafter
 from inference.benchmark.machine import environment_of
 from inference.benchmark.stats import interval_of, pooled_ratio, resample_counts
+from inference.benchmark.stored_parts import continued_document, parts_of
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.generation.prompt_file import BenchPrompt, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
-from jakiro.utils.files import write_atomically
+from jakiro.utils.files import checksum, write_atomically
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from training.online.gate import FEWEST
 from training.online.learner import teach
@@ -81,9 +82,27 @@ class Bench:
         self.identity = identity_of_drafter(self.own, spec.fingerprint, self.target.dtype)
         self.versions = VersionFolder(self.folder / "versions", self.identity)
         self.recipe = Recipe(learning_rate=arguments.learning_rate)
+        self._refuse_other_parts()
         self.lines = _read_lines(self.folder / "stream.jsonl")
         self.ring = TrafficRing(10**9, 1e9)
         self._decoders = {arm: self._new_decoder() for arm in ARMS}
+
+    def _refuse_other_parts(self) -> None:
+        """Store what the figures depend on; refuse a folder that was begun with other parts."""
+        own = self.arguments
+        parts = parts_of(
+            self.target,
+            {},
+            [],
+            drafter=self.identity,
+            code=checksum(own.code),
+            articles=checksum(own.articles),
+            **{name: getattr(own, name) for name in ("tokens", "every", "offline")},
+            **self.recipe.model_dump(),
+        )
+        path = self.folder / "parts.json"
+        document = continued_document(path, parts)
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
 
     @property
     def requests(self) -> list[dict[str, Any]]:

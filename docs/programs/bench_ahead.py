@@ -30,6 +30,7 @@ from inference.benchmark.stored_parts import PARTS, parts_of
 from inference.decoder import SpeculativeDecoder
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.errors import JakiroError
@@ -93,7 +94,7 @@ def measure(
         outputs = {own: own.generate(prompt, **options) for own in order}
         one, other = outputs[usual], outputs[ahead]
         num_equal += one.new_token_ids == other.new_token_ids
-        speeds = [own.stats.emitted / _decoding_seconds(own.stats) for own in (one, other)]
+        speeds = [own.stats.decoded / _decoding_seconds(own.stats) for own in (one, other)]
         pairs.append(speeds)
         stats.append(one.stats)
     steps = sum(own.target_forwards for own in stats)
@@ -110,7 +111,7 @@ def measure(
         "temperature": temperature,
         "prompts": len(prompts),
         "equal_texts": num_equal,
-        "tau": sum(own.emitted for own in stats) / steps,
+        "tau": DecodeStats.pooled(stats).tau,
         "seconds_per_step": parts,
         "draft_share": parts["draft"] / (parts["draft"] + parts["verify"]),
         "right_guesses": right,

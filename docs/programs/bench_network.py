@@ -51,6 +51,7 @@ from jakiro.errors import JakiroError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import write_atomically
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from jakiro.utils.processor import processor
 
 STREAM, SERVER, DEVICE = "stream", "server drafts", "device drafts"
 MODEL = "target"
@@ -109,6 +110,7 @@ class Bench:
         size = self.target.spec.vocab_size
         self.prompts = [encode_prompt(own.first, self.tokenizer, size) for own in prompts]
         settings = {"new tokens": arguments.tokens, "capacity": arguments.capacity, "seed": SEED}
+        settings |= {"processor": processor(), "torch": torch.__version__}
         parts = parts_of(self.target, self.drafters, self.prompts, **settings)
         document = continued_document(arguments.json, parts, rows=[])
         self.rows: list[dict[str, Any]] = document["rows"]

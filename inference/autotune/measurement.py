@@ -20,6 +20,7 @@ from jakiro.target.cache import SlotCache
 from jakiro.target.step import chain_step
 from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
+from jakiro.utils.processor import instructions, processor
 from jakiro.utils.settings import Settings
 
 CONTEXT = 128  # number of tokens in the context during timing
@@ -99,8 +100,9 @@ def target_facts(target: TargetAdapter) -> list[object]:
         target: the frozen target.
     """
     device = target.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    machine = [platform.node(), name, os.cpu_count(), torch.get_num_threads(), torch.__version__]
+    is_cuda = device.type == "cuda"
+    kind = [torch.cuda.get_device_name(device)] if is_cuda else [processor(), *instructions()]
+    machine = [platform.node(), *kind, os.cpu_count(), torch.get_num_threads(), torch.__version__]
     form = [str(target.dtype), target.is_compiled, target.modules.form]
     return [machine, target.spec.fingerprint, form]
 

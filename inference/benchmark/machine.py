@@ -2,15 +2,14 @@
 
 import json
 import os
-import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from inference.benchmark.document import Environment, MachineFacts, TargetFacts
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.processor import processor
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings
 
@@ -45,16 +44,6 @@ def emit(document: dict[str, Any]) -> None:
 def device_name(device: torch.device) -> str:
     """Return the name of a device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def processor() -> str:
-    """Return the name of this machine's processor."""
-    facts = Path("/proc/cpuinfo")
-    if facts.is_file():
-        names = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
-        if names:
-            return names[0].partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def machine_facts() -> MachineFacts:

@@ -8,6 +8,7 @@ from jaxtyping import UInt8
 
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.base import TokenSession
+from inference.drafters.delegating import DelegatingSession
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import (
     AdaptiveSession,
@@ -153,7 +154,7 @@ class DeviceDrafting:
         """
         if self._session is None:
             return
-        if isinstance(self._session, TokenSession) and len(token_ids) > self._known:
+        if isinstance(self._session, AdaptiveSession) and len(token_ids) > self._known:
             self._session.on_finished(0, token_ids)
         self._session.close()
         self._session = None
@@ -205,6 +206,8 @@ def check_reads_tokens(drafter: Drafter) -> None:
 
 
 def _check_learns_from_tokens(session: object, drafter: Drafter) -> None:
+    while isinstance(session, DelegatingSession):
+        session = session.session
     if isinstance(session, AdaptiveSession) and not isinstance(session, TokenSession):
         raise ConfigError(
             "this drafter learns from the target's distributions, which stay on the server",

@@ -7,7 +7,9 @@ from transformers import PreTrainedTokenizerBase
 from inference.engine.request import StopRule
 from inference.generation.streaming import REPLACEMENT
 
-_LONGEST_WINDOW = 32  # number of tokens after which the beginning of the window may be dropped
+# Number of tokens after which the beginning of the window may be dropped. If all of them are
+# incomplete, they are no characters.
+_LONGEST_WINDOW = 32
 
 
 class IncrementalText:
@@ -21,6 +23,8 @@ class IncrementalText:
         tokenizer: the target's tokenizer.
         stops: stop strings, which are not empty.
         skips_special: whether special tokens have no text.
+        before: tokens that the text continues; empty if it begins a text of its own. Some
+            tokenizers leave out a space at the beginning of a text.
     """
 
     def __init__(
@@ -29,6 +33,7 @@ class IncrementalText:
         stops: Sequence[str] = (),
         *,
         skips_special: bool = True,
+        before: Sequence[int] = (),
     ) -> None:
         self.is_stopped = False  # whether a stop string is complete
         self.offset = 0  # number of characters before the last token
@@ -40,6 +45,9 @@ class IncrementalText:
         self._boundary = 0  # number of tokens of the window after which its text was complete
         self._held = ""  # characters that may belong to a stop string
         self._num_returned = 0
+        known = self._decoded(list(before[-1:]))
+        if known and not known.endswith(REPLACEMENT):
+            self._window, self._num_decoded, self._boundary = list(before[-1:]), len(known), 1
 
     @property
     def length(self) -> int:
@@ -62,7 +70,8 @@ class IncrementalText:
         was_incomplete, self.offset = self._is_incomplete, self.length
         self._window.append(token_id)
         text = self._decoded(self._window)
-        complete = text.rstrip(REPLACEMENT)
+        num_incomplete = len(self._window) - self._boundary
+        complete = text if num_incomplete > _LONGEST_WINDOW else text.rstrip(REPLACEMENT)
         piece = complete[self._num_decoded :]
         if complete == text == complete[: self._num_decoded] and text:
             # Some tokenizers leave out a space at the beginning of a text, so that a window must

@@ -59,6 +59,15 @@ def encode_prompt(
     return ids
 
 
+def is_continued(prompt: Prompt) -> bool:
+    """Return whether new text continues a prompt, instead of answering chat messages.
+
+    Args:
+        prompt: a prompt that `encode_prompt` accepts.
+    """
+    return not isinstance(prompt, list) or not isinstance(prompt[0], dict)
+
+
 def _unusable(got: str) -> PromptError:
     return PromptError(
         "the prompt cannot be used",

@@ -3,7 +3,7 @@
 from secrets import token_hex
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inference.remote.errors import MessageError
 
@@ -34,6 +34,19 @@ class Progress(WireMessage):
 
     emitted: TokenIds  # tokens after the prompt
     next_step: int = Field(ge=1, lt=2**31)
+
+
+SMALLEST = 1e-6  # smallest divisor of logits, with which they stay finite
+
+
+def _zero_or_large_enough(value: float) -> float:
+    """Refuse temperatures that are not 0, but so small that logits would not stay finite."""
+    if 0 < value < SMALLEST:
+        raise ValueError(f"0, or at least {SMALLEST}")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_zero_or_large_enough)]
 
 
 class ChatMessage(WireMessage):
@@ -85,7 +98,7 @@ class OpenSession(WireMessage):
     )
     seed: int = Field(ge=0, lt=2**63)
     max_tokens: int = Field(ge=1, lt=2**31)
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Temperature | None = None
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)

@@ -76,7 +76,8 @@ async def forget(request: HttpRequest) -> Response:
         raise ApiError(
             404,
             "the drafter of this server does not learn; expected: a server that was started with "
-            "--adapt shared; got: --adapt off; remedy: none is needed, because no text is kept",
+            "--adapt shared; got: --adapt off; remedy: none is needed, because no text is kept "
+            "to learn from",
             code="not_adapting",
         )
     purged = await service.adaptation.purge(user.name)

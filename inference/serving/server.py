@@ -15,6 +15,7 @@ import uvicorn
 
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
+from inference.protocol import request_counter_of
 from inference.serving.address import listen
 from inference.serving.app import create_app
 from inference.serving.checks.connection import Connection, ConnectionLimits
@@ -62,7 +63,9 @@ class Server(uvicorn.Server):
     ) -> None:
         assert learner is not None or settings.adapt == "off"
         self.service = Service(settings)
-        super().__init__(_config(self.service, _keys_of(settings)))
+        keys = _keys_of(settings)
+        self._has_several_users = keys.are_several
+        super().__init__(_config(self.service, keys))
         self._load, self._learner = load, learner
         self._loading: Future[tuple[LoadedModel, Adaptation | None]] | None = None
         self._adapting: asyncio.Task[None] | None = None
@@ -170,6 +173,8 @@ class Server(uvicorn.Server):
         on_step = self.service.telemetry.step.observe
         engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
         model = LoadedModel(engine, settings.model_name)
+        learns = settings.adapt != "off" or request_counter_of(decoder.drafter) is not None
+        model.details.hides_rejected = learns and self._has_several_users
         if settings.adapt == "off" or self._learner is None:
             return model, None
         service = self.service

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
-from inference.generation.prompts import Prompt
+from inference.generation.prompts import Prompt, is_continued
 from inference.serving.answers.echo import Echo, echo_of
 from inference.serving.answers.reply import Reply, Wake
 from inference.serving.api_error import ApiError, api_error_of
@@ -199,6 +199,7 @@ class Service:
             echoes,
             self.settings.request_seconds,
             options.drafts,
+            all(map(is_continued, prompts)),
         )
         reply.fingerprint = self.model.fingerprint  # of the weights that decode the jobs
         return reply

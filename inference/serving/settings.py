@@ -69,7 +69,8 @@ class ServeSettings(Settings):
     playground: bool = True
     """Whether to serve the playground, a web page at `/`."""
     adapt: Literal["off", "shared"] = "off"
-    """`shared`: the drafter learns from the texts of all users; `off`: no text is kept."""
+    """`shared`: the drafter learns from the texts of all users; `off`: no text is kept to
+    learn from."""
     adapt_folder: Path | None = None
     """Folder for the versions of the drafter's weights; None for one that is removed at the end."""
     adapt_tokens: int = Field(500_000, ge=1)

@@ -157,6 +157,7 @@ def beside_configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of a settings file next to a copy of `configs/`."""
     folder = tmp_path_factory.mktemp("settings")
     shutil.copytree(ROOT / "configs", folder / "configs")
+    (folder / "first.yaml").write_text("extends: base\n")
     return folder / "my.yaml"
 
 

@@ -113,14 +113,36 @@ def _write_table(records: Sequence[dict[str, Any]], path: Path, source: Path) ->
     columns = {key: [record.get(key) for record in records] for key in keys}
     try:
         table = Table.from_pydict(columns)
-        write_table(table, path, compression="zstd", compression_level=19)
     except ArrowException as error:
-        raise DataError(
-            f"cannot write the records of {source} as a table",
-            expected="records in which each key always has values of the same type",
-            got=error,
-            remedy="keep these records in JSONL",
-        ) from error
+        raise _no_table(source, error) from error
+    for record, kept in zip(records, table.to_pylist(), strict=True):
+        if _read(record) != _read(kept):
+            raise _no_table(source, "objects with different keys, such as arguments of tools")
+    write_table(table, path, compression="zstd", compression_level=19)
+
+
+def _no_table(source: Path, got: object) -> DataError:
+    return DataError(
+        f"cannot write the records of {source} as a table",
+        expected="records in which each key always has values of the same type",
+        got=got,
+        remedy="keep these records in JSONL",
+    )
+
+
+def _read(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what training reads of a record: texts and lists, such as turns, without nulls."""
+    return {
+        key: [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        for key, value in record.items()
+        if isinstance(value, (list, str))
+    }
+
+
+def _without_nulls(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    return {key: value for key, value in item.items() if value is not None}
 
 
 def _records(source: Path) -> list[dict[str, Any]]:

@@ -55,6 +55,9 @@ class Locations:
 # same records are encoded differently.
 _REVISION = 2
 
+# Tokenizers with the same vocabulary may encode this text differently, and end texts differently.
+_PROBE = "Hello,  wörld: it's 2024!\n\n\tdef f(x_1): return [x_1 ** 2]  # ½ € 中文 🙂 </s>"
+
 
 @dataclass(frozen=True)
 class TokenStore:
@@ -204,8 +207,14 @@ def _fingerprint(
         [source.fingerprint() for source in sources],
         tokenizer_fingerprint(tokenizer),
         template_fingerprint(tokenizer),
+        [tokenizer.eos_token_id, tokenizer(_PROBE).input_ids, _bare(tokenizer)],
         ["skip", vocab_size] if skip_bad_records else None,
     )
+
+
+def _bare(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of the probe without the special tokens around it."""
+    return list(tokenizer(_PROBE, add_special_tokens=False).input_ids)
 
 
 def _is_whole(home: Path) -> bool:

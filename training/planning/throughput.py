@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from inference.benchmark.machine import device_name, processor
+from inference.benchmark.machine import device_name
 from inference.benchmark.stats import median_interval
 from inference.benchmark.timing import interleaved, peak_memory
 from jakiro.utils.pretrained import TORCH_DTYPES
+from jakiro.utils.processor import processor
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings
 from training.config import TrainSettings, anchor_rule

@@ -156,11 +156,12 @@ class _Load:
         requests = planned(settings, self._questions, self._client.model.name)
         total = None if settings.seconds else settings.requests or len(self._questions)
         advance = track("under load", total)
+        devices = [await self._new_device() for _ in range(settings.concurrency)]
         self._restart()
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(settings.concurrency):
-                    group.create_task(self._be_a_client(requests, advance))
+                for device in devices:
+                    group.create_task(self._be_a_client(requests, device, advance))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -169,9 +170,11 @@ class _Load:
         return True
 
     async def _be_a_client(
-        self, requests: Iterator[PlannedRequest], advance: Callable[[], None]
+        self,
+        requests: Iterator[PlannedRequest],
+        device: DeviceClient | None,
+        advance: Callable[[], None],
     ) -> None:
-        device = await self._new_device()
         try:
             await self._ask_all(requests, device, advance)
         finally:

@@ -112,9 +112,14 @@ class DetailWriter:
     Args:
         tokenizer: the target's tokenizer.
         names: names of the drafter's proposer ids.
+
+    Attributes:
+        hides_rejected: whether rejected drafts are left out, because the drafter has learned from
+            texts of other users, which they may repeat.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> None:
+        self.hides_rejected = False
         self._tokenizer = tokenizer
         self._names = tuple(names)
         self._texts: dict[int, str] = {}
@@ -154,15 +159,17 @@ class DetailWriter:
 
     def _tree(self, tree: VerifiedTree) -> dict[str, Any]:
         accepted = set(tree.path)
+        shown = tree.path if self.hides_rejected else range(len(tree.token_ids))
+        index = {node: number for number, node in enumerate(shown)}
         nodes = [
             {
-                "text": self._text(token_id),
-                "parent": tree.parents[node],
+                "text": self._text(tree.token_ids[node]),
+                "parent": index.get(tree.parents[node], tree.parents[node]),
                 "accepted": node in accepted,
                 "probability": _rounded(tree.target_probs[node]),
                 "source": self._source(tree.proposer_ids[node]),
             }
-            for node, token_id in enumerate(tree.token_ids)
+            for node in shown
         ]
         next_text = None if tree.next_token is None else self._text(tree.next_token)
         return {"root": self._text(tree.root), "nodes": nodes, "next": next_text}

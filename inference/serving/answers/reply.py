@@ -77,6 +77,7 @@ class Reply:
         echoes: for each job, the prompt that its texts repeat first; empty if they do not.
         seconds: seconds that the reply may take; None for no limit.
         drafts: whether the origin of each token is requested.
+        continues: whether the texts continue their prompts, instead of answering messages.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Reply:
         echoes: Sequence[Echo] = (),
         seconds: float | None = None,
         drafts: bool = False,
+        continues: bool = False,
     ) -> None:
         self.jobs = list(jobs)
         self.started = time.monotonic()
@@ -96,8 +98,12 @@ class Reply:
         self._end = math.inf if seconds is None else self.started + seconds
         self._wake = wake
         owners = [(job, state) for job in self.jobs for state in job.sequences]
+        texts = [
+            IncrementalText(tokenizer, stops, before=job.request.token_ids if continues else ())
+            for job, _ in owners
+        ]
         self._sequences = [
-            _Choice(number, IncrementalText(tokenizer, stops), state.request.stop.eos_ids, drafts)
+            _Choice(number, texts[number], state.request.stop.eos_ids, drafts)
             for number, (_, state) in enumerate(owners)
         ]
         for choice, (_, state) in zip(self._sequences, owners, strict=True):

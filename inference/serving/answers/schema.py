@@ -4,7 +4,6 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -15,21 +14,11 @@ from pydantic import (
     model_validator,
 )
 
+from inference.remote.messages import SMALLEST, Temperature
 from inference.serving.api_error import ApiError
 
 _MAX_BIASES = 300
 
-SMALLEST = 1e-6  # smallest divisor of logits, with which they stay finite
-
-
-def _zero_or_large_enough(value: float) -> float:
-    """Refuse temperatures that are not 0, but so small that logits would not stay finite."""
-    if 0 < value < SMALLEST:
-        raise ValueError(f"0, or at least {SMALLEST}")
-    return value
-
-
-Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_zero_or_large_enough)]
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)] | None

@@ -84,6 +84,11 @@ class ApiKeys:
             self._users.append((_from_hex(name, key.sha256), User(name, rate)))
         self._everyone = User("everyone", RateLimit(*own))
 
+    @property
+    def are_several(self) -> bool:
+        """Whether there are several users, whose texts are kept apart."""
+        return len(self._users) > 1
+
     def user_of(self, authorization: str) -> User | None:
         """Return the user of a request, or None if it may not be answered.
 

@@ -20,7 +20,7 @@ from inference.engine.policy import DraftPolicy
 from inference.engine.request import OutputOptions, Request
 from inference.generation.incremental_text import IncrementalText, TextStopRule
 from inference.generation.preparation import prepare_requests, shifted
-from inference.generation.prompts import Prompt, encode_prompt, needed
+from inference.generation.prompts import Prompt, encode_prompt, is_continued, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
 from inference.serving.scheduling.job import EngineCall, Job
@@ -227,7 +227,8 @@ class EngineThread:
             tokenizer=decoder.tokenizer,
         )
         if stops:
-            requests = [self._with_stops(request, stops) for request in requests]
+            before = token_ids if is_continued(prompt) else ()
+            requests = [self._with_stops(request, stops, before) for request in requests]
         return requests, config
 
     def start(self, job: Job) -> None:
@@ -259,8 +260,8 @@ class EngineThread:
         self.start(job)
         return job
 
-    def _with_stops(self, request: Request, stops: Sequence[str]) -> Request:
-        text = IncrementalText(needed(self.decoder.tokenizer), stops)
+    def _with_stops(self, request: Request, stops: Sequence[str], before: Sequence[int]) -> Request:
+        text = IncrementalText(needed(self.decoder.tokenizer), stops, before=before)
         return replace(request, stop=TextStopRule(request.stop, text))
 
     def cancel(self, job: Job) -> None:

@@ -13,6 +13,7 @@ from inference.draft_tree import SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
+from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
 from inference.remote.messages import TreeLimits
@@ -73,6 +74,15 @@ def test_a_drafter_reads_the_end_of_a_text() -> None:
     own.tree(TEXT[:4], 1)
     before = drafter.table.num_bigrams
     own.close(TEXT)
+    own.close(TEXT)
+    assert drafter.table.num_bigrams > before
+
+
+def test_a_wrapped_drafter_drafts_and_reads_the_end_of_a_text() -> None:
+    drafter = AdedDrafter()
+    own = _drafting(RepeatingDrafter(drafter))
+    own.tree(TEXT[:4], 1)
+    before = drafter.table.num_bigrams
     own.close(TEXT)
     assert drafter.table.num_bigrams > before
 

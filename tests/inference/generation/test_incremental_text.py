@@ -112,6 +112,29 @@ def test_the_cost_of_a_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(text._window) < 64
 
 
+def test_the_cost_of_bytes_that_are_no_characters_does_not_grow() -> None:
+    text, byte = IncrementalText(SPACED), SPACED.convert_tokens_to_ids("<0x80>")
+    found = "".join(text.push(byte) for _ in range(500))
+    assert len(text._window) <= 2 * 33
+    assert found + text.flush() == "\N{REPLACEMENT CHARACTER}" * 500
+
+
+def test_a_text_that_continues_another_one_keeps_its_first_space() -> None:
+    before, words = SPACED.convert_tokens_to_ids(["a", "▁a"]), ["▁b", "b"]
+    ids = SPACED.convert_tokens_to_ids(words)
+    assert "".join(_pieces(IncrementalText(SPACED), ids)) == "bb"
+    text = IncrementalText(SPACED, before=before)
+    assert "".join(_pieces(text, ids)) == " bb"
+    assert text.offset == 2
+    stopped = IncrementalText(SPACED, [" b"], before=before)
+    assert "".join(_pieces(stopped, ids)) == ""
+    assert stopped.is_stopped
+    # Nothing is continued after a token without text, or in the middle of a character.
+    for last in ("</s>", "<0xE4>"):
+        begun = IncrementalText(SPACED, before=SPACED.convert_tokens_to_ids([last]))
+        assert "".join(_pieces(begun, ids)) == "bb"
+
+
 def test_a_rule_ends_with_the_token_that_completes_a_stop_string() -> None:
     criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
     ids = _ids("a") + _ids("b") + _ids("c")

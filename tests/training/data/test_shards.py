@@ -72,6 +72,20 @@ def test_records_of_mixed_types_are_an_error_and_leave_nothing(tmp_path: Path) -
     assert not list((tmp_path / "shards").iterdir())
 
 
+def test_calls_with_different_arguments_are_an_error(tmp_path: Path) -> None:
+    def record(arguments: dict[str, str]) -> str:
+        call = {"type": "function", "function": {"name": "find", "arguments": arguments}}
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}]
+        return json.dumps({"messages": turns}) + "\n"
+
+    source = tmp_path / "calls.jsonl"
+    source.write_text(record({"city": "Rome"}) + record({"query": "x"}))
+    with pytest.raises(DataError, match="objects with different keys"):
+        write_shards(source, tmp_path / "shards")
+    source.write_text(record({"city": "Rome"}) + record({"city": "Oslo"}))
+    write_shards(source, tmp_path / "shards")
+
+
 def test_records_that_name_persons_are_left_out(source: Path, tmp_path: Path) -> None:
     assert write_shards(source, tmp_path / "shards", leave_out_persons=True) == (3, 2)
     assert [record["record"] for record in _read(tmp_path / "shards")] == [1, 4]

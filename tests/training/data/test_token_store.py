@@ -57,6 +57,15 @@ def test_other_content_or_another_template_is_read_again(tmp_path: Path, data: P
     assert templated.fingerprint != first.fingerprint
 
 
+def test_another_end_of_text_is_not_taken_from_the_cache(tmp_path: Path, data: Path) -> None:
+    before = open_in(tmp_path, data)
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "a"
+    now = open_tokens([str(data)], tokenizer, tmp_path / "cache")
+    assert now.fingerprint != before.fingerprint
+    assert now.document(0).token_ids[-1] == tokenizer.eos_token_id
+
+
 @pytest.mark.parametrize("name", ["token_ids", "is_response", "starts.npy", "sizes.json"])
 def test_a_damaged_cache_is_built_again(tmp_path: Path, data: Path, name: str) -> None:
     first = open_in(tmp_path, data)

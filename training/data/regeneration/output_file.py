@@ -218,10 +218,34 @@ class OutputFile:
         if self.earlier_limit is None and _is_raised(limit, known, fingerprint):
             assert limit is not None
             self._store({**fingerprint, RAISED_FROM: known[limit]})
+        elif self._is_raised_otherwise(limit, known, fingerprint):
+            assert limit is not None
+            self._raise_again(fingerprint, limit)
         else:
             self._check(known, fingerprint)
         if self.earlier_limit is not None and not self._earlier.exists():
             self.path.replace(self._earlier)
+
+    def _is_raised_otherwise(
+        self, limit: str | None, known: Mapping[str, Any], fingerprint: Mapping[str, Any]
+    ) -> bool:
+        """Return whether only the limit differs, and the earlier records allow it as well."""
+        earlier = self.earlier_limit
+        if earlier is None or limit is None or _differing(known, fingerprint) != [limit]:
+            return False
+        return bool(fingerprint[limit] >= earlier)
+
+    def _raise_again(self, fingerprint: Mapping[str, Any], limit: str) -> None:
+        """Start the file again from its earlier records, with another limit than the last one."""
+        earlier = self.earlier_limit
+        if fingerprint[limit] == earlier:
+            if self._earlier.exists():
+                self._earlier.replace(self.path)
+            self._store(fingerprint)
+            return
+        if self._earlier.exists():
+            self.path.unlink(missing_ok=True)
+        self._store({**fingerprint, RAISED_FROM: earlier})
 
     def _check(self, known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
         settings = self._settings
@@ -258,10 +282,13 @@ class OutputFile:
 
 def _is_raised(limit: str | None, known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
     """Return whether the settings differ only in a larger limit."""
-    differing = [name for name, value in fingerprint.items() if known.get(name) != value]
     return (
         limit is not None
-        and differing == [limit]
+        and _differing(known, fingerprint) == [limit]
         and limit in known
         and fingerprint[limit] > known[limit]
     )
+
+
+def _differing(known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in fingerprint.items() if known.get(name) != value]

@@ -44,7 +44,8 @@ def fingerprint_fields(
     """
     facts = target_fingerprint(decoder) | {
         "data": [source.fingerprint() for source in sources],
-        **settings.model_dump(exclude={"batch_size", "seed"}),
+        # An unusable record ends the command unless it is skipped; it changes no other record.
+        **settings.model_dump(exclude={"batch_size", "seed", "skip_bad_records"}),
     }
     if settings.temperature:  # greedy answers depend on neither the seed nor the drafter
         facts |= {"seed": settings.seed, "drafter": version_of(decoder.drafter)}

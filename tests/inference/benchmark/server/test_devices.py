@@ -15,7 +15,7 @@ from inference.benchmark.server.figures import load_table
 from inference.benchmark.server.run import measure_load
 from inference.client.request import ServerRequest
 from inference.device import attempts
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.settings import validate_settings
 
 TEXTS = ("def main(", "print(", "return 41", "import", "# naïve → 漢字\n")
@@ -95,6 +95,13 @@ def test_without_losses_nothing_is_repeated(server: Running, prompts: Path) -> N
     assert document.passed
     assert document.figures.device is not None
     assert (document.figures.device.repeats, document.figures.device.resumes) == (0, 0)
+
+
+def test_a_client_that_cannot_draft_ends_the_load_with_its_own_error(
+    server: Running, prompts: Path
+) -> None:
+    with pytest.raises(JakiroError, match="no-such-drafter"):
+        _measured(server.url, prompts, check=False, device_drafter="no-such-drafter")
 
 
 def test_a_text_that_the_server_refuses_is_a_failure(server: Running) -> None:

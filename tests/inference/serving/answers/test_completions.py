@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.models import tiny_llama
 from helpers.quick import mostly_slow
 from helpers.serving import MODEL, Running, deltas, running, tiny_decoder
+from helpers.tokenizers import spaced_tokenizer
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 
 PROMPT = "def main(argument):"
 SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 24}
@@ -282,3 +285,21 @@ def test_deltas_are_the_text_for_many_prompts() -> None:
         pairs = asyncio.run(all_of_them())
     assert [whole for whole, _ in pairs] == [streamed for _, streamed in pairs]
     assert any(not text.isascii() for text, _ in pairs)
+
+
+def test_a_text_keeps_the_space_after_its_prompt() -> None:
+    tokenizer = spaced_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    decoder = SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed")
+    bias = {str(tokenizer.convert_tokens_to_ids("▁b")): 100}
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "logit_bias": bias}
+    with running(decoder, capacity=64) as server, server.client() as client:
+        for prompt in ("a", tokenizer("a")["input_ids"]):
+            for echo, expected in ((False, " b b"), (True, "a b b")):
+                given = options | {"prompt": prompt, "echo": echo, "max_tokens": 2}
+                assert client.completions.create(**given).choices[0].text == expected
+                assert deltas(list(client.completions.create(**given, stream=True))) == expected
+        stopped = client.completions.create(**options, prompt="a", stop=" b", max_tokens=9)
+        assert stopped.choices[0].text == ""
+        assert stopped.usage is not None
+        assert stopped.usage.completion_tokens == 1

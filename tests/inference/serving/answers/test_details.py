@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
 
 from inference import SpeculativeDecoder
+from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.lookup import LookupDrafter
 from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.details import TokenDetails
 from inference.engine.verified_tree import VerifiedTree
 from inference.generation.incremental_text import IncrementalText
+from inference.protocol import Drafter
 from inference.serving.answers.details import DetailLog, DetailWriter, TokenOrigin
 
 MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
@@ -251,3 +254,36 @@ def test_a_probability_that_is_not_a_number_becomes_null() -> None:
     assert [node["probability"] for node in nodes] == [None, 0.25]
     assert [node["source"] for node in nodes] == ["expert 0", "source 5"]
     assert json.dumps(data, allow_nan=False)
+
+
+def test_rejected_drafts_can_be_hidden() -> None:
+    tree = VerifiedTree(1, [5, 6, 7, 8], [-1, -1, 1, 1], [0] * 4, [0.1, 0.2, 0.3, 0.4], [1, 3], 2)
+    writer = DetailWriter(TOKENIZER, ["all"])
+    whole = writer._tree(tree)
+    writer.hides_rejected = True
+    shown = writer._tree(tree)
+    assert [node["accepted"] for node in whole["nodes"]] == [False, True, False, True]
+    assert [node["text"] for node in shown["nodes"]] == [
+        TOKENIZER.decode([token]) for token in (6, 8)
+    ]
+    assert [node["parent"] for node in shown["nodes"]] == [-1, 0]
+    assert {**shown, "nodes": None} == {**whole, "nodes": None}
+
+
+@pytest.mark.parametrize(
+    ("keys", "drafter", "is_hidden"),
+    [
+        (("first-key-1", "second-key-2"), AdedDrafter(), True),
+        (("first-key-1", "second-key-2"), LookupDrafter(), False),
+        (("first-key-1",), AdedDrafter(), False),
+        ((), AdedDrafter(), False),
+    ],
+    ids=["learns", "does not learn", "one user", "everyone"],
+)
+def test_drafts_learned_from_other_users_are_hidden(
+    keys: tuple[str, ...], drafter: Drafter, is_hidden: bool
+) -> None:
+    one = tiny_decoder()
+    decoder = SpeculativeDecoder(one.target.model, drafter, one.tokenizer, tree="fixed")
+    with running(decoder, api_keys=keys) as server:
+        assert server.server.service.model.details.hides_rejected == is_hidden

@@ -42,6 +42,32 @@ def test_an_interruption_while_earlier_records_are_deleted_does_not_keep_them(
     assert not path.exists()  # the records are written again
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_raised_limit_can_be_changed_or_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    path = tmp_path / "out.jsonl"
+    _written(path, 2, "first")
+    _written(path, 9, "too long")
+    with pytest.raises(ConfigError, match="limit differs"):
+        _records(path, 1)
+    assert _records(path, 4) == ["first"]
+    assert not path.exists()  # the records are written again
+    _written(path, 4, "second")
+    if is_interrupted:
+        with monkeypatch.context() as patched:
+            patched.setattr(OutputFile, "_store", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                _records(path, 2)
+    assert _records(path, 2) == []
+    assert json.loads(path.read_text())["text"] == "first"
+    assert not path.with_name("out.jsonl.earlier").exists()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_file_of_a_lock_stays_so_that_all_processes_lock_the_same_file(tmp_path: Path) -> None:
     path, lock = tmp_path / "out.jsonl", tmp_path / ".out.jsonl.lock"
     _written(path, 1, "first")
