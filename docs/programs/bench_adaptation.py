@@ -40,6 +40,7 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.generation.prompt_file import BenchPrompt, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import checksum, write_atomically
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
@@ -101,6 +102,13 @@ class Bench:
             **self.recipe.model_dump(),
         )
         path = self.folder / "parts.json"
+        if (self.folder / "stream.jsonl").exists() and not path.exists():
+            raise ConfigError(
+                f"{self.folder} was begun by an earlier version of this program",
+                expected=path.name,
+                got="no such file",
+                remedy="choose another --folder",
+            )
         document = continued_document(path, parts)
         write_atomically(path, json.dumps(document, indent=1) + "\n")
 

@@ -20,6 +20,7 @@ from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.names import LM, UntrainedName
 from inference.engine.decode_step import BONUS, TARGET
 from inference.generation.incremental_text import IncrementalText
+from inference.generation.prompts import continued_tokens
 from inference.protocol import Drafter, RequestTicket
 from inference.remote.client_session import ClientSession, Draft, Fetch, Open, Send
 from inference.remote.messages import MemoryOffer, OpenSession, SessionOpened
@@ -293,7 +294,9 @@ class OfflineText(RemoteText):
     def _verified_text(self) -> "_GrowingText":
         """Return the text of the verified tokens."""
         session = self._session
-        text = _GrowingText(self.options.tokenizer, session.request, session.end_ids)
+        text = _GrowingText(
+            self.options.tokenizer, session.request, session.end_ids, session.prompt_token_ids
+        )
         text.push(session.emitted)
         return text
 
@@ -312,6 +315,7 @@ class _GrowingText:
         tokenizer: the target's tokenizer; None if it is unknown, and with it all text.
         request: request whose text it is.
         end_ids: tokens that end a text.
+        prompt_token_ids: tokens of its prompt.
     """
 
     def __init__(
@@ -319,9 +323,13 @@ class _GrowingText:
         tokenizer: PreTrainedTokenizerBase | None,
         request: OpenSession,
         end_ids: Sequence[int],
+        prompt_token_ids: Sequence[int],
     ) -> None:
         self.has_ended = False
-        self._text = None if tokenizer is None else IncrementalText(tokenizer, request.stop)
+        self._text = None
+        if tokenizer is not None:
+            before = continued_tokens(request.prompt, prompt_token_ids)
+            self._text = IncrementalText(tokenizer, request.stop, before=before)
         self._num_left = request.max_tokens
         self._end_ids = frozenset(end_ids)
 

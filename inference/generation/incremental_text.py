@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizerBase
 from inference.engine.request import StopRule
 from inference.generation.streaming import REPLACEMENT
 
-# Number of tokens after which the beginning of the window may be dropped. If all of them are
-# incomplete, they are no characters.
-_LONGEST_WINDOW = 32
+_LONGEST_WINDOW = 32  # number of tokens after which the beginning of the window may be dropped
+_LONGEST_CHARACTER = 3  # number of bytes of a character that its last byte completes
+_LONGEST_LINK = 8  # number of tokens, one of which at least should be a character
 
 
 class IncrementalText:
@@ -23,8 +23,8 @@ class IncrementalText:
         tokenizer: the target's tokenizer.
         stops: stop strings, which are not empty.
         skips_special: whether special tokens have no text.
-        before: tokens that the text continues; empty if it begins a text of its own. Some
-            tokenizers leave out a space at the beginning of a text.
+        before: tokens that the text continues, such as a prompt; empty if it begins a text of its
+            own. Some tokenizers leave out a space at the beginning of a text.
     """
 
     def __init__(
@@ -45,9 +45,7 @@ class IncrementalText:
         self._boundary = 0  # number of tokens of the window after which its text was complete
         self._held = ""  # characters that may belong to a stop string
         self._num_returned = 0
-        known = self._decoded(list(before[-1:]))
-        if known and not known.endswith(REPLACEMENT):
-            self._window, self._num_decoded, self._boundary = list(before[-1:]), len(known), 1
+        self._continue(before)
 
     @property
     def length(self) -> int:
@@ -70,8 +68,10 @@ class IncrementalText:
         was_incomplete, self.offset = self._is_incomplete, self.length
         self._window.append(token_id)
         text = self._decoded(self._window)
-        num_incomplete = len(self._window) - self._boundary
-        complete = text if num_incomplete > _LONGEST_WINDOW else text.rstrip(REPLACEMENT)
+        complete = text.rstrip(REPLACEMENT)
+        is_invalid = len(self._window) - self._boundary > _LONGEST_WINDOW
+        if is_invalid:  # only the last bytes can still become a character
+            complete = max(complete, text[:-_LONGEST_CHARACTER], key=len)
         piece = complete[self._num_decoded :]
         if complete == text == complete[: self._num_decoded] and text:
             # Some tokenizers leave out a space at the beginning of a text, so that a window must
@@ -81,6 +81,10 @@ class IncrementalText:
         self._num_decoded = max(self._num_decoded, len(complete))
         if complete == text:
             self._shorten_window()
+        elif is_invalid:
+            num_left = len(text) - len(complete)
+            self._window, self._boundary = self._window[-_LONGEST_LINK:], 0
+            self._num_decoded = len(self._decoded(self._window)) - num_left
         final = self._released(piece)
         if was_incomplete and not (self._is_incomplete or self.is_stopped):
             # The bytes before this token may be characters of their own, which are not valid.
@@ -102,6 +106,15 @@ class IncrementalText:
             self._held = ""
         self._boundary = len(self._window)
         return text
+
+    def _continue(self, before: Sequence[int]) -> None:
+        """Begin the window with as few of these tokens as have a text of whole characters."""
+        for count in range(1, min(len(before), _LONGEST_LINK) + 1):
+            window = list(before[-count:])
+            text = self._decoded(window)
+            if text and not text.endswith(REPLACEMENT):
+                self._window, self._num_decoded, self._boundary = window, len(text), count
+                return
 
     def _decoded(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special))

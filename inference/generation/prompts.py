@@ -59,13 +59,17 @@ def encode_prompt(
     return ids
 
 
-def is_continued(prompt: Prompt) -> bool:
-    """Return whether new text continues a prompt, instead of answering chat messages.
+def continued_tokens(
+    prompt: str | Sequence[object] | Tensor, token_ids: Sequence[int]
+) -> Sequence[int]:
+    """Return the tokens that new text continues; none if it answers chat messages.
 
     Args:
         prompt: a prompt that `encode_prompt` accepts.
+        token_ids: its tokens.
     """
-    return not isinstance(prompt, list) or not isinstance(prompt[0], dict)
+    is_chat = isinstance(prompt, list) and not hasattr(prompt[0], "__index__")
+    return () if is_chat else token_ids
 
 
 def _unusable(got: str) -> PromptError:

@@ -174,7 +174,9 @@ class Server(uvicorn.Server):
         engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
         model = LoadedModel(engine, settings.model_name)
         learns = settings.adapt != "off" or request_counter_of(decoder.drafter) is not None
-        model.details.hides_rejected = learns and self._has_several_users
+        # Versions in a folder may have learned from users whose keys this server does not have.
+        has_others = self._has_several_users or settings.adapt_folder is not None
+        model.details.hides_rejected = learns and has_others
         if settings.adapt == "off" or self._learner is None:
             return model, None
         service = self.service

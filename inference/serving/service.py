@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
-from inference.generation.prompts import Prompt, is_continued
+from inference.generation.prompts import Prompt, continued_tokens
 from inference.serving.answers.echo import Echo, echo_of
 from inference.serving.answers.reply import Reply, Wake
 from inference.serving.api_error import ApiError, api_error_of
@@ -199,7 +199,10 @@ class Service:
             echoes,
             self.settings.request_seconds,
             options.drafts,
-            all(map(is_continued, prompts)),
+            [
+                continued_tokens(prompt, job.request.token_ids)
+                for prompt, job in zip(prompts, jobs, strict=True)
+            ],
         )
         reply.fingerprint = self.model.fingerprint  # of the weights that decode the jobs
         return reply

@@ -16,6 +16,9 @@ CUT = "is_cut"
 # Keys of a turn that templates may read in addition to its role and content.
 _MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
+# All keys of a turn that are read.
+TURN_KEYS = ("role", "from", "content", "value", *_MORE, CUT)
+
 
 class Chat(NamedTuple):
     """A conversation as chat templates read it, and its location in the data."""

@@ -5,6 +5,7 @@ or a capitalized word after a title or initials. Names of places and works are f
 of a single word, and names that consist of ordinary words, are not found.
 """
 
+import json
 import os
 import re
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any
 
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.files import ensure_writable_folder, is_disk_full, written_folder
+from training.data.chat import CUT, TURN_KEYS
+from training.data.documents import FORMS
 from training.data.sources import find_sources
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*")
@@ -130,19 +133,27 @@ def _no_table(source: Path, got: object) -> DataError:
     )
 
 
-def _read(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what training reads of a record: texts and lists, such as turns, without nulls."""
-    return {
-        key: [_without_nulls(item) for item in value] if isinstance(value, list) else value
-        for key, value in record.items()
-        if isinstance(value, (list, str))
-    }
+def _read(record: dict[str, Any]) -> str:
+    """Return what training reads of a record, as JSON, in which 1 and 1.0 are different."""
+    read = {key: record.get(key) for key in (*FORMS, "tools", CUT)}
+    for form in ("messages", "conversations"):
+        turns = read[form]
+        read[form] = list(map(_turn, turns)) if isinstance(turns, list) else turns
+    return json.dumps(read, default=str)
 
 
-def _without_nulls(item: Any) -> Any:
-    if not isinstance(item, dict):
-        return item
-    return {key: value for key, value in item.items() if value is not None}
+def _turn(turn: Any) -> Any:
+    """Return the keys of a turn that training reads, in a fixed order; null is no value."""
+    if not isinstance(turn, dict):
+        return turn
+    return {key: _texts_of(turn[key]) for key in TURN_KEYS if turn.get(key) is not None}
+
+
+def _texts_of(value: Any) -> Any:
+    """Return the texts of a content in parts, and any other value unchanged."""
+    if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
+        return [part["text"] for part in value]
+    return value
 
 
 def _records(source: Path) -> list[dict[str, Any]]:

@@ -207,14 +207,18 @@ def _fingerprint(
         [source.fingerprint() for source in sources],
         tokenizer_fingerprint(tokenizer),
         template_fingerprint(tokenizer),
-        [tokenizer.eos_token_id, tokenizer(_PROBE).input_ids, _bare(tokenizer)],
+        _encoding(tokenizer),
         ["skip", vocab_size] if skip_bad_records else None,
     )
 
 
-def _bare(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of the probe without the special tokens around it."""
-    return list(tokenizer(_PROBE, add_special_tokens=False).input_ids)
+def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[object]:
+    """Return the end of texts, and how the tokenizer encodes the probe."""
+    try:
+        probes = [tokenizer(_PROBE, add_special_tokens=own).input_ids for own in (True, False)]
+    except Exception:  # noqa: BLE001 - some tokenizers only know the characters of their data
+        probes = []
+    return [tokenizer.eos_token_id, *probes]
 
 
 def _is_whole(home: Path) -> bool:

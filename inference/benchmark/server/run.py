@@ -156,30 +156,25 @@ class _Load:
         requests = planned(settings, self._questions, self._client.model.name)
         total = None if settings.seconds else settings.requests or len(self._questions)
         advance = track("under load", total)
-        devices = [await self._new_device() for _ in range(settings.concurrency)]
-        self._restart()
+        devices: list[DeviceClient | None] = []
         try:
+            # One after the other, so that an error is that of one client.
+            for _ in range(settings.concurrency):
+                devices.append(await self._new_device())
+            self._restart()
             async with asyncio.TaskGroup() as group:
                 for device in devices:
-                    group.create_task(self._be_a_client(requests, device, advance))
+                    group.create_task(self._ask_all(requests, device, advance))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
             return False
-        return True
-
-    async def _be_a_client(
-        self,
-        requests: Iterator[PlannedRequest],
-        device: DeviceClient | None,
-        advance: Callable[[], None],
-    ) -> None:
-        try:
-            await self._ask_all(requests, device, advance)
         finally:
-            if device is not None:
-                device.close()
+            for device in devices:
+                if device is not None:
+                    device.close()
+        return True
 
     async def _ask_all(
         self,

@@ -77,7 +77,7 @@ class Reply:
         echoes: for each job, the prompt that its texts repeat first; empty if they do not.
         seconds: seconds that the reply may take; None for no limit.
         drafts: whether the origin of each token is requested.
-        continues: whether the texts continue their prompts, instead of answering messages.
+        befores: for each job, the tokens that its texts continue; empty if they continue none.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Reply:
         echoes: Sequence[Echo] = (),
         seconds: float | None = None,
         drafts: bool = False,
-        continues: bool = False,
+        befores: Sequence[Sequence[int]] = (),
     ) -> None:
         self.jobs = list(jobs)
         self.started = time.monotonic()
@@ -98,9 +98,11 @@ class Reply:
         self._end = math.inf if seconds is None else self.started + seconds
         self._wake = wake
         owners = [(job, state) for job in self.jobs for state in job.sequences]
+        befores = befores or [()] * len(self.jobs)
         texts = [
-            IncrementalText(tokenizer, stops, before=job.request.token_ids if continues else ())
-            for job, _ in owners
+            IncrementalText(tokenizer, stops, before=before)
+            for job, before in zip(self.jobs, befores, strict=True)
+            for _ in job.sequences
         ]
         self._sequences = [
             _Choice(number, texts[number], state.request.stop.eos_ids, drafts)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from inference.drafters.trained.memory import memory_drafter
-from inference.generation.prompts import Prompt
+from inference.generation.prompts import Prompt, continued_tokens
 from inference.remote.errors import MessageError, SessionGone, StepConflict
 from inference.remote.messages import (
     OpenSession,
@@ -232,6 +232,7 @@ class RemoteSessions:
             message.resume,
             memory,
             stops=options.stops,
+            before=continued_tokens(prompt, request.token_ids),
             threads=decoder.compute.threads,
         )
         verification = session.verification = await self._on_engine(make)

@@ -66,13 +66,14 @@ class VerificationSession(DecodeBatch):
         memory: MemorySource | None = None,
         *,
         stops: Sequence[str] = (),
+        before: Sequence[int] = (),
         threads: int | None = None,
     ) -> None:
         self._memory = memory
         self._trees = MailedTrees(limits, () if memory is None else memory.hidden_states)
         self.limits = limits
         self.text = ""
-        self._incremental = IncrementalText(tokenizer, stops)
+        self._incremental = IncrementalText(tokenizer, stops, before=before)
         self._state = SequenceState.of(0, request)
         self._root: int | None = None  # last token of a text to continue, while it is read
         self.book = StepBook()

@@ -20,7 +20,7 @@ from inference.engine.policy import DraftPolicy
 from inference.engine.request import OutputOptions, Request
 from inference.generation.incremental_text import IncrementalText, TextStopRule
 from inference.generation.preparation import prepare_requests, shifted
-from inference.generation.prompts import Prompt, encode_prompt, is_continued, needed
+from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
 from inference.serving.scheduling.job import EngineCall, Job
@@ -148,6 +148,7 @@ class EngineThread:
         temperature: float | int | None = None,
         seed: int | None = None,
         stops: Sequence[str] = (),
+        before: Sequence[int] | None = None,
         record: OutputOptions | None = None,
         drafts: bool = True,
         first_row: int = 0,
@@ -164,6 +165,7 @@ class EngineThread:
                 numbers, like the sequences of `generate_batch`.
             stops: strings each of which ends a continuation with the token that completes it in the
                 text, as `IncrementalText` decodes the text.
+            before: tokens that the text continues; None for those of a prompt without messages.
             record: details to return for each token; None to return none.
             drafts: whether to draft; False for autoregressive decoding.
             first_row: row of a batch whose random numbers the first continuation gets; the others
@@ -180,7 +182,13 @@ class EngineThread:
                 "the number of continuations is too small", expected="at least 1", got=choices
             )
         requests, config = self.requests_of(
-            prompt, choices, temperature=temperature, seed=seed, stops=stops, **generation
+            prompt,
+            choices,
+            temperature=temperature,
+            seed=seed,
+            stops=stops,
+            before=before,
+            **generation,
         )
         requests = [
             replace(request, record=record, drafts=drafts)
@@ -199,6 +207,7 @@ class EngineThread:
         temperature: float | int | None = None,
         seed: int | None = None,
         stops: Sequence[str] = (),
+        before: Sequence[int] | None = None,
         **generation: Any,
     ) -> tuple[list[Request], GenerationConfig]:
         """Return a request for each continuation of a prompt, and their generation config.
@@ -209,6 +218,7 @@ class EngineThread:
             temperature: as for `prepare`.
             seed: as for `prepare`.
             stops: as for `prepare`.
+            before: as for `prepare`.
             **generation: as for `prepare`.
 
         Raises:
@@ -227,7 +237,7 @@ class EngineThread:
             tokenizer=decoder.tokenizer,
         )
         if stops:
-            before = token_ids if is_continued(prompt) else ()
+            before = continued_tokens(prompt, token_ids) if before is None else before
             requests = [self._with_stops(request, stops, before) for request in requests]
         return requests, config
 

@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList
 
 from inference.drafters.identity import identity_of
 from inference.engine.request import Request
-from inference.generation.prompts import Prompt, encode_prompt, needed
+from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
 from inference.serving.answers.details import DetailWriter
 from inference.serving.api_error import ApiError
 from inference.serving.scheduling.decoding_options import DecodingOptions, TokenPenalties
@@ -159,6 +159,7 @@ class LoadedModel:
             "temperature": temperature,
             "seed": options.seed % 2**63,
             "stops": options.stops,
+            "before": continued_tokens(prompt, token_ids),
             "max_new_tokens": self._num_new(prompt, len(token_ids), options.max_new_tokens),
             **others,
             **self._processors(len(token_ids), options),

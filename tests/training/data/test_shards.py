@@ -82,6 +82,9 @@ def test_calls_with_different_arguments_are_an_error(tmp_path: Path) -> None:
     source.write_text(record({"city": "Rome"}) + record({"query": "x"}))
     with pytest.raises(DataError, match="objects with different keys"):
         write_shards(source, tmp_path / "shards")
+    source.write_text(record({"city": 1}) + record({"city": 2.5}))  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="objects with different keys"):
+        write_shards(source, tmp_path / "shards")
     source.write_text(record({"city": "Rome"}) + record({"city": "Oslo"}))
     write_shards(source, tmp_path / "shards")
 

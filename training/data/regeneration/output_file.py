@@ -213,12 +213,13 @@ class OutputFile:
                 remedy="choose another file",
             )
         known = json.loads(settings.read_bytes())
+        has_new = is_begun and self._earlier.exists()  # records with the raised limit
         if self.earlier_limit is None:
             self._earlier.unlink(missing_ok=True)  # `forget_earlier` may have been interrupted
         if self.earlier_limit is None and _is_raised(limit, known, fingerprint):
             assert limit is not None
             self._store({**fingerprint, RAISED_FROM: known[limit]})
-        elif self._is_raised_otherwise(limit, known, fingerprint):
+        elif not has_new and self._is_raised_otherwise(limit, known, fingerprint):
             assert limit is not None
             self._raise_again(fingerprint, limit)
         else:
@@ -236,15 +237,13 @@ class OutputFile:
         return bool(fingerprint[limit] >= earlier)
 
     def _raise_again(self, fingerprint: Mapping[str, Any], limit: str) -> None:
-        """Start the file again from its earlier records, with another limit than the last one."""
+        """Begin with another limit; no record was written with the last one."""
         earlier = self.earlier_limit
         if fingerprint[limit] == earlier:
             if self._earlier.exists():
                 self._earlier.replace(self.path)
             self._store(fingerprint)
             return
-        if self._earlier.exists():
-            self.path.unlink(missing_ok=True)
         self._store({**fingerprint, RAISED_FROM: earlier})
 
     def _check(self, known: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:

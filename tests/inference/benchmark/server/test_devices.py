@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.models import tiny_llama
 from helpers.serving import Running, running, tiny_decoder
+from helpers.tokenizers import spaced_tokenizer
 
+from inference import SpeculativeDecoder
 from inference.benchmark.server import devices
 from inference.benchmark.server.document import DecidedSteps, LoadDocument, LoadSettings
 from inference.benchmark.server.figures import load_table
 from inference.benchmark.server.run import measure_load
 from inference.client.request import ServerRequest
 from inference.device import attempts
+from inference.drafters.lookup import LookupDrafter
 from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.settings import validate_settings
 
@@ -102,6 +106,18 @@ def test_a_client_that_cannot_draft_ends_the_load_with_its_own_error(
 ) -> None:
     with pytest.raises(JakiroError, match="no-such-drafter"):
         _measured(server.url, prompts, check=False, device_drafter="no-such-drafter")
+
+
+def test_texts_after_a_prompt_begin_alike_on_both_sides(tmp_path: Path) -> None:
+    tokenizer = spaced_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
+    decoder = SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed")
+    lines = [json.dumps({"prompt": "ab" * count}) for count in range(1, 9)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    with running(decoder, remote_sessions=6, remote_sessions_per_key=6) as server:
+        document = _measured(server.url, tmp_path / "prompts.jsonl", max_new_tokens=30)
+    assert document.passed
+    assert document.figures.outcomes == {"complete": 16}
 
 
 def test_a_text_that_the_server_refuses_is_a_failure(server: Running) -> None:

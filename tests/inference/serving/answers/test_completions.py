@@ -289,6 +289,7 @@ def test_deltas_are_the_text_for_many_prompts() -> None:
 
 def test_a_text_keeps_the_space_after_its_prompt() -> None:
     tokenizer = spaced_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}a{% endfor %}"
     model = tiny_llama(vocab=len(tokenizer))
     decoder = SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed")
     bias = {str(tokenizer.convert_tokens_to_ids("▁b")): 100}
@@ -303,3 +304,8 @@ def test_a_text_keeps_the_space_after_its_prompt() -> None:
         assert stopped.choices[0].text == ""
         assert stopped.usage is not None
         assert stopped.usage.completion_tokens == 1
+        messages: Any = [{"role": "user", "content": "a"}]
+        given = {**options, "messages": messages, "max_tokens": 3}
+        assert client.chat.completions.create(**given).choices[0].message.content == "b b b"
+        chat = client.chat.completions.create(**given, stop=" b").choices[0]
+        assert (chat.message.content, chat.finish_reason) == ("b", "stop")

@@ -48,12 +48,11 @@ def test_a_raised_limit_can_be_changed_or_taken_back(
 ) -> None:
     path = tmp_path / "out.jsonl"
     _written(path, 2, "first")
-    _written(path, 9, "too long")
+    assert _records(path, 9) == ["first"]  # no record fits
     with pytest.raises(ConfigError, match="limit differs"):
         _records(path, 1)
     assert _records(path, 4) == ["first"]
     assert not path.exists()  # the records are written again
-    _written(path, 4, "second")
     if is_interrupted:
         with monkeypatch.context() as patched:
             patched.setattr(OutputFile, "_store", _interrupt)
@@ -62,6 +61,10 @@ def test_a_raised_limit_can_be_changed_or_taken_back(
     assert _records(path, 2) == []
     assert json.loads(path.read_text())["text"] == "first"
     assert not path.with_name("out.jsonl.earlier").exists()
+    _written(path, 4, "second")
+    for limit in (2, 3, 5):  # records are not lost silently
+        with pytest.raises(ConfigError, match="limit differs"):
+            _records(path, limit)
 
 
 def _interrupt(*_: object) -> None:
