@@ -108,6 +108,14 @@ def test_cells_share_trainings_and_arms_are_measured_one_by_one(
             assert found.experts[0].router_entropy > 0
         weights = weights or _modified(out, "drafter/*.safetensors")
         assert _modified(out, "drafter/*.safetensors") == weights
+    assert (
+        exit_code(
+            "ablate", *words, "--cell", "second", "--prompts", str(prompts), "--rerun", "base"
+        )
+        == 0
+    )
+    again = _modified(out, "drafter/*.safetensors")
+    assert [path.split("/")[-4] for path in again if again[path] != weights[path]] == ["base"]
     (out / "second" / "measurements" / "base-0.json").unlink()
     kept = _modified(out / "second" / "measurements", "contrast*.json")
     assert exit_code("ablate", *words, "--cell", "second", "--prompts", str(prompts)) == 0
