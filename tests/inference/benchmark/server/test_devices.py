@@ -111,6 +111,8 @@ def test_a_client_that_cannot_draft_ends_the_load_with_its_own_error(
 def test_texts_after_a_prompt_begin_alike_on_both_sides(tmp_path: Path) -> None:
     tokenizer = spaced_tokenizer()
     model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
+    words = tokenizer.convert_tokens_to_ids(["▁a", "b", "▁b"])
+    model.generation_config.suppress_tokens = sorted({*range(len(tokenizer))} - {*words})
     decoder = SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed")
     lines = [json.dumps({"prompt": "ab" * count}) for count in range(1, 9)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
