@@ -20,14 +20,15 @@ def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
         ConfigError: the drafter cannot learn.
     """
     drafter = model.engine.decoder.drafter
-    is_trained = type(drafter) is TrainedDrafter
-    if isinstance(drafter, TrainedDrafter) and is_trained and adapted_ends(drafter.model):
-        return drafter
     name = "none" if drafter is None else type(drafter).__name__
+    if type(drafter) is TrainedDrafter:
+        if adapted_ends(drafter.model):
+            return drafter
+        name = f"{name} without them"
     raise ConfigError(
         "this drafter does not learn with --adapt",
         expected="a trained drafter with attention or experts",
-        got=f"{name} without them" if is_trained else name,
+        got=name,
         remedy="pass the folder of a trained drafter, or leave out --adapt",
     )
 
