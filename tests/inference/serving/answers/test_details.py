@@ -3,6 +3,7 @@
 import json
 import urllib.request
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from inference.engine.verified_tree import VerifiedTree
 from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Drafter
 from inference.serving.answers.details import DetailLog, DetailWriter, TokenOrigin
+from inference.serving.learning.adaptation import Learner
 
 MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
 NO_TREE = VerifiedTree(1, [], [], [], [], [], 2)
@@ -287,3 +289,9 @@ def test_drafts_learned_from_other_users_are_hidden(
     decoder = SpeculativeDecoder(one.target.model, drafter, one.tokenizer, tree="fixed")
     with running(decoder, api_keys=keys) as server:
         assert server.server.service.model.details.hides_rejected == is_hidden
+
+
+def test_drafts_learned_by_versions_in_a_folder_are_hidden(tmp_path: Path) -> None:
+    learner, decoder = Learner(("false",), "drafter"), tiny_decoder(trained=True)
+    with running(decoder, learner, adapt="shared", adapt_folder=tmp_path / "versions") as server:
+        assert server.server.service.model.details.hides_rejected
