@@ -33,7 +33,7 @@ from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, single_prompt, unpadded
-from inference.generation.streaming import TextStream, feed, pieces
+from inference.generation.streaming import feed, pieces
 from inference.generation.unsupported import refuse_single
 from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
@@ -42,6 +42,7 @@ from inference.trees.shape import TreePlan, Trees
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import local_tokenizer
 
 
@@ -231,7 +232,7 @@ class SpeculativeDecoder:
         return (
             f"SpeculativeDecoder(target={type(self.target.model).__name__}, "
             f"drafter={None if drafter is None else type(drafter).__name__}, tree=({tree}), "
-            f"dtype={str(self.target.model.dtype).removeprefix('torch.')})"
+            f"dtype={dtype_name(self.target.model.dtype)})"
         )
 
     @property
@@ -362,7 +363,7 @@ class SpeculativeDecoder:
         """
         tokenizer = needed(self.tokenizer)
         group = self._group([prompt], temperature, seed, generation)
-        return pieces(self._steps(self._opened(group)), TextStream(tokenizer))
+        return pieces(self._steps(self._opened(group)), tokenizer)
 
     def steps(
         self,

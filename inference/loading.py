@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.draft_forms import with_forms
@@ -26,7 +27,10 @@ from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
+from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+
+_logger = get_logger(__name__)
 
 
 class Parts(NamedTuple):
@@ -176,6 +180,11 @@ def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if load.get("device_map") is None and load.get("device") is None and torch.cuda.is_available():
+        _logger.warning(
+            "the target is loaded on the CPU, although there is a GPU; remedy: pass "
+            'device_map="cuda", or device_map="cpu" to compute on the CPU'
+        )
     return (
         load_causal_lm(name_or_path, remedy=TARGET_REMEDY, **load),
         load_tokenizer(name_or_path, "the tokenizer of the target", remedy=TARGET_REMEDY),

@@ -47,6 +47,23 @@ class Committed(NamedTuple):
     end: Int[Tensor, " batch"]  # `base_length` on the device
     is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
 
+    def starts_after(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the position of the first verified token of each sequence.
+
+        Args:
+            lengths: lengths of the sequences that a session has read.
+
+        Raises:
+            ValueError: the tokens do not start where the sequences end.
+        """
+        pairs = zip(self.base_length, self.num_verified, strict=True)
+        starts = tuple(end - count for end, count in pairs)
+        if starts != lengths:
+            raise ValueError(
+                f"the session ends at {lengths}, but the next tokens start at {starts}"
+            )
+        return starts
+
 
 @dataclass(frozen=True)
 class VerifyResult:

@@ -178,4 +178,5 @@ class LoraSettings(Settings):
     """Scale of the adapters: the added product is multiplied by alpha / rank."""
     targets: tuple[str, ...] | None = Field(None, min_length=1)
     """Names of the drafter's matrices to adapt, or the ends of such names, such as
-    self_attention.project; null: all matrices except the router's."""
+    self_attention.project; null: all matrices except the router's and the experts' own matrices of
+    the parallel levels, which cannot have adapters."""

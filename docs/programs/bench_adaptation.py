@@ -42,6 +42,7 @@ from inference.generation.prompts import encode_prompt
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import checksum, write_atomically
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from training.online.gate import FEWEST
@@ -207,7 +208,7 @@ class Bench:
             "drafter": self.arguments.drafter,
             "target": self.arguments.target,
             "identity": self.identity,
-            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.target.dtype),
             "device": "cpu",
             "tenants": ("everyone",),
             "recipe": self.recipe,

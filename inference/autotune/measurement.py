@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import TypeVar
 
 import torch
+import transformers
 from platformdirs import user_cache_path
 
 from jakiro.target.adapter import TargetAdapter
@@ -102,9 +103,13 @@ def target_facts(target: TargetAdapter) -> list[object]:
     device = target.device
     is_cuda = device.type == "cuda"
     kind = [torch.cuda.get_device_name(device)] if is_cuda else [processor(), *instructions()]
-    machine = [platform.node(), *kind, os.cpu_count(), torch.get_num_threads(), torch.__version__]
-    form = [str(target.dtype), target.is_compiled, target.modules.form]
-    return [machine, target.spec.fingerprint, form]
+    versions = [torch.__version__, transformers.__version__]
+    machine = [platform.node(), *kind, os.cpu_count(), torch.get_num_threads(), *versions]
+    modules = target.modules
+    form = [str(target.dtype), target.is_compiled, modules.form, modules.groups_heads]
+    attention = getattr(target.config, "_attn_implementation", None)
+    adapters = sum("lora_" in name for name, _ in target.model.named_parameters())
+    return [machine, target.spec.fingerprint, form, attention, adapters]
 
 
 def fill(target: TargetAdapter, cache: SlotCache, batch: int, length: int) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from inference.benchmark.document import Environment, MachineFacts, TargetFacts
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.processor import processor
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings
@@ -27,7 +28,7 @@ def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "spin_count": os.environ.get("GOMP_SPINCOUNT"),
         "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": dtype_name(target.dtype),
         "parameters": target.model.num_parameters(),
         "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
         "load_average": os.getloadavg()[0],  # over the last minute
@@ -79,7 +80,7 @@ def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
             name_or_path=name_or_path,
             fingerprint=target.spec.fingerprint,
             parameters=target.model.num_parameters(),
-            dtype=str(target.dtype).removeprefix("torch."),
+            dtype=dtype_name(target.dtype),
             bytes_per_cached_token=target.new_cache(1, 1).bytes_per_token,
             gguf_sha256=target.spec.gguf_sha256,
         ),

@@ -29,6 +29,7 @@ from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.background import in_background
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_tokenizer
+from jakiro.utils.sequences import common_length
 
 T = TypeVar("T")
 
@@ -259,11 +260,7 @@ class OfflineText(RemoteText):
 
     def _reconcile(self, emitted: list[int]) -> None:
         shown = self._provisional.token_ids
-        pairs = zip(shown, emitted, strict=False)
-        num_equal = next(
-            (index for index, (own, other) in enumerate(pairs) if own != other),
-            min(len(shown), len(emitted)),
-        )
+        num_equal = common_length(shown, emitted)
         self.counts.num_kept += num_equal
         if self._stop_writing():
             self._provisional = self._provisional.after(emitted)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -45,11 +45,14 @@ class RemoteOutput(GenerateOutput):
     Attributes:
         traffic: requests and bytes.
         seed: seed of the text, with which the same drafter and server write the same text again.
+        finish_reason: why the text ends, as in OpenAI's interface: "length" if it has reached the
+            largest number of tokens, otherwise "stop".
         error: reason why the text ends before it is complete; None if it is complete.
     """
 
     traffic: LinkTraffic = field(default_factory=LinkTraffic)
     seed: int = 0
+    finish_reason: Literal["stop", "length"] = "stop"
     error: ResourceError | None = None
 
     @property
@@ -130,6 +133,7 @@ class RemoteText:
             stats=self.stats,
             traffic=self.traffic,
             seed=self.seed,
+            finish_reason="stop" if known.has_stopped else "length",
             error=self.error,
         )
 

@@ -169,12 +169,7 @@ class TokenSession(AdaptiveSession):
         """
         if self._device is not None and committed.base_length == self.lengths:
             return
-        pairs = zip(committed.base_length, committed.num_verified, strict=True)
-        starts = tuple(end - count for end, count in pairs)
-        if starts != self.lengths:
-            raise ValueError(
-                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
-            )
+        starts = committed.starts_after(self.lengths)
         # `Context` calls `reserve` only when the target's cache is full. The capacity of that
         # cache was rounded up, so this buffer may be full earlier.
         self.reserve(max(committed.base_length))

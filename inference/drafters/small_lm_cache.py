@@ -155,12 +155,7 @@ class LMCache:
         """
         if self._has_root and committed.base_length == self.lengths:
             return
-        pairs = zip(committed.base_length, committed.num_verified, strict=True)
-        starts = tuple(end - count for end, count in pairs)
-        if starts != self.lengths:
-            raise ValueError(
-                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
-            )
+        starts = committed.starts_after(self.lengths)
         news = zip(committed.token_ids.tolist(), committed.root.tolist(), strict=True)
         for index, (verified, root) in enumerate(news):
             known = self._tokens[index]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from inference.generation.streaming import TextStream
+from inference.generation.incremental_text import IncrementalText
 
 
 class TextPiece(NamedTuple):
@@ -48,11 +48,11 @@ def pieces_by_depth(
         tokens: id and depth of each token.
         tokenizer: the target's tokenizer.
     """
-    stream, depth = TextStream(tokenizer), 0
+    growing, depth = IncrementalText(tokenizer), 0
     for token, depth in tokens:
-        if text := stream.push([token]):
+        if text := growing.push(token):
             yield TextPiece(text, depth)
-    if rest := stream.flush():
+    if rest := growing.flush():
         yield TextPiece(rest, depth)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from inference.engine.request import StopRule
-from inference.generation.streaming import REPLACEMENT
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode an incomplete code point to this
 _LONGEST_WINDOW = 32  # number of tokens after which the beginning of the window may be dropped
 _LONGEST_CHARACTER = 3  # number of bytes of a character that its last byte completes
 _LONGEST_LINK = 8  # number of tokens, one of which at least should be a character

@@ -60,12 +60,15 @@ class PreparedPrompt:
                 continuation exceed the context.
         """
         refuse_other_decoding(self.config, self.processors)
-        check_length(self.input_ids.shape[1], int(self.config.max_length), max_position, index)
+        stop = StopRule(self.criteria, self.input_ids.device)
+        # A criterion of the caller replaces that of the config.
+        longest = int(self.config.max_length) if stop.max_length is None else stop.max_length
+        check_length(self.input_ids.shape[1], longest, max_position, index)
         return Request(
             token_ids=self.input_ids[min(index, len(self.input_ids) - 1)].tolist(),
             sampling=Sampling(self.processors, bool(self.config.do_sample), seed, index),
-            stop=StopRule(self.criteria, self.input_ids.device),
-            max_length=int(self.config.max_length),
+            stop=stop,
+            max_length=longest,
         )
 
 
@@ -139,7 +142,7 @@ def prepare(
             string is empty or comes without a tokenizer.
     """
     ids = torch.tensor([list(token_ids)], device=model.device)
-    arguments = _with_stop_strings(_with_padding(model, generation), tokenizer)
+    arguments = _with_stop_strings(model, _with_padding(model, generation), tokenizer)
     try:
         prepared = capture(model, ids, torch.ones_like(ids), **arguments)
     except (ImportError, TypeError, ValueError) as error:
@@ -275,13 +278,19 @@ def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]
 
 
 def _with_stop_strings(
-    generation: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
+    model: CausalLM, generation: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
-    """Replace stop strings by a criterion, because a custom method receives no tokenizer."""
+    """Replace stop strings by a criterion, because a custom method receives no tokenizer.
+
+    Those of the target's own generation config count unless the caller gives others; None and an
+    empty list switch them off.
+    """
     config = generation.get("generation_config")
-    strings = generation.get("stop_strings") or getattr(config, "stop_strings", None)
+    default = getattr(model.generation_config, "stop_strings", None)
+    strings = getattr(config, "stop_strings", None) or default
+    strings = generation.get("stop_strings", strings)
     if not strings:
-        return generation
+        return generation | {"stop_strings": None} if default else generation
     strings = list(dict.fromkeys([strings] if isinstance(strings, str) else strings))
     if "" in strings:
         raise PromptError("a stop string is empty", expected="at least one character")
@@ -290,6 +299,8 @@ def _with_stop_strings(
     rest = {key: value for key, value in generation.items() if key != "stop_strings"}
     if config is not None and config.stop_strings:
         rest["generation_config"] = _changed(config, stop_strings=None)
+    if default:  # only an argument replaces a value of the target's own config
+        rest["stop_strings"] = None
     return {**rest, "stopping_criteria": criteria}
 
 

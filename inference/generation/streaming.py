@@ -9,40 +9,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from inference.engine.decode_step import DecodeStep
 from inference.engine.loop import DecodeRun
+from inference.generation.incremental_text import IncrementalText
 from inference.generation.prompts import needed
 from jakiro.errors import PromptError
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode an incomplete code point to this
-
-
-class TextStream:
-    """The text of a growing sequence, without code points that later tokens may complete.
-
-    Args:
-        tokenizer: the target's tokenizer.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._num_shown = 0  # number of characters already returned
-
-    def push(self, token_ids: list[int]) -> str:
-        """Return the new text that is complete after these tokens; it may be empty."""
-        self._ids += token_ids
-        text = self._decoded()
-        return "" if text.endswith(REPLACEMENT) else self._take(text)
-
-    def flush(self) -> str:
-        """Return the rest of the text, incomplete code points included."""
-        return self._take(self._decoded())
-
-    def _decoded(self) -> str:
-        return str(self.tokenizer.decode(self._ids, skip_special_tokens=True))
-
-    def _take(self, text: str) -> str:
-        piece, self._num_shown = text[self._num_shown :], len(text)
-        return piece
 
 
 class TextPrinter(BaseStreamer):
@@ -59,19 +28,19 @@ class TextPrinter(BaseStreamer):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None, write: Callable[[str], object]
     ) -> None:
-        self._stream = TextStream(needed(tokenizer))
+        self._text = IncrementalText(needed(tokenizer))
         self._write = write
         self._is_prompt = True
 
     def put(self, value: Tensor) -> None:
         """Skip the prompt's ids in the first call, and write the text of new ids in later calls."""
         if not self._is_prompt:
-            self._write(self._stream.push(value.tolist()))
+            self._write("".join(map(self._text.push, value.tolist())))
         self._is_prompt = False
 
     def end(self) -> None:
         """Write the rest of the text."""
-        self._write(self._stream.flush())
+        self._write(self._text.flush())
 
 
 def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeStep]]:
@@ -98,15 +67,16 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
     streamer.end()
 
 
-def pieces(steps: Iterator[DecodeStep], stream: TextStream) -> Iterator[str]:
+def pieces(steps: Iterator[DecodeStep], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Yield the text of decoding steps as soon as the text is final.
 
     Args:
         steps: decoding steps of a single sequence.
-        stream: stream that decodes the tokens of the steps.
+        tokenizer: the target's tokenizer.
     """
+    text = IncrementalText(tokenizer)
     for step in steps:
-        if piece := stream.push(step.token_ids):
+        if piece := "".join(map(text.push, step.token_ids)):
             yield piece
-    if rest := stream.flush():
+    if rest := text.flush():
         yield rest

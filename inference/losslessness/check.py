@@ -20,6 +20,8 @@ from inference.losslessness.records import (
 from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.sampled import check_sampled
 from jakiro.errors import PromptError
+from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.sequences import common_length
 from jakiro.utils.tracking import Track, untracked
 
 
@@ -48,13 +50,17 @@ def check_greedy(
     undrafted = _without_drafts(decoder)
     advance = track("greedy texts", len(prompts))
     for number, prompt_ids in enumerate(prompts, start=1):
-        greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+        greedy: dict[str, Any] = {
+            "temperature": 0.0,
+            "max_new_tokens": max_new_tokens,
+            "stop_strings": None,
+        }
         output = decoder.generate(prompt_ids, **greedy)
         own = undrafted.generate(prompt_ids, **greedy)
         same_without_drafts += output.new_token_ids == own.new_token_ids
         reference = Reference(decoder.target.model, prompt_ids)
         expected, got = reference.greedy(max_new_tokens), tuple(output.new_token_ids)
-        equal = _common_length(expected, got)
+        equal = common_length(expected, got)
         tokens += equal
         drafted += sum(depth > 0 for depth in output.depths)
         if expected != got:
@@ -79,15 +85,10 @@ def _without_drafts(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
     return undrafted
 
 
-def _common_length(expected: Tokens, got: Tokens) -> int:
-    pairs = enumerate(zip(expected, got, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
-
-
 def _difference(
     reference: Reference, expected: Tokens, got: Tokens, number: int
 ) -> GreedyDifference:
-    index = _common_length(expected, got)
+    index = common_length(expected, got)
     gap, rounded = None, 0.0
     if index < min(len(expected), len(got)):
         scores = reference.greedy_scores(expected[:index])
@@ -143,7 +144,7 @@ def verify_losslessness(
     model = decoder.target.model
     return VerifyReport(
         target=model.name_or_path,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=dtype_name(model.dtype),
         gguf_sha256=decoder.target.spec.gguf_sha256,
         settings=settings,
         checks=tuple(checks),

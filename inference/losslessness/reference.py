@@ -91,8 +91,24 @@ class Reference:
             pad_token_id=0,  # avoids a warning; nothing is padded, because all lengths are equal
             output_scores=True,
             return_dict_in_generate=True,
+            stop_strings=None,  # verification compares tokens, and decodes without stop strings
+            **self._counted_after(len(prefixes[0]), max_new_tokens),
             **arguments,
         )
+
+    def _counted_after(self, length: int, max_new_tokens: int) -> dict[str, Any]:
+        """Return the target's own settings that count new tokens, of which a prefix is given."""
+        config: Any = self.model.generation_config
+        arguments: dict[str, Any] = {}
+        if config.min_new_tokens is not None:
+            left = max(0, config.min_new_tokens - length)
+            arguments["min_new_tokens"] = min(left, max_new_tokens)
+        if config.exponential_decay_length_penalty is not None:
+            begin, factor = config.exponential_decay_length_penalty
+            arguments["exponential_decay_length_penalty"] = (begin - length, factor)
+        if config.begin_suppress_tokens is not None and length:
+            arguments["begin_suppress_tokens"] = None
+        return arguments
 
 
 class _Lift(LogitsProcessor):

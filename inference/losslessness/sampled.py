@@ -160,6 +160,7 @@ def sample_continuations(
             prompt_ids,
             seed=settings.seed * settings.samples + index,
             max_new_tokens=length,
+            stop_strings=None,
             **settings.sampling,
         )
         drafted = sum(depth > 0 for depth in output.depths)

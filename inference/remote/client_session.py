@@ -106,6 +106,12 @@ class ClientSession:
         return self._session
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether the text has ended before, or at, its largest number of tokens by itself."""
+        is_short = len(self.emitted) < self.request.max_tokens
+        return is_short or self.emitted[-1] in self.end_ids
+
+    @property
     def action(self) -> Action:
         """The next thing to do; repeating it does no harm."""
         if self.is_given_up:

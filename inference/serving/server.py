@@ -62,9 +62,9 @@ class Server(uvicorn.Server):
         listener: socket.socket | None = None,
     ) -> None:
         assert learner is not None or settings.adapt == "off"
-        self.service = Service(settings)
         keys = _keys_of(settings)
         self._has_several_users = keys.are_several
+        self.service = Service(settings, has_several_users=keys.are_several)
         super().__init__(_config(self.service, keys))
         self._load, self._learner = load, learner
         self._loading: Future[tuple[LoadedModel, Adaptation | None]] | None = None
@@ -95,6 +95,11 @@ class Server(uvicorn.Server):
     def is_loading(self) -> bool:
         """Whether the thread that loads the model is still running."""
         return self._loading is not None and not self._loading.done()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the model is being loaded, or the engine's thread is running."""
+        return self.is_loading or (self.service.has_model and self.engine.is_alive)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain after the first signal, and end after the second one.
@@ -217,9 +222,13 @@ class Server(uvicorn.Server):
             await self.service.adaptation.close()
 
     async def _stop_engine(self) -> None:
-        """Stop the engine; requests that are still running end with an error."""
+        """Stop the engine; requests that are still running end with an error.
+
+        After a second signal, this does not wait for the step that the engine computes.
+        """
         if self.service.has_model:
-            await asyncio.to_thread(self.engine.close)
+            closing = in_background(self.engine.close)
+            await self._until(lambda: closing.done() or self.force_exit)
 
 
 def _keys_of(settings: ServeSettings) -> ApiKeys:
@@ -273,7 +282,8 @@ def serve(
 ) -> int:
     """Serve a decoder until a signal arrives, and return the exit code.
 
-    If the signal arrives while the decoder is still being loaded, the process ends here.
+    The process ends here if the signal arrives while the decoder is still being loaded, or if a
+    second signal arrives during a step.
 
     Args:
         load: function that returns the decoder with the target, the drafter and the tokenizer.
@@ -292,7 +302,7 @@ def serve(
         on_ready(url)
 
     code = asyncio.run(server.run_until_drained(ready))
-    if server.is_loading:
+    if server.is_computing:
         # The interpreter must not be torn down while a thread runs in the libraries of the models.
         sys.stdout.flush()
         sys.stderr.flush()

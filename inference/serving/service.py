@@ -33,9 +33,10 @@ class Service:
 
     Args:
         settings: limits of the server.
+        has_several_users: whether users share the server, each of whom has a key.
     """
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, *, has_several_users: bool = False) -> None:
         self.settings = settings
         self.telemetry = Telemetry()
         self.is_draining = False
@@ -43,7 +44,9 @@ class Service:
         self.num_decoding = 0  # number of those that the drafter of the engine drafts for
         self.adaptation: Adaptation | None = None  # None if the drafter does not learn
         self._model: LoadedModel | None = None
-        self._admission = Admission(settings.places, settings.queue)
+        self._admission = Admission(
+            settings.places, settings.queue, has_several_users=has_several_users
+        )
         # One thread, because tokenizers and chat templates are not thread-safe.
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="jakiro-prepare")
 
@@ -106,7 +109,7 @@ class Service:
             ApiError: the prompts or options cannot be used, too many requests are waiting, or the
                 request takes too long.
         """
-        async with self._answering(prompts, options) as admitted:
+        async with self._answering(prompts, options, user) as admitted:
             reply = await self._started(prompts, options, admitted)
             user.rate.count_tokens(reply.num_prompt_tokens)
             why = "error"
@@ -151,12 +154,14 @@ class Service:
 
     @asynccontextmanager
     async def _answering(
-        self, prompts: Sequence[Prompt], options: DecodingOptions
+        self, prompts: Sequence[Prompt], options: DecodingOptions, user: User
     ) -> AsyncIterator[Admitted]:
         """Accept a request before it is prepared, and count it as active."""
         self.check_ready()
         model = self.model
-        admitted = self._admission.admit(model.lane_of(options), len(prompts) * options.choices)
+        admitted = self._admission.admit(
+            model.lane_of(options), len(prompts) * options.choices, user
+        )
         try:
             with self.active():
                 model.check_lengths(prompts, options)

@@ -1,9 +1,7 @@
 """`jakiro bench --url`: options of load tests of a running server."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +14,6 @@ from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from inference.benchmark.server.document import LoadDocument
-    from inference.benchmark.server.run import LoadTrack
 
 # Names of the options that apply only to servers.
 OF_SERVERS = (
@@ -106,6 +103,7 @@ def bench_server(context: Context, prompts: Path | None, json_file: Path | None)
     """
     from inference.benchmark.server.document import LoadSettings
     from inference.benchmark.server.run import measure_load
+    from jakiro.utils.progress import ProgressDisplay, tracked
 
     refuse_others(context, {*LoadSettings.model_fields, "json_file"}, "--url measures a server")
     if prompts is None:
@@ -117,8 +115,8 @@ def bench_server(context: Context, prompts: Path | None, json_file: Path | None)
         )
     settings = settings_from(context, LoadSettings, prompts=str(prompts))
     store = writer(json_file, standard_output=True)
-    with _progress() as track:
-        document = asyncio.run(measure_load(settings, server_key(), track))
+    with ProgressDisplay() as progress:
+        document = asyncio.run(measure_load(settings, server_key(), tracked(progress)))
     _finish(document, store, to_stderr=json_file == STANDARD_OUTPUT)
 
 
@@ -137,16 +135,3 @@ def _finish(document: "LoadDocument", store: Callable[[str], None], *, to_stderr
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
     if not document.passed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> "Iterator[LoadTrack]":
-    """Yield a function that shows progress on standard error."""
-    from jakiro.utils.progress import ProgressDisplay
-
-    with ProgressDisplay() as display:
-
-        def track(description: str, total: int | None) -> Callable[[], None]:
-            return partial(display.advance, display.add_task(description, total=total))
-
-        yield track

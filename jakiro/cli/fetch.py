@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from jakiro.cli.output import say
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.extras import require_extra
 from jakiro.utils.packaged import packaged_drafter
 
@@ -32,7 +33,7 @@ def fetch(
     from jakiro.utils.gguf import convert_gguf, default_dtype
 
     folder = convert_gguf(file)
-    dtype = str(default_dtype()).removeprefix("torch.")
+    dtype = dtype_name(default_dtype())
     say(f"the GGUF file is {file}, and the model in {dtype} is in {folder}")
     if packaged_drafter(name) is not None:
         say(f"next: jakiro chat {name}")

@@ -54,12 +54,6 @@ def train(
             min=1, help="Number of machines to use, in the order of the hostfile; by default all."
         ),
     ] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            help="Program that starts processes on other machines, such as pdsh or slurm."
-        ),
-    ] = None,
     deepspeed: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,7 +117,7 @@ def train(
     device = (plan_device if dry_run else present_device)(settings, memory)
     if not device.is_here and hostfile is None:
         processes = processes or 1
-    launch_options = LaunchOptions(processes, hostfile, nodes, launcher, tuple(deepspeed or ()))
+    launch_options = LaunchOptions(processes, hostfile, nodes, tuple(deepspeed or ()))
     if micro_batch_size == "auto":
         settings = _fitting(settings, launch_options, device)
         words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")

@@ -14,6 +14,7 @@ from jakiro.exchange.eagle3_config import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers
 from jakiro.experts import MixtureOfExperts
 from jakiro.target.record import TargetRecord
+from jakiro.utils.dtype_names import dtype_name
 
 Layout = Literal["eagle3", "speculators"]
 
@@ -237,7 +238,7 @@ def _own_keys(drafter: JakiroDrafter) -> dict[str, Any]:
         "fc_norm": trunk.fusion_norm == "each",
         "norm_output": settings.experts.output_norm == "feedback",
         IDS: list(trunk.fusion_layers or ()),
-        "torch_dtype": str(drafter.dtype).removeprefix("torch."),
+        "torch_dtype": dtype_name(drafter.dtype),
     }
 
 

@@ -17,6 +17,7 @@ from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
 from jakiro.target.step import chain_step
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import fingerprint
 from moa.rotary import Rotary
 from moa.target_kv import TargetKV
@@ -147,7 +148,7 @@ def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
         "rms_norm_eps": settings.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": trunk.rope_theta},
         "tie_word_embeddings": False,
-        "torch_dtype": str(drafter.dtype).removeprefix("torch."),
+        "torch_dtype": dtype_name(drafter.dtype),
     }
 
 

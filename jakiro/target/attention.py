@@ -24,6 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from jakiro.target.packed_linear import has_adapters
 from jakiro.target.split_attention import attend
+from jakiro.utils.dtype_names import dtype_name
 
 MOST_QUERIES = 64  # with more queries than this, repeated keys cost little in comparison
 CHUNK = 128  # number of queries whose scores are computed together in float64
@@ -186,7 +187,7 @@ def _obstacle(model: nn.Module, implementations: tuple[str, ...]) -> str | None:
     if any(weight.device.type != "cpu" for weight in weights):
         return f"weights on {weights[0].device}"
     if weights[0].dtype not in (torch.bfloat16, torch.float16):
-        return str(weights[0].dtype).removeprefix("torch.")
+        return dtype_name(weights[0].dtype)
     if has_adapters(model):
         return "a PEFT adapter"
     if any(hasattr(module, "sinks") for module in model.modules()):

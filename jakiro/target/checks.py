@@ -47,8 +47,15 @@ def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[
 
     Raises:
         TargetNotSupported: a layer's kind is not supported, or the layers ignore the config's
-            window.
+            window or the mask.
     """
+    if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
+        raise TargetNotSupported(
+            "the target's layers mask tokens by their index in the cache",
+            expected="layers that mask tokens by the mask that forward() gets",
+            got=type(decoder).__name__,
+            remedy="use another target",
+        )
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         window = getattr(config, "sliding_window", None)

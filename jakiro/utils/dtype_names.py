@@ -8,6 +8,11 @@ _LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
 ValueT = TypeVar("ValueT")
 
 
+def dtype_name(dtype: object) -> str:
+    """Return torch's name of a `torch.dtype`, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
 def long_dtype(value: str) -> str:
     """Return torch's name of a dtype, such as bfloat16 for bf16; other values are unchanged."""
     return _LONG_NAMES.get(value, value)

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from jakiro.errors import CheckpointError
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger, quiet_libraries
@@ -59,9 +60,9 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
     dtype = dtype or default_dtype()
     checksum = _checksum(file.resolve(), file.stat().st_mtime_ns)
     parent = user_cache_path("jakiro") / "gguf"
-    name = "-".join((checksum[:16], _name(dtype), transformers.__version__))
+    name = "-".join((checksum[:16], dtype_name(dtype), transformers.__version__))
     folder = parent / name
-    similar = sorted(parent.glob(name.replace(_name(dtype), "*"))) if any_dtype else []
+    similar = sorted(parent.glob(name.replace(dtype_name(dtype), "*"))) if any_dtype else []
     if folder.is_dir() or similar:
         return folder if folder.is_dir() else similar[0]
     require_extra("gguf")
@@ -69,7 +70,7 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
         parent.mkdir(parents=True, exist_ok=True)
         with FileLock(parent / f"{name}.lock"):
             if not folder.is_dir():
-                _logger.info("converting %s to %s in %s", file, _name(dtype), folder)
+                _logger.info("converting %s to %s in %s", file, dtype_name(dtype), folder)
                 with quiet_libraries():
                     _convert(file, checksum, dtype, folder)
     except OSError as error:
@@ -158,10 +159,6 @@ def _tidy_progress() -> Iterator[None]:
         yield
     finally:
         setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, theirs)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.fetch import fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf
@@ -278,7 +279,7 @@ def describe_model(model: PreTrainedModel) -> str:
     """Return the name, the dtype and the number of parameters of a model."""
     path = Path(str(model.name_or_path))
     name = path.name if path.exists() else str(path)
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = dtype_name(model.dtype)
     return f"{name}, {dtype}, {rounded(model.num_parameters())} parameters"
 
 

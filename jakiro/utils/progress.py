@@ -165,7 +165,7 @@ def tracked(progress: Progress) -> Track:
         progress: display to which tasks are added.
     """
 
-    def track(description: str, total: int) -> Callable[[], None]:
+    def track(description: str, total: int | None) -> Callable[[], None]:
         task = progress.add_task(description, total=total)
         return partial(progress.advance, task)
 

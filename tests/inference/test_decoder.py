@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_llama, tiny_settings
-from helpers.tokenizers import TEXT, tiny_tokenizer
+from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.forms import DraftForms, head_forms
 from inference.engine.context import Context
-from inference.generation.streaming import TextStream
-from inference.loading import combined_drafter
+from inference.loading import combined_drafter, load_parts
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, PromptError, TargetMismatch
@@ -46,6 +45,19 @@ def test_a_drafter_loads_the_target_and_tokenizer_it_was_made_for(drafter_path: 
     output = decoder.generate("def main(", max_new_tokens=12)
     assert output.text == decoder.tokenizer.decode(output.new_token_ids)
     assert output.stats.emitted == len(output.new_token_ids) == len(output.depths) == 12
+
+
+@pytest.mark.parametrize(("load", "is_warned"), [({}, True), ({"device_map": "cpu"}, False)])
+def test_a_target_on_the_cpu_beside_a_gpu_is_warned_of(
+    drafter_path: Path,
+    load: dict[str, str],
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    load_parts(drafter_path, None, **load)
+    assert ("although there is a GPU" in caplog.text) is is_warned
 
 
 def test_a_loaded_decoder_chooses_the_number_of_threads(drafter_path: Path) -> None:
@@ -88,14 +100,6 @@ def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) ->
     pieces = list(decoder.stream("def main(", **arguments))
     assert "".join(pieces) == decoder.generate("def main(", **arguments).text
     assert len(pieces) > 1
-
-
-def test_streams_never_cut_a_code_point(tokenizer: PreTrainedTokenizerFast) -> None:
-    stream = TextStream(tokenizer)
-    ids = tokenizer.encode(TEXT + "🙂 ö")
-    pieces = [stream.push([token]) for token in ids]
-    assert "".join(pieces) + stream.flush() == TEXT + "🙂 ö"
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
 def test_an_abandoned_stream_frees_its_caches(

@@ -3,7 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from training.data.sources import RecordError
+from training.data.sources import Record, RecordError
 
 Message = dict[str, Any]
 
@@ -13,11 +13,14 @@ _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "a
 # missing.
 CUT = "is_cut"
 
+# The role of the system's turn, and the key of its text in some records of conversations.
+SYSTEM = "system"
+
 # Keys of a turn that templates may read in addition to its role and content.
 _MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
 # All keys of a turn that are read.
-TURN_KEYS = ("role", "from", "content", "value", *_MORE, CUT)
+TURN_KEYS = ("role", "from", "content", "value", *_MORE, "reasoning", CUT)
 
 
 class Chat(NamedTuple):
@@ -31,6 +34,25 @@ class Chat(NamedTuple):
     def answers(self) -> list[int]:
         """The indices of the assistant's turns, except for a turn that begins the conversation."""
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
+
+
+def chat_of(record: Record, key: str) -> Chat:
+    """Return the conversation of a record.
+
+    Args:
+        record: a record with turns, and possibly with tools. A text under `system` is the system's
+            turn, unless the turns begin with one.
+        key: key of the turns.
+
+    Raises:
+        RecordError: as for `parse_chat`.
+    """
+    fields = record.fields
+    chat = parse_chat(fields[key], fields.get("tools"), record.location)
+    system = fields.get(SYSTEM)
+    if not isinstance(system, str) or not system or chat.messages[0]["role"] == SYSTEM:
+        return chat
+    return chat._replace(messages=[{"role": SYSTEM, "content": system}, *chat.messages])
 
 
 def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
@@ -68,6 +90,10 @@ def _parse_turn(turn: Any, location: str) -> Message:
     fields = turn if isinstance(turn, dict) else {}
     role, content = (_only(fields, names) for names in (("role", "from"), ("content", "value")))
     more = {name: fields[name] for name in _MORE if fields.get(name) is not None}
+    if fields.get("reasoning") is not None:  # another name that servers give it
+        more.setdefault("reasoning_content", fields["reasoning"])
+    if isinstance(more.get("tool_calls"), list):
+        more["tool_calls"] = [_parse_call(call) for call in more["tool_calls"]]
     if isinstance(content, list):
         content = _joined(content)
     is_call = content is None and "tool_calls" in more
@@ -80,6 +106,20 @@ def _parse_turn(turn: Any, location: str) -> Message:
     text = {} if content is None else {"content": content}
     cut = {CUT: True} if content is not None and fields.get(CUT) is True else {}
     return {"role": _ROLES.get(role, role), **text, **more, **cut}
+
+
+def _parse_call(call: Any) -> Any:
+    """Return a tool call with its arguments as an object, which templates expect, not as JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": function | {"arguments": arguments}}
 
 
 def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:

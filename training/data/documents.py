@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import CUT, parse_chat
+from training.data.chat import CUT, chat_of
 from training.data.rendering import Rendered, encode_by_prefixes, gives_offsets, render_chat
 from training.data.sources import Intake, Record, RecordError
 
@@ -246,7 +246,7 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
         elif key == "text":
             parts = [_text(record)]
         else:
-            chat = parse_chat(record.fields[key], record.fields.get("tools"), record.location)
+            chat = chat_of(record, key)
             rendered = render_chat(tokenizer, chat)
             parts = [*rendered]
             if not gives_offsets(tokenizer):

@@ -1,5 +1,6 @@
 """Selection of the documents held out for validation, and prompts made from documents."""
 
+import hashlib
 from collections.abc import Iterable
 from itertools import islice
 from typing import SupportsIndex
@@ -21,7 +22,8 @@ def split_validation(
 
     Records are selected by a hash of their first document, so the selection does not depend on the
     order of the data. The documents of one record, such as those for the answers of a conversation,
-    stay together.
+    stay together. Records that begin with the prompt of a held-out record, such as another answer
+    to it, are left out of the training documents.
 
     Args:
         store: store of the documents.
@@ -43,11 +45,33 @@ def split_validation(
     if count == 0 and fraction == 1:
         return np.arange(store.num_documents), np.arange(0)
     by_hash = np.argsort(store.hashes[firsts], kind="stable")
-    end = count + max(1, round(fraction * (len(by_hash) - count)))
-    train, validation = (
-        _documents_of(store, by_hash[part]) for part in (slice(count, end), slice(count))
-    )
-    return np.sort(train), validation
+    held_out, others = by_hash[:count], by_hash[count:]
+    if count:
+        others = others[~_begin_alike(store, others, held_out)]
+    if not len(others):
+        raise DataError(
+            "all records begin with the same prompts as those held out by data.validation_size",
+            expected="records with other prompts to train on",
+            got=f"{len(firsts)} records",
+            remedy="lower data.validation_size, or add data",
+        )
+    chosen = others[: max(1, round(fraction * len(others)))]
+    return np.sort(_documents_of(store, chosen)), _documents_of(store, held_out)
+
+
+def _begin_alike(
+    store: TokenStore, records: npt.NDArray[np.int64], others: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return which records begin with the prompt of one of the others."""
+    known = {_prompt_of(store, record) for record in others}
+    return np.array([_prompt_of(store, record) in known for record in records], np.bool_)
+
+
+def _prompt_of(store: TokenStore, record: np.int64) -> bytes:
+    """Return a hash of the tokens before the first response; of the whole text if it has none."""
+    document = store.document(store.first_documents[record])
+    length = int(np.argmax(document.is_response)) or len(document.token_ids)
+    return hashlib.sha256(document.token_ids[:length].tobytes()).digest()
 
 
 def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Documents:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
 from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
+from jakiro.utils.sequences import common_length
 from training.data.chat import CUT, Chat
 from training.data.sources import RecordError
 
@@ -51,12 +52,14 @@ class _Turn(NamedTuple):
         answered: text up to the end of the turn.
         num_unsaid: number of characters of the end marker at the end of `answered` if the answer
             was cut off; otherwise 0.
+        said: text of the turn if the template does not write the content as it is; None otherwise.
     """
 
     number: int
     asked: str
     answered: str
     num_unsaid: int
+    said: str | None
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
@@ -66,7 +69,9 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
     after an answer that was cut off. The result is a single text unless the template rewrites
     earlier turns when later turns follow, for example by dropping earlier reasoning. In that case,
     the result has one text for each assistant turn: the text that the target reads and writes in
-    decoding, up to the end of this turn.
+    decoding, up to the end of this turn. So it is if the template leaves out a part of an answer,
+    such as its reasoning, or adds text to one that was cut off: the span is then the content itself
+    and, unless it was cut off, the end marker.
 
     Args:
         tokenizer: tokenizer with a chat template.
@@ -80,8 +85,11 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
     try:
         whole = _apply(tokenizer, template, chat, len(chat.messages))
         turns = [_ask(tokenizer, template, chat, index) for index in chat.answers]
-        if all(turn.answered.startswith(turn.asked) for turn in turns) and all(
-            whole.startswith(turn.answered) for turn in turns
+        if all(
+            turn.said is None
+            and turn.answered.startswith(turn.asked)
+            and whole.startswith(turn.answered)
+            for turn in turns
         ):
             spans = (Span(len(turn.asked), len(turn.answered) - turn.num_unsaid) for turn in turns)
             return [Rendered(whole, tuple(spans))]
@@ -167,11 +175,33 @@ def _ask(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, index: i
     if CUT in chat.messages[index]:
         said = chat.messages[index]["content"]
         others = _with_other_answers(tokenizer, template, chat, index, (said + "0", said + "A"))
-        num_unsaid = len(answered) - min(_count_shared(answered, other) for other in others)
-    return _Turn(index, asked, answered, num_unsaid)
+        num_unsaid = len(answered) - min(common_length(answered, other) for other in others)
+    turn = _Turn(index, asked, answered, num_unsaid, None)
+    return turn._replace(said=_verbatim(tokenizer, template, chat, turn))
+
+
+def _verbatim(
+    tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn
+) -> str | None:
+    """Return the text of a turn whose content the template does not write as it is, or None."""
+    message = chat.messages[turn.number]
+    content = message.get("content")
+    if not content:
+        return None
+    text, (span,) = _alone(tokenizer, template, chat, turn)
+    written, expected = _squeezed(text[slice(*span)]), _squeezed(content)
+    if written == expected or (CUT not in message and expected in written):
+        return None
+    one, other = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
+    if one == other:  # the template writes no contents at all
+        return None
+    return content if CUT in message else content + one[common_length(one, other) + 1 :]
 
 
 def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn) -> Rendered:
+    if turn.said is not None:
+        text = turn.asked + turn.said
+        return Rendered(text, (Span(len(turn.asked), len(text)),))
     text = turn.answered
     if not text.startswith(turn.asked):  # the answer changes the rendered text before it
         begin = _begin_of_answer(tokenizer, template, chat, turn)
@@ -179,23 +209,22 @@ def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: 
     return Rendered(text, (Span(len(turn.asked), len(text) - turn.num_unsaid),))
 
 
+def _squeezed(text: str) -> str:
+    """Return a text without white space, which templates may add and remove."""
+    return "".join(text.split())
+
+
 def _begin_of_answer(
     tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn
 ) -> int:
     """Return the index of the first character that depends on the content of the answer."""
     others = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
-    begin = min(_count_shared(turn.answered, other) for other in others)
+    begin = min(common_length(turn.answered, other) for other in others)
     before = turn.answered[:begin]
     # White space before an answer belongs to the answer, unless the generation prompt ends with
     # that white space.
     space = before[len(before.rstrip()) :]
     return begin - len(space.removeprefix(turn.asked[len(turn.asked.rstrip()) :]))
-
-
-def _count_shared(first: str, second: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _with_other_answers(

@@ -15,7 +15,7 @@ from typing import Any
 
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.files import ensure_writable_folder, is_disk_full, written_folder
-from training.data.chat import CUT, TURN_KEYS
+from training.data.chat import CUT, SYSTEM, TURN_KEYS
 from training.data.documents import FORMS
 from training.data.sources import find_sources
 
@@ -135,7 +135,7 @@ def _no_table(source: Path, got: object) -> DataError:
 
 def _read(record: dict[str, Any]) -> str:
     """Return what training reads of a record, as JSON, in which 1 and 1.0 are different."""
-    read = {key: record.get(key) for key in (*FORMS, "tools", CUT)}
+    read = {key: record.get(key) for key in (*FORMS, "tools", SYSTEM, CUT)}
     for form in ("messages", "conversations"):
         turns = read[form]
         read[form] = list(map(_turn, turns)) if isinstance(turns, list) else turns

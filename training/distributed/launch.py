@@ -18,7 +18,7 @@ from training.distributed.processes import free_port, import_deepspeed
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The number of a run's processes, their machines, and the launcher that starts them.
+    """The number of a run's processes, their machines, and options of the launcher.
 
     Attributes:
         per_node: number of processes on each machine; None for one process per GPU, or for a
@@ -26,15 +26,12 @@ class LaunchOptions:
         hostfile: file that lists the machines, one per line as `NAME slots=NUMBER`; None to use
             only this machine.
         nodes: number of machines to use, in the order of the hostfile; None to use all.
-        launcher: program that starts processes on other machines, such as pdsh or slurm; None for
-            DeepSpeed's default.
         options: further arguments for DeepSpeed's launcher.
     """
 
     per_node: int | None = None
     hostfile: Path | None = None
     nodes: int | None = None
-    launcher: str | None = None
     options: tuple[str, ...] = ()
 
     def local(self, settings: TrainSettings) -> int:
@@ -93,7 +90,7 @@ def command(
         settings: settings of the run.
         config: file of the settings, which every process reads.
         overrides: values that replace those in the file, as `key.path=value`.
-        processes: the number of processes to start, their machines, and the launcher.
+        processes: the number of processes to start, and their machines.
 
     Raises:
         ConfigError: the number of processes is below 1.
@@ -103,8 +100,6 @@ def command(
         words += ["--hostfile", str(processes.hostfile)]
     if processes.nodes is not None:
         words += ["--num_nodes", str(processes.nodes)]
-    if processes.launcher is not None:
-        words += ["--launcher", processes.launcher]
     if processes.hostfile is None and processes.nodes is None:  # the default port may be in use
         words += ["--master_port", str(free_port())]
     if processes.per_node is not None or processes.hostfile is None:

@@ -110,11 +110,14 @@ def join_processes(device: Device) -> Iterator[Processes]:
     """
     deepspeed = import_deepspeed()
     was_joined = dist.is_initialized()
+    own = choose_device(device)
+    if own.type == "cuda":  # collectives over objects use the current device
+        torch.cuda.set_device(own)
     deepspeed.init_distributed(verbose=False)
     num_threads = torch.get_num_threads()
     _share_cores()
     try:
-        alone = Processes(dist.get_rank(), dist.get_world_size(), choose_device(device))
+        alone = Processes(dist.get_rank(), dist.get_world_size(), own)
         locations = alone.gather((socket.gethostname(), os.getpid()))
         yield replace(alone, locations=tuple(locations))
     finally:

@@ -57,7 +57,7 @@ def _use() -> str:
 
 ```python
 from jakiro import SpeculativeDecoder
-decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
+decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter", device_map="auto")
 print(decoder.generate("def main(", max_new_tokens=128).text)
 ```"""
 
@@ -73,8 +73,9 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
     if validation:
         share = validation["levels"][0]["agreement"]
         yield (
-            f"At {share:.1%} of the {validation['positions']} positions of held-out text, the "
-            "drafter and the target agree on the most likely next token."
+            f"In {share:.1%} of {validation['positions']} drafts on held-out text (one for each "
+            "position and distance from the last verified token), the drafter and the target agree "
+            "on the most likely next token."
         )
     yield (
         "Not measured here: speed (which `jakiro bench` measures), other prompts, longer answers, "

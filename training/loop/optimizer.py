@@ -95,12 +95,12 @@ def learning_rate(
         elapsed: fraction of the run's time limit that has passed, from 0 to 1; 0 without a limit.
     """
     warmup = settings.warmup_for(steps)
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    progress = max((step - warmup) / max(1, steps - 1 - warmup), elapsed)
+    risen = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    progress = max((step - warmup) / max(1, steps - 1 - warmup), elapsed, 0.0)
     if settings.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
-    return settings.learning_rate * (1 - (1 - settings.min_lr_ratio) * progress)
+    # A run whose time ends during the warm-up ends with a low rate, too.
+    return settings.learning_rate * min(risen, 1 - (1 - settings.min_lr_ratio) * progress)
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

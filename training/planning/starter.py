@@ -34,7 +34,8 @@ drafter:
   experts: {{num_experts: 1, intermediate_size: {intermediate_size}, combine: mixture}}
   schedule: {{autoregressive_levels: 4, parallel_levels: 0}}
 
-# On several GPUs: {{kind: adamw, learning_rate: 0.001}}, and engine.zero_stage 1 or higher.
+# On several GPUs, raise global_batch_size. To use an engine.zero_stage above 0, change the
+# optimizer to {{kind: adamw, learning_rate: 0.001}}.
 optimizer: {{kind: muon, learning_rate: 0.005, schedule: cosine}}
 batch: {{global_batch_size: 8, micro_batch_size: 4}}
 evaluation: {{num_prompts: 8}}

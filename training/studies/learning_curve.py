@@ -21,7 +21,7 @@ from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.wording import rounded
-from training.config import TrainSettings
+from training.config import TrainSettings, decoding_rule
 from training.data.held_out import split_validation
 from training.data.packing import PackedSequences
 from training.loop.run_folder import RunFolder
@@ -242,6 +242,7 @@ def _point(run: FractionRun, tokens: int, epochs: float) -> Point:
         epochs=epochs,
         agreement=validation["levels"][0]["agreement"],
         loss=validation["loss"],
-        positions=validation["positions"],
+        # Each position is drafted at every distance, which are no independent trials.
+        positions=validation["positions"] // decoding_rule(run.settings.drafter).num_samples,
         tau=decoding[0]["tau"] if decoding else None,
     )

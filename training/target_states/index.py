@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import checksum, fingerprint, write_atomically
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import summary_of
@@ -72,7 +73,7 @@ def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
     return TargetStateFingerprint(
         target_weights=hash_weights(inputs.target.model),
         target_configuration=_hash_configuration(inputs.target),
-        target_dtype=str(inputs.target.dtype).removeprefix("torch."),
+        target_dtype=dtype_name(inputs.target.dtype),
         data=inputs.data_fingerprint,
         packing=_hash_packing(inputs),
         sequence_length=inputs.settings.data.sequence_length,

@@ -74,18 +74,18 @@ class DeviceClient:
         except JakiroError as error:
             answer.error = str(error)
         else:
-            _fill(answer, output, request.max_tokens)
+            _fill(answer, output)
         answer.seconds = time.perf_counter() - started
         return answer
 
 
-def _fill(answer: DeviceAnswer, output: RemoteOutput, max_tokens: int) -> None:
+def _fill(answer: DeviceAnswer, output: RemoteOutput) -> None:
     stats, traffic = output.stats, output.traffic
     num_new = len(output.new_token_ids)
     accepted = stats.accepted.total()
     answer.status = httpx2.codes.OK
     answer.text = output.text or ""
-    answer.finish_reason = "length" if num_new >= max_tokens else "stop"
+    answer.finish_reason = output.finish_reason
     answer.usage = TokenUsage(
         prompt=output.sequences.shape[1] - num_new,
         completion=num_new,

@@ -20,6 +20,7 @@ from inference.benchmark.server.document import (
 from inference.benchmark.server.plan import Question
 from inference.client.answer import ServerAnswer
 from inference.client.patience import TOO_MANY_REQUESTS
+from jakiro.utils.sequences import common_length
 from jakiro.utils.wording import counted
 
 MOST_DIFFERENCES = 20  # largest number of differences that are stored
@@ -157,9 +158,7 @@ def _is_equal(expected: ServerAnswer, answer: ServerAnswer) -> bool:
 
 
 def _difference(question: Question, alone: str, loaded: str) -> Difference:
-    pairs = enumerate(zip(alone, loaded, strict=False))
-    shorter = min(len(alone), len(loaded))
-    position = next((index for index, (a, b) in pairs if a != b), shorter)
+    position = common_length(alone, loaded)
     return Difference(
         prompt=question.prompt,
         temperature=question.temperature,

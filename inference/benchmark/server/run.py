@@ -33,22 +33,15 @@ from inference.client.patience import ask_patiently
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
 from jakiro.errors import ResourceError
 from jakiro.utils.background import in_background
+from jakiro.utils.tracking import Track, untracked
 
 T = TypeVar("T")
-
-# Function that receives the name of a part and its number of steps (None if it is unknown), and
-# returns a function that is called after each step.
-LoadTrack = Callable[[str, int | None], Callable[[], None]]
 
 _REFUSED = range(400, 500)
 
 
-def _untracked(_description: str, _total: int | None) -> Callable[[], None]:
-    return lambda: None
-
-
 async def measure_load(
-    settings: LoadSettings, key: str | None = None, track: LoadTrack = _untracked
+    settings: LoadSettings, key: str | None = None, track: Track = untracked
 ) -> LoadDocument:
     """Run a load test of a server, and return the document.
 
@@ -105,7 +98,7 @@ class _Load:
         self._ended = self._started
         self._source = Random(settings.seed)
 
-    async def run(self, track: LoadTrack) -> LoadDocument:
+    async def run(self, track: Track) -> LoadDocument:
         """Measure, and return the document."""
         settings = self._settings
         await self._ask_alone(self._questions[0])  # the first request may be slow
@@ -136,7 +129,7 @@ class _Load:
             return None
         return await decided_steps(self._client.url, self._key)
 
-    async def _measure_alone(self, track: LoadTrack) -> LoadFigures:
+    async def _measure_alone(self, track: Track) -> LoadFigures:
         """Ask all questions one after the other, and keep the answers."""
         advance = track("alone", len(self._questions))
         answers = {}
@@ -150,7 +143,7 @@ class _Load:
         self._alone = AloneAnswers(answers)
         return figures
 
-    async def _put_load(self, track: LoadTrack) -> bool:
+    async def _put_load(self, track: Track) -> bool:
         """Run all clients, and return whether they ended by themselves."""
         settings = self._settings
         requests = planned(settings, self._questions, self._client.model.name)

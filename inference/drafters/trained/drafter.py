@@ -256,14 +256,10 @@ class TrainedSession(DeviceSession):
         """
         if self.root is not None and committed.base_length == self.lengths:
             return
-        starts = _starts(committed)
         memory = committed.memory
         if memory is None or memory.encoder_version != self.drafter.version:
             raise ValueError("the memory was not encoded by this drafter")
-        if starts != self.lengths:
-            raise ValueError(
-                f"the session ends at {self.lengths}, but the next tokens start at {starts}"
-            )
+        committed.starts_after(self.lengths)
         positions = self._positions(committed)
         embeddings = self.drafter.embed(committed.token_ids)
         with without_cudnn(self.base_length.device):
@@ -389,9 +385,3 @@ class TrainedSession(DeviceSession):
             return positions
         is_padding = positions >= committed.end[:, None]
         return positions.masked_fill(is_padding, self.cache.capacity - 1)
-
-
-def _starts(committed: Committed) -> tuple[int, ...]:
-    """Return the position of the first verified token of each sequence."""
-    pairs = zip(committed.base_length, committed.num_verified, strict=True)
-    return tuple(base - count for base, count in pairs)

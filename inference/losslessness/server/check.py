@@ -28,10 +28,8 @@ from inference.losslessness.server.sampled import (
 )
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
-
-# Function that receives the name and the number of steps of a part, and returns a function that is
-# called after each step.
-ServerTrack = Callable[[str, int], Callable[[], None]]
+from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.tracking import Track, untracked
 
 # Fields that some servers refuse, with a sentence about what cannot be checked without them.
 _OPTIONAL = {
@@ -44,10 +42,6 @@ _OPTIONAL = {
 _BAD_FIELD = (400, 422)  # statuses
 
 
-def _untracked(_description: str, _total: int) -> Callable[[], None]:
-    return lambda: None
-
-
 async def verify_server(
     client: ServerClient,
     model: PreTrainedModel,
@@ -55,7 +49,7 @@ async def verify_server(
     prompts: Sequence[Prompt],
     settings: ServerVerifySettings | None = None,
     on_check: Callable[[ServerCheck], None] = lambda _: None,
-    track: ServerTrack = _untracked,
+    track: Track = untracked,
 ) -> ServerReport:
     """Return a report on whether a server's greedy and sampled texts are those of its target.
 
@@ -102,7 +96,7 @@ class _Verification:
         prompts: Sequence[Prompt],
         settings: ServerVerifySettings,
         on_check: Callable[[ServerCheck], None],
-        track: ServerTrack,
+        track: Track,
     ) -> None:
         self._client = client
         self._model = model
@@ -140,7 +134,7 @@ class _Verification:
             model=self._client.model.name,
             system_fingerprints=tuple(sorted(self._fingerprints)),
             target=self._model.name_or_path,
-            dtype=str(self._model.dtype).removeprefix("torch."),
+            dtype=dtype_name(self._model.dtype),
             settings=self._settings,
             checks=tuple(self._checks),
             notes=tuple(self._notes),

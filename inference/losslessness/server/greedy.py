@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from inference.client.answer import ServerAnswer
-from inference.generation.streaming import REPLACEMENT
+from inference.generation.incremental_text import REPLACEMENT
 from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.server.records import GreedyTextCheck, TextDifference
 

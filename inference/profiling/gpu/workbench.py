@@ -26,6 +26,7 @@ from jakiro.drafter_settings import DrafterSettings, ExpertsSettings, TrunkSetti
 from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+from jakiro.utils.sequences import common_length
 
 UNPROCESSED = {"top_k": 0, "top_p": 1.0}  # sampling options: the distribution is not truncated
 
@@ -157,8 +158,7 @@ class Workbench:
             if not tokens:
                 return "there are no new tokens"
             if tokens != right:
-                pairs = zip(tokens, right, strict=True)
-                first = next(index for index, (own, other) in enumerate(pairs) if own != other)
+                first = common_length(tokens, right)
                 return f"new token {first} is {tokens[first]} instead of {right[first]}"
         return None
 

@@ -1,5 +1,6 @@
 """The parts of a response that completions and chat completions share."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -111,7 +112,7 @@ async def answer(
         first = await unless_disconnected(request.receive, anext(events))
         return EventResponse(first, events)
     whole = _whole(opened, numbers, form, head)
-    return JSONResponse(await unless_disconnected(request.receive, whole))
+    return await unless_disconnected(request.receive, whole)
 
 
 def usage_of(reply: Reply) -> dict[str, Any]:
@@ -145,8 +146,8 @@ async def _whole(
     numbers: Sequence[int],
     form: AnswerForm,
     head: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the body of a response that is not streamed."""
+) -> Response:
+    """Return a response that is not streamed."""
     async with opened as reply:
         merged = [TextDelta(number, "") for number in numbers]
         async for deltas in reply.deltas():
@@ -155,9 +156,15 @@ async def _whole(
                 own.text += delta.text
                 own.tokens += delta.tokens
                 own.finish_reason = delta.finish_reason
-        choices = [form.choice(own) for own in merged]
         head["system_fingerprint"] = reply.fingerprint
-        return {**head, "object": form.kind, "choices": choices, "usage": usage_of(reply)}
+        usage = usage_of(reply)
+
+        def response() -> Response:
+            choices = [form.choice(own) for own in merged]
+            return JSONResponse({**head, "object": form.kind, "choices": choices, "usage": usage})
+
+        # With many log-probabilities, this takes so long that other requests must go on meanwhile.
+        return await asyncio.to_thread(response)
 
 
 async def _events(

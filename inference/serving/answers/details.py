@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.verified_tree import VerifiedTree
+from inference.serving.answers.token_text import text_of_token
 
 _TARGET_NAME = "target"
-_MOST_TEXTS = 100_000  # number of tokens whose texts are kept
 
 
 class TokenOrigin(NamedTuple):
@@ -122,7 +122,6 @@ class DetailWriter:
         self.hides_rejected = False
         self._tokenizer = tokenizer
         self._names = tuple(names)
-        self._texts: dict[int, str] = {}
 
     def data(self, index: int, details: ChoiceDetails) -> dict[str, Any]:
         """Return the value of the field `jakiro` of a chunk.
@@ -181,12 +180,7 @@ class DetailWriter:
         return self._names[proposer_id] if known else f"source {proposer_id}"
 
     def _text(self, token_id: int) -> str:
-        """Return the text of a single token, special tokens included."""
-        if token_id not in self._texts:
-            if len(self._texts) >= _MOST_TEXTS:
-                self._texts.clear()
-            self._texts[token_id] = str(self._tokenizer.decode([token_id]))
-        return self._texts[token_id]
+        return text_of_token(self._tokenizer, token_id)
 
 
 def _rounded(probability: float) -> float | None:

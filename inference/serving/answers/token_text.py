@@ -1,15 +1,17 @@
 """The text of single tokens, and their bytes, which together are the bytes of an answer."""
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.generation.streaming import REPLACEMENT
+from inference.generation.incremental_text import REPLACEMENT
 
+_MOST_TOKENS = 1 << 17  # largest number of tokens whose text is kept
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
+@lru_cache(_MOST_TOKENS)
 def text_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     """Return the text of a single token, special tokens included.
 
@@ -20,7 +22,8 @@ def text_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     return str(tokenizer.decode([token_id]))
 
 
-def bytes_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> list[int] | None:
+@lru_cache(_MOST_TOKENS)
+def bytes_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> tuple[int, ...] | None:
     """Return the bytes that a token adds to an answer; None if they are unknown or there are none.
 
     A special token has a name, but no bytes, because answers do not contain it. A token may have
@@ -34,10 +37,10 @@ def bytes_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> list[in
     if not text:
         return None
     if REPLACEMENT not in text:
-        return list(text.encode())
+        return tuple(text.encode())
     found = _bytes_of_name(str(tokenizer.convert_ids_to_tokens(token_id)))
     is_right = found is not None and found.decode(errors="replace") == text
-    return list(found) if found is not None and is_right else None
+    return tuple(found) if found is not None and is_right else None
 
 
 def _bytes_of_name(name: str) -> bytes | None:

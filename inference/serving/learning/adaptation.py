@@ -27,6 +27,7 @@ from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import CheckpointError
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
 
@@ -295,7 +296,7 @@ class Adaptation:
             drafter=self._learner.drafter,
             target=self._learner.target,
             identity=self._folder.identity,
-            dtype=str(target.dtype).removeprefix("torch."),
+            dtype=dtype_name(target.dtype),
             device=str(target.device),
             other_weights=self._learner.other_weights,
             tenants=traffic.tenants,

@@ -54,6 +54,11 @@ class RegisteredSession:
         # If nobody waits for an exception any more, it is not reported as one that was missed.
         opening.add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether the task that opens the session is running."""
+        return self.opening is not None and not self.opening.done()
+
     def answers(self, request: OpenSession) -> bool:
         """Return whether a request repeats the one that opens this session.
 
@@ -101,6 +106,7 @@ class SessionRegistry:
         self._most_of_user = most_of_user
         self._sessions: dict[str, RegisteredSession] = {}
         self._ended: OrderedDict[str, User] = OrderedDict()  # users of ended sessions, by id
+        self._closing: list[RegisteredSession] = []  # ended sessions that are still being opened
 
     def __len__(self) -> int:
         """Return the number of sessions."""
@@ -119,6 +125,8 @@ class SessionRegistry:
     def add(self, user: User, text_id: str) -> RegisteredSession:
         """Return a new session.
 
+        An ended session counts as long as it is still being opened.
+
         Args:
             user: user who opens it.
             text_id: id of its text.
@@ -126,10 +134,11 @@ class SessionRegistry:
         Raises:
             ApiError: there are too many sessions, of this user or of all.
         """
-        own = sum(session.user is user for session in self._sessions.values())
-        if own >= self._most_of_user:
+        self._closing = [session for session in self._closing if session.is_opening]
+        sessions = [*self._sessions.values(), *self._closing]
+        if sum(session.user is user for session in sessions) >= self._most_of_user:
             raise _too_many(f"{self._most_of_user} sessions of this key", "one more")
-        if len(self._sessions) >= self._most:
+        if len(sessions) >= self._most:
             raise _too_many(f"{self._most} sessions of all keys", "one more")
         session = RegisteredSession(user, text_id)
         self._sessions[session.id] = session
@@ -167,6 +176,8 @@ class SessionRegistry:
         session.is_ended = True
         if self._sessions.pop(session.id, None) is None:
             return
+        if session.is_opening:
+            self._closing.append(session)
         self._ended[session.id] = session.user
         if len(self._ended) > _NUM_ENDED:
             self._ended.popitem(last=False)

@@ -214,6 +214,8 @@ class RemoteSessions:
             request = await self._service.prepared(partial(model.request_of, prompt, options))
         except JakiroError as error:
             raise logged_api_error(error) from error
+        if session.is_ended:
+            raise gone()
         num_verified = 0 if message.resume is None else len(message.resume.emitted)
         session.user.rate.count_tokens(len(request.token_ids) + num_verified)
         self._service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
@@ -235,7 +237,13 @@ class RemoteSessions:
             before=continued_tokens(prompt, request.token_ids),
             threads=decoder.compute.threads,
         )
-        verification = session.verification = await self._on_engine(make)
+
+        def made() -> VerificationSession:
+            if session.is_ended:  # while this waited for the engine
+                raise gone()
+            return make()
+
+        verification = session.verification = await self._on_engine(made)
         while not verification.is_open:
             if session.is_ended:
                 raise gone()

@@ -15,10 +15,12 @@ class Admitted:
     Args:
         lane: number of the lane.
         count: number of sequences.
+        user: user of the request.
     """
 
-    def __init__(self, lane: int, count: int) -> None:
+    def __init__(self, lane: int, count: int, user: object) -> None:
         self.lane = lane
+        self.user = user
         self.jobs: Sequence[Job] | None = None  # None until the prompts are prepared
         self._count = count
 
@@ -36,34 +38,41 @@ class Admission:
     Args:
         places: number of places of each lane.
         queue: largest number of sequences of each lane that wait for a place.
+        has_several_users: whether no user may have more than half of all sequences of a lane, so
+            that there is room for the others.
     """
 
-    def __init__(self, places: int, queue: int) -> None:
+    def __init__(self, places: int, queue: int, *, has_several_users: bool = False) -> None:
         self._places = places
         self._queue = queue
+        self._most = places + queue
+        self._most_of_user = -(-self._most // 2) if has_several_users else self._most
         self._admitted: list[Admitted] = []
         self._mean_seconds = 1.0  # mean duration of a request
 
-    def admit(self, lane: int, count: int) -> Admitted:
+    def admit(self, lane: int, count: int, user: object = None) -> Admitted:
         """Return the accepted sequences of a request, to be passed to `release` in the end.
 
         Args:
             lane: number of the lane.
             count: number of sequences.
+            user: user of the request; None for all users together.
 
         Raises:
-            ApiError: there are too many sequences, of this request or of all.
+            ApiError: there are too many sequences, of this request, of this user or of all.
         """
-        limit = self._places + self._queue
-        if count > limit:
+        if count > self._most_of_user:
             raise ApiError(
                 400,
                 "the request has too many prompts and choices; "
-                f"expected: at most {limit}; got: {count}; remedy: send several requests",
+                f"expected: at most {self._most_of_user}; got: {count}; "
+                "remedy: send several requests",
             )
-        if sum(own.num_live for own in self._admitted if own.lane == lane) + count > limit:
+        live = [(own.user, own.num_live) for own in self._admitted if own.lane == lane]
+        of_user = sum(num for owner, num in live if owner is user)
+        if of_user + count > self._most_of_user or sum(num for _, num in live) + count > self._most:
             raise self._overload()
-        found = Admitted(lane, count)
+        found = Admitted(lane, count, user)
         self._admitted.append(found)
         return found
 

@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
+import peft
 import pytest
+from helpers.models import tiny_llama
 
-from inference.autotune.measurement import _is_quiet, cached, num_disturbed
+from inference.autotune.measurement import _is_quiet, cached, num_disturbed, target_facts
+from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import Settings
 
 
@@ -69,6 +72,20 @@ def test_disturbed_measurements_are_reported_once_and_counted(
         cached(Figure, "figure", [key], lambda: Figure(value=1.0), tmp_path)
     assert capsys.readouterr().err.count("other processes disturb") == 1
     assert num_disturbed() == 3
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_facts_name_everything_that_changes_the_times_of_a_target() -> None:
+    usual, other = TargetAdapter(tiny_llama()), TargetAdapter(tiny_llama())
+    assert target_facts(usual) == target_facts(other)
+    other.modules.group_heads()
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    adapted = TargetAdapter(peft.get_peft_model(tiny_llama(), config).eval())
+    eager = TargetAdapter(tiny_llama())
+    eager.config._attn_implementation = "eager"
+    for changed in (other, adapted, eager):
+        assert target_facts(changed) != target_facts(usual)
+        assert changed.spec.fingerprint == usual.spec.fingerprint
 
 
 def test_a_mean_far_above_the_median_is_not_quiet() -> None:

@@ -13,7 +13,13 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.templates import CHATML, family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import DraftTree
@@ -152,6 +158,28 @@ def test_duplicate_stop_strings_are_one_and_empty_ones_are_refused() -> None:
     assert len(once.new_token_ids) < 20
     with pytest.raises(PromptError, match="stop string is empty"):
         decoder.generate("def", stop_strings=[""])
+
+
+def test_stop_strings_of_the_target_itself_count_unless_others_are_given() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    decoder = SpeculativeDecoder(model, tokenizer=tokenizer)
+    full = decoder.generate("def", max_new_tokens=20).new_token_ids
+    pieces = [tokenizer.decode([token]) for token in full]
+    early, late = (next(p for p in pieces[n:] if p.isascii() and p.strip()) for n in (3, 8))
+    one, other = (
+        decoder.generate("def", max_new_tokens=20, stop_strings=[stop]).new_token_ids
+        for stop in (early, late)
+    )
+    model.generation_config.stop_strings = [early]
+    assert decoder.generate("def", max_new_tokens=20).new_token_ids == one
+    config = GenerationConfig(max_new_tokens=20)
+    assert decoder.generate("def", generation_config=config).new_token_ids == one
+    arguments = {"max_new_tokens": 20, "stop_strings": late}
+    assert decoder.generate("def", **arguments).new_token_ids == other
+    for none in (None, []):
+        arguments["stop_strings"] = none
+        assert decoder.generate("def", **arguments).new_token_ids == full
 
 
 def test_padded_embeddings_are_ordinary_tokens() -> None:

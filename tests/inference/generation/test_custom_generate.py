@@ -317,6 +317,22 @@ def test_a_subclass_of_a_known_criterion_decides_for_itself(decoder: Speculative
     assert len(output.new_token_ids) == 5
 
 
+@pytest.mark.parametrize("limit", [{"max_length": 7}, {"max_new_tokens": 4}])
+def test_a_longest_length_of_the_caller_replaces_that_of_the_config(
+    model: LlamaForCausalLM, decoder: SpeculativeDecoder, limit: dict[str, int]
+) -> None:
+    criteria = StoppingCriteriaList([MaxLengthCriteria(100)])
+    arguments = {**GREEDY, **limit, "stopping_criteria": criteria}
+    prompt = torch.tensor([[1, 2, 3]])
+    expected = model.generate(prompt, **arguments)
+    assert expected.shape[1] == 100
+    assert decoder.generate(prompt, **arguments).sequences.equal(expected)
+    assert model.generate(prompt, custom_generate=decoder, **arguments).equal(expected)
+    beyond = StoppingCriteriaList([MaxLengthCriteria(10_000)])
+    with pytest.raises(PromptError, match="do not fit into the target's context"):
+        decoder.generate(prompt, **{**arguments, "stopping_criteria": beyond})
+
+
 def test_several_return_sequences_of_padded_sequences_are_sequences_of_their_own(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:

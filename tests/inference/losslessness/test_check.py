@@ -51,6 +51,19 @@ def test_decoding_that_ends_early_or_cuts_the_distribution_passes_too() -> None:
     assert report.checks[3].tokens < 50 * 3  # some continuations ended early
 
 
+def test_settings_of_the_target_that_count_new_tokens_pass() -> None:
+    decoder = tiny_decoder(eos_token_id=6)
+    config = decoder.target.model.generation_config
+    config.min_new_tokens = 2
+    config.begin_suppress_tokens = [3]
+    config.exponential_decay_length_penalty = (2, 1.5)
+    config.stop_strings = ["x"]
+    settings = VerifySettings(max_new_tokens=20, samples=200, sample_length=4)
+    report = verify_losslessness(decoder, PROMPTS, settings)
+    assert report.passed, report
+    assert report.checks[3].tokens < 200 * 4  # some continuations ended
+
+
 class _WrongAtFive(SpeculativeDecoder):
     """A decoder whose fifth new token is not the best token."""
 

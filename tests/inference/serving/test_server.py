@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -68,6 +69,26 @@ def test_the_second_signal_ends_the_server_at_once() -> None:
         assert found.join() == 0
         assert time.monotonic() - started < 1
         stream.close()
+
+
+def test_the_second_signal_does_not_wait_for_a_long_step() -> None:
+    found = Running(tiny_decoder(), drain_seconds=SECONDS)
+    begun, allowed = Event(), Event()
+
+    def step() -> None:
+        begun.set()
+        allowed.wait(SECONDS)
+
+    found.server.engine.call(step)
+    assert begun.wait(SECONDS)
+    found.server.handle_exit(signal.SIGTERM, None)
+    started = time.monotonic()
+    found.server.handle_exit(signal.SIGTERM, None)
+    assert found.join() == 0
+    assert time.monotonic() - started < 2
+    assert found.server.is_computing
+    allowed.set()
+    wait_until(lambda: not found.server.is_computing)
 
 
 def test_the_death_of_the_engine_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

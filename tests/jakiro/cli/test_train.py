@@ -252,13 +252,13 @@ def test_several_machines_are_passed_to_the_launcher(config: Path) -> None:
     hostfile = config.parent / "hosts"
     hostfile.write_text("one slots=4\ntwo slots=4\nthree slots=2\n")
     settings = tiny_run(config.parent, engine={"device": "cpu"})
-    taking_part = LaunchOptions(None, hostfile, 2, "slurm", ("--master_addr", "one"))
+    taking_part = LaunchOptions(None, hostfile, 2, ("--master_addr", "one"))
     assert taking_part.count(settings) == 8
     assert LaunchOptions(3, hostfile).count(settings) == 8
     words = command(settings, config, ["steps=2"], taking_part)
     assert words[0] == sys.executable
     assert words[3:] == [
-        *("--hostfile", str(hostfile), "--num_nodes", "2", "--launcher", "slurm"),
+        *("--hostfile", str(hostfile), "--num_nodes", "2"),
         *("--master_addr", "one", "--module", "training.train"),
         *("--config", str(config), "--set", "steps=2"),
     ]

@@ -178,6 +178,13 @@ def test_positions_that_follow_the_order_of_the_cache_are_refused(
         TargetAdapter(tiny_model(model_class, **fields))
 
 
+def test_layers_with_a_mask_of_their_own_are_refused() -> None:
+    fields = {"attention_types": [[["global", "local"], 2]], "window_size": 8}
+    model = tiny_model("GPTNeoForCausalLM", **fields)
+    with pytest.raises(TargetNotSupported, match="by their index in the cache"):
+        TargetAdapter(model)
+
+
 def test_rotary_factors_that_depend_on_the_length_are_refused_in_any_kind_of_layer() -> None:
     model = tiny_family("gemma3")
     model.config.rope_parameters["sliding_attention"]["rope_type"] = "longrope"

@@ -32,6 +32,25 @@ def test_every_document_is_for_training_or_for_validation(count: int) -> None:
     assert sorted([*training, *validation]) == [0, 1, 2, 3, 4, 5]
 
 
+def test_other_answers_to_a_held_out_prompt_are_not_trained_on() -> None:
+    prompts, answers = (0, 1, 2, 0, 1, 2), (10, 11, 12, 13, 14, 15)
+    token_ids = np.array(
+        [(prompt, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    )
+    is_response = np.tile([False, False, True], len(prompts))
+    starts = np.arange(0, 3 * len(prompts) + 1, 3)
+    twice = TokenStore(token_ids.astype(np.int32).ravel(), is_response, starts, "any")
+    for count in (1, 2):
+        training, validation = split_validation(twice, count)
+        assert len(validation) == count
+        held_out = {prompts[document] for document in validation}
+        assert [prompts[document] for document in training] == [
+            prompt for prompt in prompts if prompt not in held_out
+        ]
+    with pytest.raises(DataError, match="same prompts"):
+        split_validation(twice, 5)
+
+
 @pytest.mark.parametrize("fraction", [0.4, 1.0])
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_documents_of_one_conversation_are_held_out_together_or_not_at_all(

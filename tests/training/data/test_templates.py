@@ -10,6 +10,7 @@ from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from jakiro.errors import DataError
+from training.data.chat import parse_chat
 from training.data.documents import Document, encode_documents
 from training.data.sources import Record
 
@@ -41,7 +42,7 @@ def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[st
     return [text for is_response, text in parts(tokenizer, document) if is_response]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"qwen3"}))
 @pytest.mark.parametrize("cut", [1, 3])
 def test_the_missing_end_of_an_answer_that_was_cut_is_not_learnt(name: str, cut: int) -> None:
     tokenizer = family_tokenizer(name)
@@ -136,6 +137,40 @@ def test_an_answer_begins_after_the_reasoning_tag_of_the_generation_prompt() -> 
     ]
 
 
+@pytest.mark.parametrize("said", ["<think>\nAdd the", "It is"])
+def test_a_cut_answer_is_read_as_written_where_the_template_adds_to_it(said: str) -> None:
+    tokenizer = family_tokenizer("qwen3")
+    messages = [CHAT[0], {"role": "assistant", "content": said, "is_cut": True}, *CHAT[2:]]
+    first, second = encode(tokenizer, {"messages": messages})
+    assert parts(tokenizer, first) == [
+        (False, "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"),
+        (True, said),
+    ]
+    (whole,) = encode(tokenizer, {"messages": CHAT})[1:]
+    assert responses(tokenizer, second) == responses(tokenizer, whole)
+
+
+def test_reasoning_that_the_template_leaves_out_is_read_as_written() -> None:
+    tokenizer = family_tokenizer("r1")
+    said = "Add them.\n</think>\n\nIt is 2."
+    messages = [CHAT[0], {"role": "assistant", "content": said}, *CHAT[2:]]
+    first, second = encode(tokenizer, {"messages": messages})
+    assert parts(tokenizer, first) == [
+        (False, "<bos><|User|>What is 1 + 1?<|Assistant|><think>\n"),
+        (True, f"{said}</s>"),
+    ]
+    assert "Add them." not in tokenizer.decode(second.token_ids)
+    messages[1] |= {"is_cut": True}
+    (cut, _) = encode(tokenizer, {"messages": messages})
+    assert responses(tokenizer, cut) == [said]
+
+
+def test_white_space_that_the_template_changes_is_no_difference() -> None:
+    messages = [CHAT[0], {"role": "assistant", "content": " It is\n2. "}]
+    (document,) = encode(family_tokenizer("llama-3"), {"messages": messages})
+    assert responses(family_tokenizer("llama-3"), document) == ["It is\n2.<|eot_id|>"]
+
+
 def test_a_role_that_the_template_does_not_know_is_explained() -> None:
     with pytest.raises(
         DataError, match=r"rejects file:1.*System role not supported \(roles: system, user.*remedy"
@@ -158,6 +193,45 @@ def test_a_template_gets_tools_and_calls() -> None:
         )
         assert responses(tokenizer, document) == ["add</s>", "It is 2.</s>"]
         assert parts(tokenizer, document)[0][1].startswith("add<user>")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
+def test_arguments_of_calls_reach_the_template_as_objects(arguments: Any) -> None:
+    tokenizer = tiny_tokenizer(
+        "{% for m in messages %}{{ m.content or m.tool_calls[0].function.arguments | tojson }}"
+        "</s>{% endfor %}"
+    )
+    call = {"function": {"name": "add", "arguments": arguments}}
+    messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    (document,) = encode(tokenizer, {"messages": messages})
+    assert responses(tokenizer, document) == ['{"a": 1}</s>']
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", 3, None])
+def test_other_arguments_stay_as_they_are(arguments: Any) -> None:
+    call = {"function": {"name": "add", "arguments": arguments}}
+    turns = [CHAT[0], {"role": "assistant", "tool_calls": [call, "other"]}]
+    assert parse_chat(turns, None, "file:1").messages[1]["tool_calls"] == [call, "other"]
+
+
+def test_reasoning_has_several_names() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    named = [
+        encode(tokenizer, {"messages": [CHAT[0], CHAT[1] | {key: "Add them."}]})
+        for key in ("reasoning", "reasoning_content")
+    ]
+    np.testing.assert_array_equal(named[0][0].token_ids, named[1][0].token_ids)
+    assert "Add them." in tokenizer.decode(named[0][0].token_ids)
+
+
+def test_a_system_text_beside_the_turns_begins_the_conversation() -> None:
+    tokenizer = family_tokenizer("chatml")
+    (inside,) = encode(tokenizer, {"messages": [SYSTEM, *CHAT]})
+    for turns in (CHAT, [SYSTEM, *CHAT]):
+        (beside,) = encode(tokenizer, {"messages": turns, "system": "Be brief."})
+        np.testing.assert_array_equal(beside.token_ids, inside.token_ids)
+    (without,) = encode(tokenizer, {"messages": CHAT, "system": ""})
+    assert "Be brief." not in tokenizer.decode(without.token_ids)
 
 
 def test_a_template_that_reads_the_clock_writes_the_same_text_every_day() -> None:

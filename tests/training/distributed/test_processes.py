@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from jakiro.errors import JakiroError
-from training.distributed.processes import Processes
+from training.distributed import processes
+from training.distributed.processes import Processes, join_processes, launch_environment
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,24 @@ class First(Processes):
     def gather(self, part: Any) -> list[Any]:
         self.sent.append(part)
         return [part, None]
+
+
+def test_a_gpu_is_the_current_device_before_the_processes_talk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(processes, "choose_device", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    gather = Processes.gather
+
+    def checked(own: Processes, part: Any) -> list[Any]:
+        assert chosen == [torch.device("cuda", 1)]
+        return gather(own, part)
+
+    monkeypatch.setattr(Processes, "gather", checked)
+    with launch_environment("cpu"), join_processes("auto") as joined:
+        assert joined.device == torch.device("cuda", 1)
+        assert len(joined.locations) == 1
 
 
 def test_an_error_without_a_message_stops_the_other_process_as_well() -> None:

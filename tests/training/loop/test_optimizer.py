@@ -33,6 +33,9 @@ def test_the_rate_follows_the_time_if_the_time_passes_faster_than_the_steps() ->
     assert learning_rate(settings, 10, STEPS, elapsed=0.7) == pytest.approx(0.3)
     assert learning_rate(settings, 80, STEPS, elapsed=0.7) == pytest.approx(0.2)
     assert learning_rate(settings, 10, STEPS, elapsed=1.0) == 0
+    warming = settings.model_copy(update={"warmup_steps": 20})
+    assert learning_rate(warming, 1, STEPS, elapsed=1.0) == 0
+    assert learning_rate(warming, 1, STEPS, elapsed=0.1) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 1, STEPS])

@@ -18,6 +18,7 @@ from inference.outputs import GenerateOutput
 from inference.protocol import Drafter
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.documents import check_vocabulary
@@ -58,7 +59,7 @@ def target_fingerprint(decoder: SpeculativeDecoder) -> dict[str, Any]:
     return {
         # The dtype comes first, so that a different dtype is reported as such, and not as different
         # weights.
-        "target_dtype": str(target.dtype).removeprefix("torch."),
+        "target_dtype": dtype_name(target.dtype),
         "target_weights": hash_weights(target.model),
         "generation_config": _sampling_of(target.model.generation_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),

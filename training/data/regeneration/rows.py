@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import CUT, Chat, parse_chat
+from training.data.chat import CUT, Chat, chat_of
 from training.data.documents import FORMS, form_of, read_tokens
 from training.data.rendering import render_question
 from training.data.sources import Record, RecordError
@@ -55,8 +55,7 @@ def _regenerate(
         return _continue_text(record, tokenizer, prompt_tokens)
     if key == "input_ids":
         return _continue_tokens(record)
-    chat = parse_chat(record.fields[key], record.fields.get("tools"), record.location)
-    return _answer_turns(chat, tokenizer)
+    return _answer_turns(chat_of(record, key), tokenizer)
 
 
 def _with_other_fields(record: Record, dialogue: RecordDialogue) -> RecordDialogue:

@@ -10,6 +10,7 @@ from pathlib import Path
 from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
 from jakiro.errors import ConfigError, JakiroError
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import Settings
@@ -197,7 +198,7 @@ class Measurement:
         first = _first(runs)
         options = {
             "--target": first.settings.target.name_or_path,
-            "--dtype": str(TORCH_DTYPES[first.settings.target.dtype]).removeprefix("torch."),
+            "--dtype": dtype_name(TORCH_DTYPES[first.settings.target.dtype]),
             "--device": first.settings.engine.device,
             "--prompts": str(self.prompts),
             "--num-prompts": str(self.num_prompts),

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from inference.client.answer import ServerAnswer, TokenUsage
-from inference.generation.streaming import REPLACEMENT
+from inference.generation.incremental_text import REPLACEMENT
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.server.greedy import compare_greedy, drafted_in
 from inference.losslessness.server.records import GreedyTextCheck

@@ -7,7 +7,7 @@ from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference.client.answer import ServerAnswer
-from inference.generation.streaming import REPLACEMENT
+from inference.generation.incremental_text import REPLACEMENT
 from inference.losslessness.reference import Reference
 from inference.losslessness.server.records import ServerVerifySettings
 from inference.losslessness.server.sampled import (

@@ -42,4 +42,4 @@ def test_tokens_that_are_named_by_their_byte() -> None:
     tokenizer = spaced_tokenizer()
     names = ["<0xC3>", "<0xBC>", "b", "</s>"]
     token_ids = [int(tokenizer.convert_tokens_to_ids(name)) for name in names]
-    assert [bytes_of_token(tokenizer, own) for own in token_ids] == [[0xC3], [0xBC], [98], None]
+    assert [bytes_of_token(tokenizer, own) for own in token_ids] == [(0xC3,), (0xBC,), (98,), None]

@@ -107,6 +107,32 @@ def test_a_session_answers_only_the_request_that_opened_it_and_only_before_a_ste
     asyncio.run(check())
 
 
+def test_an_ended_session_counts_until_its_opening_ends() -> None:
+    async def check() -> None:
+        registry, user = SessionRegistry(2, 1), _user()
+        allowed = asyncio.Event()
+
+        async def opened() -> SessionOpened:
+            await allowed.wait()
+            return opening()
+
+        session = registry.add(user, "a")
+        session.begin(REQUEST, asyncio.ensure_future(opened()))
+        registry.end(session)
+        with pytest.raises(ApiError, match="1 sessions of this key"):
+            registry.add(user, "a")
+        other = registry.add(_user(), "a")
+        with pytest.raises(ApiError, match="2 sessions of all keys"):
+            registry.add(_user(), "a")
+        allowed.set()
+        assert session.opening is not None
+        await session.opening
+        registry.add(user, "a")
+        registry.end(other)
+
+    asyncio.run(check())
+
+
 def test_a_session_that_could_not_be_opened_answers_nothing() -> None:
     async def failed() -> SessionOpened:
         raise ApiError(503, "no memory")

@@ -34,6 +34,25 @@ def test_a_request_that_never_fits_is_an_error_of_the_client() -> None:
     assert info.value.status == 400
 
 
+def test_a_user_cannot_take_the_room_of_the_others() -> None:
+    admission = Admission(places=2, queue=3, has_several_users=True)
+    one, other = object(), object()
+    first = admission.admit(0, 2, one)
+    admission.admit(0, 1, one)
+    with pytest.raises(ApiError) as refused:
+        admission.admit(0, 1, one)
+    assert refused.value.status == 429
+    admission.admit(1, 3, one)  # another lane
+    admission.admit(0, 2, other)
+    with pytest.raises(ApiError):
+        admission.admit(0, 1, other)  # nothing is left
+    admission.release(first)
+    admission.admit(0, 1, other)
+    with pytest.raises(ApiError, match="at most 3; got: 4") as never:
+        admission.admit(0, 4, object())
+    assert never.value.status == 400
+
+
 def test_the_time_after_which_to_try_again_follows_the_duration_of_requests() -> None:
     admission = Admission(places=2, queue=4)
     for _ in range(50):
