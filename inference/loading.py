@@ -32,6 +32,9 @@ from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
 _logger = get_logger(__name__)
 
+# Arguments that also choose the tokenizer.
+_OF_HUB = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "trust_remote_code")
+
 
 class Parts(NamedTuple):
     """The parts of a decoder."""
@@ -180,12 +183,13 @@ def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
 def _load_target(
     name_or_path: str, load: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if load.get("device_map") is None and load.get("device") is None and torch.cuda.is_available():
+    model = load_causal_lm(name_or_path, remedy=TARGET_REMEDY, **load)
+    has_device = load.get("device_map") is not None or load.get("device") is not None
+    if not has_device and model.device.type == "cpu" and torch.cuda.is_available():
         _logger.warning(
-            "the target is loaded on the CPU, although there is a GPU; remedy: pass "
+            "the target is on the CPU, although there is a GPU; remedy: pass "
             'device_map="cuda", or device_map="cpu" to compute on the CPU'
         )
-    return (
-        load_causal_lm(name_or_path, remedy=TARGET_REMEDY, **load),
-        load_tokenizer(name_or_path, "the tokenizer of the target", remedy=TARGET_REMEDY),
-    )
+    shared = {name: load[name] for name in _OF_HUB if name in load}
+    what = "the tokenizer of the target"
+    return model, load_tokenizer(name_or_path, what, remedy=TARGET_REMEDY, **shared)

@@ -71,6 +71,7 @@ class _TimedDecoder(AheadDecoder):
 
 def measure(
     usual: SpeculativeDecoder,
+    alike: SpeculativeDecoder,
     ahead: "_TimedDecoder",
     prompts: Sequence[list[int]],
     temperature: float,
@@ -80,6 +81,7 @@ def measure(
 
     Args:
         usual: decoder that drafts when the target has verified.
+        alike: the same with as many threads as the target has in `ahead`.
         ahead: decoder that drafts meanwhile.
         prompts: token ids.
         temperature: temperature; 0 for greedy decoding.
@@ -88,15 +90,16 @@ def measure(
     ahead.num_guesses = ahead.num_right = 0
     ahead.seconds_of.clear()
     options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": tokens, "seed": 1}
-    pairs, stats, num_equal = [], [], 0
+    pairs, stats, stats_alike, num_equal = [], [], [], 0
     for number, prompt in enumerate(prompts):
-        order = (usual, ahead) if number % 2 else (ahead, usual)
+        order = (usual, alike, ahead) if number % 2 else (ahead, alike, usual)
         outputs = {own: own.generate(prompt, **options) for own in order}
         one, other = outputs[usual], outputs[ahead]
         num_equal += one.new_token_ids == other.new_token_ids
         speeds = [own.stats.decoded / _decoding_seconds(own.stats) for own in (one, other)]
         pairs.append(speeds)
         stats.append(one.stats)
+        stats_alike.append(outputs[alike].stats)
     steps = sum(own.target_forwards for own in stats)
     parts = {
         name: sum(own.seconds[name] for own in stats) / steps
@@ -104,6 +107,7 @@ def measure(
     }
     right = ahead.num_right / max(ahead.num_guesses, 1)
     beside = statistics.fmean(ahead.seconds_of["beside"]) / parts["verify"]
+    alone = sum(own.seconds["verify"] for own in stats_alike) / steps
     drafted = statistics.fmean(ahead.seconds_of["ahead"])
     ratios = np.array([own[1] / own[0] for own in pairs])
     index = np.random.default_rng(0).integers(len(ratios), size=(RESAMPLES, len(ratios)))
@@ -116,6 +120,7 @@ def measure(
         "draft_share": parts["draft"] / (parts["draft"] + parts["verify"]),
         "right_guesses": right,
         "verify_beside_over_alone": beside,
+        "verify_alone_over_usual": alone / parts["verify"],  # because of fewer threads
         "ahead_seconds": drafted,
         "expected_gain": expected_gain(
             parts["draft"], parts["verify"], parts["commit"], beside, drafted, right
@@ -156,6 +161,7 @@ def main(words: Sequence[str] | None = None) -> None:
     settings = SmallLMSettings(depth=arguments.depth, children=arguments.children)
     drafter = SmallLMDrafter(small, target, settings)
     usual = SpeculativeDecoder(target, drafter, tokenizer, tree="fixed")
+    alike = SpeculativeDecoder(target, drafter, tokenizer, tree="fixed", threads=arguments.threads)
     ahead = _TimedDecoder(
         target,
         drafter,
@@ -169,14 +175,14 @@ def main(words: Sequence[str] | None = None) -> None:
         encode_prompt(own.first, tokenizer, vocab_size)
         for own in read_prompts(arguments.prompts, arguments.num_prompts)
     ]
-    for decoder in (usual, ahead):
+    for decoder in (usual, alike, ahead):
         decoder.generate(prompts[0], max_new_tokens=8, temperature=0)
     document = {
         "environment": environment_of(usual.target, arguments.target).model_dump(mode="json"),
         PARTS: parts_of(usual.target, {"small LM": drafter}, prompts, tokens=arguments.tokens),
         "threads": arguments.threads,
         "results": [
-            measure(usual, ahead, prompts, temperature, arguments.tokens)
+            measure(usual, alike, ahead, prompts, temperature, arguments.tokens)
             for temperature in arguments.temperature or [0.0, 1.0]
         ],
     }

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -248,16 +249,21 @@ def figures(runs: Sequence[Run], sizes: Sequence[int]) -> list[dict[str, Any]]:
 def _speed(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """Return an engine's tokens per second, and its speed-up over vLLM without drafts.
 
-    Both are medians over groups. The two runs of a speed-up have the same group and follow each
-    other closely; groups are resampled for its interval.
+    Both are medians over groups, of which each has the mean of its repeats. The two runs of a
+    speed-up have the same group and follow each other closely; groups are resampled for its
+    interval.
     """
     own = [run for run in runs if run.engine == name]
     unaided = [run for run in runs if run.engine == UNAIDED]
-    rates = [run.num_tokens / run.seconds for run in own]
-    ratios = [
-        rate * other.seconds / other.num_tokens for rate, other in zip(rates, unaided, strict=True)
-    ]
-    return {"tokens_per_second": median(rates), "speed_up": list(median_interval(ratios))}
+    rates, ratios = defaultdict(list), defaultdict(list)
+    for run, other in zip(own, unaided, strict=True):
+        rate = run.num_tokens / run.seconds
+        rates[run.group].append(rate)
+        ratios[run.group].append(rate * other.seconds / other.num_tokens)
+    return {
+        "tokens_per_second": median(map(fmean, rates.values())),
+        "speed_up": list(median_interval(list(map(fmean, ratios.values())))),
+    }
 
 
 def table(rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> str:

@@ -108,7 +108,8 @@ def target_facts(target: TargetAdapter) -> list[object]:
     modules = target.modules
     form = [str(target.dtype), target.is_compiled, modules.form, modules.groups_heads]
     attention = getattr(target.config, "_attn_implementation", None)
-    adapters = sum("lora_" in name for name, _ in target.model.named_parameters())
+    named = target.model.named_parameters()
+    adapters = [[name, *part.shape] for name, part in named if "lora_" in name]
     return [machine, target.spec.fingerprint, form, attention, adapters]
 
 

@@ -12,6 +12,7 @@ threads, this number is tried now and then, too, and whenever the load of the ma
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import TypeAlias
 
 from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
@@ -22,7 +23,12 @@ from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.protocol import Budget, RequestCounter
 from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan
+from jakiro.utils.memory import is_out_of_memory
 
+# Costs with the decoder's number of threads, and those with other numbers, by number.
+CostsByThreads: TypeAlias = tuple[Costs, Mapping[int, Costs]]
+
+MOST_MEASURED = 16  # largest number of sequences for which costs are measured
 MOST_LEARNERS = 64  # largest number of kinds of runs whose estimates are kept
 
 
@@ -36,6 +42,8 @@ class AutoTree:
         on_reset: function that is called when what was learned about trees is discarded.
         other_threads: costs with other numbers of threads than the decoder's, by number. If there
             are none, all steps compute with the decoder's number.
+        measure: function that returns both kinds of costs for a number of sequences that are
+            decoded together; None to use those of a single sequence.
     """
 
     def __init__(
@@ -44,7 +52,11 @@ class AutoTree:
         costs: Costs,
         on_reset: Callable[[], None] = lambda: None,
         other_threads: Mapping[int, Costs] | None = None,
+        measure: Callable[[int], CostsByThreads] | None = None,
     ) -> None:
+        self._measure = measure
+        self._measuring = Lock()
+        self._by_batch: dict[int, CostsByThreads] = {}
         self.trees = trees
         self.costs = costs
         self.other_threads = other_threads or {}
@@ -63,22 +75,39 @@ class AutoTree:
             batch: number of sequences.
         """
         key = (sampling.description, batch)
+        by_threads = self._costs_of(batch)
         with self._lock:
             learner = self._learners.pop(key, None)
             if learner is None:
-                learner = self._new_learner(sampling)
+                learner = self._new_learner(sampling, by_threads)
             self._learners[key] = learner
             if len(self._learners) > MOST_LEARNERS:
                 del self._learners[next(iter(self._learners))]
         return AutoRun(learner, self._lock)
 
-    def _new_learner(self, sampling: Sampling) -> TreeLearner:
+    def _costs_of(self, batch: int) -> "CostsByThreads":
+        """Return the costs for a number of sequences, measured for the next power of two."""
+        if batch == 1 or self._measure is None:
+            return self.costs, self.other_threads
+        size = min(1 << (batch - 1).bit_length(), MOST_MEASURED)
+        with self._measuring:
+            if size not in self._by_batch:
+                try:
+                    self._by_batch[size] = self._measure(size)
+                except (MemoryError, RuntimeError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    self._by_batch[size] = self.costs, self.other_threads
+            return self._by_batch[size]
+
+    def _new_learner(self, sampling: Sampling, by_threads: "CostsByThreads") -> TreeLearner:
+        usual, others = by_threads
         each = [
             (threads, costs, tree_arms(self.trees, sampling, costs))
-            for threads, costs in ((None, self.costs), *self.other_threads.items())
+            for threads, costs in ((None, usual), *others.items())
         ]
         timings = [StepSeconds(arms, costs, threads) for threads, costs, arms in each]
-        return TreeLearner(each[0][-1], timings, self.costs.read)
+        return TreeLearner(each[0][-1], timings, usual.read)
 
     def reset(self) -> None:
         """Discard everything learned from earlier runs."""
@@ -175,9 +204,9 @@ class AutoRun:
 
     @property
     def autoregressive_seconds(self) -> float:
-        """The estimated seconds of a decoding step without drafts."""
+        """The seconds of a decoding step without drafts, as far as such steps were timed."""
         with self._lock:
-            return self._learner.timing.of_autoregressive(self._context)
+            return self._learner.timing.of_timed_autoregressive(self._context)
 
     @property
     def threads(self) -> int | None:

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from inference.autotune.auto_threads import AutoThreads
 from inference.autotune.compute import other_threads
 from inference.autotune.costs import Costs, costs_with
-from inference.autotune.online import AutoTree, LaneTrees
+from inference.autotune.online import AutoTree, CostsByThreads, LaneTrees
 from inference.autotune.search import largest_trees
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -54,23 +54,29 @@ def policy_for(
     is_learned = bool(numbers) if drafter is None else tree == "auto"
     if not is_learned:
         return AlwaysDraft.with_all_of(drafter)
-    with num_threads(threads):
-        costs = costs_with(target, drafter, is_brief=drafter is None)
-    by_threads = {number: _brief_costs(target, drafter, number) for number in numbers}
+
+    def measure(batch: int) -> CostsByThreads:
+        with num_threads(threads):
+            costs = costs_with(target, drafter, batch, is_brief=drafter is None)
+        brief = {number: _brief_costs(target, drafter, batch, number) for number in numbers}
+        # Unread tokens are counted over all sequences, which the drafter reads at once.
+        return costs.model_copy(update={"read": costs.read / batch}), brief
+
+    costs, by_threads = measure(1)
     if drafter is None:
         return AutoThreads(costs, by_threads)
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
-        return AutoTree(drafter.plan, costs, other_threads=by_threads)
+        return AutoTree(drafter.plan, costs, other_threads=by_threads, measure=measure)
     limits = Budget(drafter.max_nodes, drafter.max_depth)
     if isinstance(drafter, CostAware) and costs.draft:
         forget = drafter.use_costs(costs.verify_seconds, costs.draft)
-        return AutoTree(limits, costs, forget, by_threads)
-    return AutoTree(limits, costs, other_threads=by_threads)
+        return AutoTree(limits, costs, forget, by_threads, measure)
+    return AutoTree(limits, costs, other_threads=by_threads, measure=measure)
 
 
-def _brief_costs(target: TargetAdapter, drafter: Drafter | None, threads: int) -> Costs:
+def _brief_costs(target: TargetAdapter, drafter: Drafter | None, batch: int, threads: int) -> Costs:
     with num_threads(threads):
-        return costs_with(target, drafter, is_brief=True)
+        return costs_with(target, drafter, batch, is_brief=True)
 
 
 def fixed_policy(

@@ -3,8 +3,10 @@
 A cost model gives the expected seconds, which measured steps then correct.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from copy import copy
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from inference.autotune.costs import Costs
 from inference.autotune.measurement import CONTEXT
 
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
+MEMORY_OF_STEPS_ALONE = 7  # number of recent steps without drafts whose durations are known
 MEMORY_OF_LOAD = 3  # number of recent steps from which the load of the machine is estimated
 CLOSE_TO_1 = 4.0  # weight, in steps, of the prior that the cost model is right for a kind of step
 # Durations are capped at this multiple of the expected duration before they are averaged.
@@ -37,6 +40,8 @@ class StepSeconds:
         self._base = np.array([*(arm.seconds for arm in arms), costs.verify_seconds(0)])
         self._growth = np.array([*(arm.growth for arm in arms), costs.verify_growth(0)])
         self.slowness = Slowness(len(self._base))
+        # Ratios of measured to modeled seconds of recent steps without drafts.
+        self._alone: deque[float] = deque(maxlen=MEMORY_OF_STEPS_ALONE)
 
     def of_arms(self, context: int) -> NDArray[np.float64]:
         """Return the seconds of a step with trees of each size.
@@ -53,6 +58,24 @@ class StepSeconds:
             context: number of tokens in the context.
         """
         return float(self._estimated(context)[-1])
+
+    def of_timed_autoregressive(self, context: int) -> float:
+        """Return the median seconds of recent steps without drafts; an estimate before the first.
+
+        In contrast to `of_autoregressive`, the durations of steps with drafts do not affect this
+        value.
+
+        Args:
+            context: number of tokens in the context.
+        """
+        if not self._alone:
+            return self.of_autoregressive(context)
+        return float(self._modeled(context)[-1]) * median_low(self._alone)
+
+    def expect_change(self) -> None:
+        """Let the next steps outweigh the earlier ones."""
+        self.slowness.expect_change()
+        self._alone.clear()
 
     @property
     def quiet(self) -> "StepSeconds":
@@ -71,6 +94,8 @@ class StepSeconds:
         """
         kind = self.num_arms if arm is None else arm
         ratio = seconds / float(self._modeled(context)[kind])
+        if arm is None:
+            self._alone.append(ratio)
         return self.slowness.take(kind, ratio)
 
     def _estimated(self, context: int) -> NDArray[np.float64]:
@@ -83,7 +108,7 @@ class StepSeconds:
 class Slowness:
     """Ratios of measured to modeled seconds for each kind of step.
 
-    The cost model ignores the batch size and the load of the machine. The load changes quickly, and
+    The cost model ignores the load of the machine. The load changes quickly, and
     slows down all kinds of steps alike; it is estimated from the most recent steps. Each kind of
     step has a factor of its own, which is close to 1 until this kind has been timed several times.
 

@@ -132,7 +132,7 @@ class TimedThreads:
         if abs(self._num_surprises) < SURPRISES:
             return False
         self._num_surprises = 0
-        timing.slowness.expect_change()
+        timing.expect_change()
         self._choice.hasten()
         return True
 

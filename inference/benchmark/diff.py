@@ -29,6 +29,7 @@ Verdict = Literal[Finding, "drifts with the machine", "too few prompts", "undefi
 Difference = tuple[str, object, object]  # a setting or fact, with its values before and after
 _ENVIRONMENT = ("device", "processor", "num_cpus", "threads", "spin_count")
 _SETTINGS = ("max_new_tokens", "batch_size", "repeats", "seed", "top_p", "top_k", "keep_state")
+_OPTIONS = ("threads", "packed", "other_weights")  # settings whose options have the same names
 _LABELS = {"tau": "tau", "speedup": "speed-up", "tokens_per_second": "tokens/s"}
 _STYLES = {"higher": "green", "faster": "green", "lower": "red", "slower": "red"}
 _UNKNOWN = {"too few prompts": ("", "-"), "undefined": ("", "undefined")}  # last two columns
@@ -214,6 +215,7 @@ def _facts(document: ComparisonDocument) -> dict[str, Any]:
         | {name: getattr(machine, name) for name in _ENVIRONMENT}
         | {name: machine.versions.get(name) for name in ("torch", "transformers")}
         | {name: getattr(document.settings, name) for name in _SETTINGS}
+        | {f"--{name.replace('_', '-')}": getattr(document.settings, name) for name in _OPTIONS}
         | {
             f"tree of {MethodKey(method.name, method.temperature)}": method.tree
             for method in document.methods

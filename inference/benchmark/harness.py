@@ -127,7 +127,7 @@ class Harness:
         self, temperatures: Sequence[float], groups: list[list[BenchPrompt]], results: Results
     ) -> None:
         for temperature in temperatures:
-            self._warm_up(groups[0], self.sampling(temperature))
+            self._warm_up(groups, self.sampling(temperature))
             for method in self.methods:
                 results[method.name, temperature] = Measured(method.name, temperature)
         for repeat, number, temperature, method in self._interleaved(len(groups), temperatures):
@@ -144,9 +144,12 @@ class Harness:
             results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
             self.advance()
 
-    def _warm_up(self, group: list[BenchPrompt], sampling: SamplingOptions) -> None:
+    def _warm_up(self, groups: list[list[BenchPrompt]], sampling: SamplingOptions) -> None:
+        """Decode a group of each size: a decoder may measure costs for each size."""
+        of_size = {len(group): group for group in reversed(groups)}
         for method in self.methods:
-            self.samples(method, group, sampling, self.settings.seed)
+            for group in of_size.values():
+                self.samples(method, group, sampling, self.settings.seed)
             method.reset()
             self.advance()
 

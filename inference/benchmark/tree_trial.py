@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.autotune.costs import known_costs
+from inference.autotune.costs import costs_with
 from inference.autotune.search import choose_plan, trees_of_size
 from inference.benchmark.method_names import MethodName
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.trained.drafter import default_tree
+from inference.engine.threads import num_threads
 from inference.generation.prompt_file import BenchPrompt
 from inference.generation.prompts import encode_prompt
 from inference.trees.shape import TreePlan
@@ -83,6 +84,8 @@ class Trial:
             )
         target, tokenizer = decoder.target, decoder.tokenizer
         vocab_size = target.spec.vocab_size
+        with num_threads(decoder.compute.threads):
+            costs = costs_with(target, decoder.drafter)
         return choose_plan(
             target,
             drafter,
@@ -90,7 +93,7 @@ class Trial:
             temperature=self.temperature,
             max_new_tokens=min(_LONGEST, self.max_new_tokens),
             sampled=name.tree != "deterministic" and self.temperature > 0,
-            costs=known_costs(target, drafter),
+            costs=costs,
         ).plan
 
 

@@ -45,14 +45,15 @@ class RemoteOutput(GenerateOutput):
     Attributes:
         traffic: requests and bytes.
         seed: seed of the text, with which the same drafter and server write the same text again.
-        finish_reason: why the text ends, as in OpenAI's interface: "length" if it has reached the
-            largest number of tokens, otherwise "stop".
+        finish_reason: why the text ends, as in OpenAI's interface: "stop" if the target has ended
+            it, or a stop string has; "length" at the largest number of tokens; None if the server
+            has not completed it.
         error: reason why the text ends before it is complete; None if it is complete.
     """
 
     traffic: LinkTraffic = field(default_factory=LinkTraffic)
     seed: int = 0
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: Literal["stop", "length"] | None = None
     error: ResourceError | None = None
 
     @property
@@ -133,7 +134,7 @@ class RemoteText:
             stats=self.stats,
             traffic=self.traffic,
             seed=self.seed,
-            finish_reason="stop" if known.has_stopped else "length",
+            finish_reason=known.finish_reason,
             error=self.error,
         )
 
@@ -263,8 +264,7 @@ class RemoteText:
 
     def _count(self, tree: SequenceTree, path: Sequence[int], num_emitted: int) -> None:
         stats = self.stats
-        visited = [ROOT, *path]
-        stats.count_reached(depth for depth, n in enumerate(visited) if n in tree.children)
+        stats.count_reached(tree, [ROOT, *path][:num_emitted])
         nodes = [node for siblings in tree.children.values() for node in siblings]
         stats.proposed_by_proposer.update(tree.proposer_id[node] for node in nodes)
         stats.accepted.update(tree.depth[node] for node in path)

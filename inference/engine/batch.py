@@ -286,7 +286,6 @@ class DecodeBatch:
         depths: list[int] = []
         proposers: list[int] = []
         finished = False
-        stats.count_reached(depth for depth, n in enumerate(result.visited) if n in tree.children)
         stats.proposed_by_proposer.update(
             tree.proposer_id[n] for siblings in tree.children.values() for n in siblings
         )
@@ -306,6 +305,7 @@ class DecodeBatch:
                 break
         state.is_finished = finished
         stats.emitted += len(emitted)
+        stats.count_reached(tree, result.visited[: len(emitted)])
         return DecodeStep(
             emitted, depths, finished, state.index, proposer_ids=proposers, error=state.error
         )

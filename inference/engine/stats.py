@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from inference.draft_tree import SequenceTree
+
 
 @dataclass(repr=False)
 class DecodeStats:
@@ -30,9 +32,15 @@ class DecodeStats:
     def __repr__(self) -> str:
         return f"DecodeStats({self.summary})"
 
-    def count_reached(self, depths: Iterable[int]) -> None:
-        """Count visited nodes that have candidates below them, given the depths of these nodes."""
-        self.reached.update(depth + 1 for depth in depths)
+    def count_reached(self, tree: SequenceTree, visited: Iterable[int]) -> None:
+        """Count the visited nodes that have candidates below them.
+
+        Args:
+            tree: verified tree.
+            visited: the root and the accepted nodes, as far as a token was emitted after each.
+        """
+        nodes = enumerate(visited, start=1)
+        self.reached.update(depth for depth, node in nodes if node in tree.children)
 
     @property
     def decoded(self) -> int:

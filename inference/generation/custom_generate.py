@@ -114,12 +114,16 @@ class Handover:
         config.max_new_tokens = int(self.config.max_length) - self.input_ids.shape[1]
         config.max_length = None
         config.num_return_sequences = 1  # the batch already contains all sequences
-        built = capture(self.model, self.input_ids, self.attention_mask, generation_config=config)
+        config.stop_strings = None  # they are a criterion already
+        own = getattr(self.model.generation_config, "stop_strings", None)
+        options: dict[str, Any] = {"generation_config": config}
+        options |= {"stop_strings": None} if own else {}  # only an argument replaces the target's
+        built = capture(self.model, self.input_ids, self.attention_mask, **options)
         given: dict[str, Any] = {
             "logits_processor": LogitsProcessorList(_others(self.processors, built.processors)),
             "stopping_criteria": StoppingCriteriaList(_others(self.criteria, built.criteria)),
         }
-        return [prepare(self.model, ids, generation_config=config, **given) for ids in prompts]
+        return [prepare(self.model, ids, **options, **given) for ids in prompts]
 
     def _check_positions(self, positions: Tensor | None, prompts: list[list[int]]) -> None:
         """Raise an error if positions do not number the tokens of each prompt from 0."""

@@ -63,6 +63,7 @@ class PreparedPrompt:
         stop = StopRule(self.criteria, self.input_ids.device)
         # A criterion of the caller replaces that of the config.
         longest = int(self.config.max_length) if stop.max_length is None else stop.max_length
+        longest = max(longest, self.input_ids.shape[1] + 1)  # criteria are called after a token
         check_length(self.input_ids.shape[1], longest, max_position, index)
         return Request(
             token_ids=self.input_ids[min(index, len(self.input_ids) - 1)].tolist(),

@@ -11,7 +11,7 @@ The device has everything that is needed to continue with any server of the same
 seed, emitted tokens, number of the step, and the bytes that it has submitted.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from inference.remote.errors import MessageError
 from inference.remote.messages import (
@@ -106,10 +106,12 @@ class ClientSession:
         return self._session
 
     @property
-    def has_stopped(self) -> bool:
-        """Whether the text has ended before, or at, its largest number of tokens by itself."""
+    def finish_reason(self) -> Literal["stop", "length"] | None:
+        """Why the text has ended, as in OpenAI's interface; None if it has not."""
+        if not self.is_finished:
+            return None
         is_short = len(self.emitted) < self.request.max_tokens
-        return is_short or self.emitted[-1] in self.end_ids
+        return "stop" if is_short or self.emitted[-1] in self.end_ids else "length"
 
     @property
     def action(self) -> Action:

@@ -37,7 +37,7 @@ def texts(
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="File to write.")],
     files: Annotated[int, typer.Option(min=1, help="Number of source files.")] = 200,
     batches: Annotated[
-        int, typer.Option(min=0, help="Number of batches of 64 continuations by the target.")
+        int, typer.Option(min=1, help="Number of batches of 64 continuations by the target.")
     ] = 8,
     leave_out: Annotated[
         list[Path] | None,

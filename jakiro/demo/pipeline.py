@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from inference.autotune.costs import known_costs
+from inference.autotune.measurement import target_facts
 from inference.autotune.search import PlanChoice, choose_plan
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER, LOOKUP, TRANSFORMERS
@@ -143,7 +145,7 @@ def _train(demo: _Demo, device: Device) -> Path:
 def _choose_trees(demo: _Demo, drafter: JakiroDrafter, drafter_folder: Path) -> PlanChoice:
     """Return the trees that are fastest on this machine; measure trees if no choice is cached."""
     target = TargetAdapter(demo.model)
-    key = fingerprint(str(drafter_folder), torch.get_num_threads(), str(target.device))
+    key = fingerprint(str(drafter_folder), *target_facts(target))
     path = demo.folder / f"trees-{key[:16]}.json"
     try:
         return PlanChoice.model_validate_json(path.read_bytes())
@@ -151,7 +153,8 @@ def _choose_trees(demo: _Demo, drafter: JakiroDrafter, drafter_folder: Path) -> 
         task = demo.progress.add_task("Selecting draft trees", total=None)
         torch.nn.Module.to(drafter.eval(), target.device)
         prompts = demo.prompts("dev", demo.preset.num_tree_prompts)
-        choice = choose_plan(target, drafter, prompts, temperature=TEMPERATURES[-1])
+        costs = known_costs(target, drafter)
+        choice = choose_plan(target, drafter, prompts, temperature=TEMPERATURES[-1], costs=costs)
         write_atomically(path, choice.model_dump_json(indent=2))
         demo.progress.update(task, total=1, completed=1)
         return choice

@@ -154,9 +154,9 @@ def without_files(corpus: Corpus, prompts: Iterable[Path]) -> Corpus:
 
 def _texts_in(path: Path) -> list[str]:
     expected = 'a JSONL file of {"text"} records'
-    lines = _read(path, expected).splitlines()
+    lines = _read(path, expected).split("\n")  # texts may contain other ends of lines
     try:
-        return [str(json.loads(line)["text"]) for line in lines if line]
+        return [str(json.loads(line)["text"]) for line in lines if line.strip()]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read {path}", expected=expected, got=error) from error
 

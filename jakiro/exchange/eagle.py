@@ -97,6 +97,7 @@ def _plan(
             "input_bias": has_bias,
             "attention_norm": table.has(before),
             "attention_bias": bias,
+            "qk_norm": table.has(f"{_LAYER}self_attn.q_norm.weight"),
             "first_position": False,
             "rope": config.rope.model_dump(),
             **heads.model_dump(),

@@ -109,6 +109,7 @@ def _take_trunk(table: TensorTable, config: LayerConfig, heads: AttentionShape) 
         "kind": "moa",
         "mlp_width": inner,
         "attention_bias": bias,
+        "qk_norm": table.has(f"{_OWN}self_attn.q_norm.weight"),
         "rope": config.rope.model_dump(),
         **heads.model_dump(),
     }

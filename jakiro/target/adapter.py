@@ -20,6 +20,8 @@ from jakiro.target.checks import (
     FULL,
     CausalLM,
     check_adapter,
+    check_devices,
+    check_implementation,
     check_positions,
     check_reproduces,
     head_shape_of,
@@ -108,16 +110,19 @@ class TargetAdapter(TargetEnds):
             device, which has only shapes, are not checked.
 
     Raises:
-        TargetNotSupported: the PEFT adapter adds virtual tokens; a layer is not an attention layer
-            of a supported kind; the layers ignore the config's sliding window; positions are not an
-            argument of `forward` or depend on the current length; the config does not contain the
-            number of positions; or this class does not reproduce the model's own logits.
+        TargetNotSupported: the PEFT adapter adds virtual tokens; the weights are on several
+            devices; attention takes no masks; a layer is not an attention layer of a supported
+            kind; the layers ignore the config's sliding window; positions are not an argument of
+            `forward` or depend on the current length; the config does not contain the number of
+            positions; or this class does not reproduce the model's own logits.
     """
 
     def __init__(self, model: CausalLM) -> None:
         check_adapter(model)
+        check_devices(model)
         self.model = cast(PreTrainedModel, model)  # a PEFT model behaves like the wrapped model
         self.config = model.config.get_text_config()
+        check_implementation(self.config)
         self.decoder = _decoder_of(model)
         self.head = model.get_output_embeddings()
         self._embeddings = model.get_input_embeddings()

@@ -37,6 +37,41 @@ def check_adapter(model: CausalLM) -> None:
         )
 
 
+def check_implementation(config: Any) -> None:
+    """Raise an error if the target's attention takes no mask of a draft tree.
+
+    Args:
+        config: config of the target's text model.
+
+    Raises:
+        TargetNotSupported: the target uses flash attention, or a kernel from the hub.
+    """
+    name = getattr(config, "_attn_implementation", None) or ""
+    if "flash" in name or "/" in name:
+        raise TargetNotSupported(
+            "the target's implementation of attention takes no mask of a draft tree",
+            expected="sdpa or eager",
+            got=name,
+            remedy='load it with attn_implementation="sdpa", or "eager" if it does not have that',
+        )
+
+
+def check_devices(model: CausalLM) -> None:
+    """Raise an error if the weights are on several devices; the cache is on a single one.
+
+    Raises:
+        TargetNotSupported: the weights are on several devices.
+    """
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise TargetNotSupported(
+            "the target's weights are on several devices",
+            expected="a target on a single device",
+            got=", ".join(devices),
+            remedy='load it with device_map="cuda", and with quantized weights if it does not fit',
+        )
+
+
 def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[str, ...]:
     """Return each layer's attention kind.
 

@@ -27,6 +27,21 @@ def missing_extra(error: ModuleNotFoundError) -> ConfigError | None:
     return None if extra is None else _error(package, extra)
 
 
+def require_package(package: str) -> None:
+    """Check that a package of an extra is installed, without importing it.
+
+    Args:
+        package: name of the package.
+
+    Raises:
+        ConfigError: the package is missing.
+    """
+    if find_spec(package) is None:
+        error = missing_extra(ModuleNotFoundError(name=package))
+        assert error is not None, "packages of extras are known"
+        raise error
+
+
 def require_extra(extra: Literal["train", "bench", "gguf", "serve"]) -> None:
     """Check that the packages of an extra are installed, without importing them.
 

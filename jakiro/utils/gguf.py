@@ -95,7 +95,8 @@ def default_dtype() -> torch.dtype:
     dtype.
     """
     if torch.cuda.is_available():
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if is_native else torch.float32
     return torch.bfloat16 if computes_bfloat16() else torch.float32
 
 
@@ -127,9 +128,15 @@ def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> Non
 
 def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
+    options: dict[str, Any] = {"gguf_file": file.name, "dtype": dtype, "trust_remote_code": False}
     with _tidy_progress():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, **options, output_loading_info=True
+        )
+    loaded, report = read
+    if missing := sorted(report["missing_keys"]):  # these would have random values
+        raise ValueError(
+            f"the file has no tensors for {len(missing)} weights, such as {missing[0]}"
         )
     config = loaded.config
     del config.quantization_config

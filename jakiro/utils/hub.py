@@ -89,7 +89,8 @@ def is_hub_reachable() -> bool:
     The libraries would try again for up to a minute before they report that there is no connection.
     """
     hub = urlsplit(HF_ENDPOINT)
-    proxy = getproxies().get(hub.scheme)
+    proxies = getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
     if proxy is None or proxy_bypass(hub.netloc):
         return _answers(HF_ENDPOINT)
     return _answers(proxy if "://" in proxy else f"http://{proxy}")

@@ -3,6 +3,7 @@
 Nothing here imports torch or transformers, so that commands can refuse a wrong name at once.
 """
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from jakiro.utils.packaged import packaged_drafter
 CHECK_THE_PATH = "check the path"
 DRAFTER_REMEDY = "check the path, or train a drafter with `jakiro train`"
 _SUFFIX = ".gguf"
+_PART = re.compile(
+    r"-\d{5}-of-(?!00001$)\d{5}$"
+)  # end of the name of a file with a part of a model
 _ALIKE = 0.7  # similarity from which a name is taken for a misspelled one
 
 
@@ -127,6 +131,13 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
                 expected="an existing GGUF file",
                 got="nothing at this path" if not path.exists() else "a folder",
                 remedy="check the path",
+            )
+        if _PART.search(path.stem):
+            raise ConfigError(
+                f"{path} is a part of a model",
+                expected="a GGUF file that contains the whole model",
+                got=path.name,
+                remedy="join the parts (llama-gguf-split --merge FIRST_PART WHOLE.gguf)",
             )
         return path
     if not path.is_dir() or (path / "config.json").exists():

@@ -28,6 +28,7 @@ from transformers import (
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
 from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.extras import require_package
 from jakiro.utils.fetch import fetched_model
 from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf
@@ -65,6 +66,8 @@ LOADING_ERRORS = (
     UnpicklingError,
     ValueError,
 )
+_ADAPTERS = "adapter_config.json"
+_MOST_SPECIAL = 64  # larger vocabularies contain more than special tokens
 # Code in a model's folder is run only if the caller asks for it.
 _NO_CODE = {"trust_remote_code": False}
 
@@ -108,6 +111,8 @@ def load_causal_lm(
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
     refuse_files_elsewhere(Path(folder), what)
+    if (Path(folder) / _ADAPTERS).exists():  # without this package, they would not be recognized
+        require_package("peft")
     hub = hub_options(folder)
     load = _NO_CODE | hub | {"adapter_kwargs": hub} | load | {"output_loading_info": True}
     try:
@@ -203,33 +208,55 @@ def load_tokenizer(
     what: str = "a tokenizer from",
     *,
     remedy: str = CHECK_THE_PATH,
+    **load: Any,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer from a folder or from the hub.
+
+    For a folder of PEFT adapters without a tokenizer, this is the tokenizer of the adapted model.
 
     Args:
         name_or_path: folder or hub id of the tokenizer, or any other name that `local_model`
             accepts.
         what: description of the tokenizer in error messages.
         remedy: advice at the end of the error message.
+        **load: further arguments of `AutoTokenizer.from_pretrained`.
 
     Raises:
-        CheckpointError: the tokenizer cannot be loaded.
+        CheckpointError: the tokenizer cannot be loaded, or the folder contains none.
         ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     folder = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(folder, what, remedy)
     try:
-        return AutoTokenizer.from_pretrained(folder, **_NO_CODE, **hub_options(folder))
+        tokenizer = _read_tokenizer(folder, **hub_options(folder) | load)
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
+    if tokenizer is None:
+        raise no_such_model(name_or_path, what, "a folder without the files of a tokenizer", remedy)
+    return tokenizer
+
+
+def _read_tokenizer(folder: str, **load: Any) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer from a folder or hub id; None if there are no files of a tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(_tokenizer_folder(folder), **_NO_CODE | load)
+    # Without any file, transformers returns a tokenizer that knows special tokens only.
+    is_small = len(tokenizer) <= _MOST_SPECIAL
+    is_empty = is_small and set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
+    return None if is_empty else tokenizer
+
+
+def _tokenizer_folder(folder: str) -> str:
+    """Return the folder or hub id with the tokenizer of a model or of adapters."""
+    adapters = Path(folder) / _ADAPTERS
+    if (Path(folder) / "tokenizer_config.json").exists() or not adapters.exists():
+        return folder
+    return str(json.loads(adapters.read_bytes()).get("base_model_name_or_path") or folder)
 
 
 def local_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer from a folder or the local hub cache, or None if neither has it."""
     try:
-        return AutoTokenizer.from_pretrained(
-            local_model(name_or_path, any_dtype=True), local_files_only=True, **_NO_CODE
-        )
+        return _read_tokenizer(local_model(name_or_path, any_dtype=True), local_files_only=True)
     except (*LOADING_ERRORS, JakiroError):
         return None
 

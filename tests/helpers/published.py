@@ -60,7 +60,9 @@ def _mlp_shapes(prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def eagle_weights(bias: bool = True, qkv_bias: bool = False, seed: int = 0) -> Weights:
+def eagle_weights(
+    bias: bool = True, qkv_bias: bool = False, qk_norm: bool = False, seed: int = 0
+) -> Weights:
     """Return random weights of a drafter of EAGLE-1."""
     shapes = {
         "fc.weight": (HIDDEN, 2 * HIDDEN),
@@ -73,6 +75,8 @@ def eagle_weights(bias: bool = True, qkv_bias: bool = False, seed: int = 0) -> W
     if qkv_bias:
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             shapes[f"layers.0.self_attn.{name}_proj.bias"] = (heads * DIM,)
+    if qk_norm:
+        shapes |= {f"layers.0.self_attn.{name}_norm.weight": (DIM,) for name in "qk"}
     return _random(shapes, seed)
 
 

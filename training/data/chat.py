@@ -92,8 +92,6 @@ def _parse_turn(turn: Any, location: str) -> Message:
     more = {name: fields[name] for name in _MORE if fields.get(name) is not None}
     if fields.get("reasoning") is not None:  # another name that servers give it
         more.setdefault("reasoning_content", fields["reasoning"])
-    if isinstance(more.get("tool_calls"), list):
-        more["tool_calls"] = [_parse_call(call) for call in more["tool_calls"]]
     if isinstance(content, list):
         content = _joined(content)
     is_call = content is None and "tool_calls" in more
@@ -108,8 +106,22 @@ def _parse_turn(turn: Any, location: str) -> Message:
     return {"role": _ROLES.get(role, role), **text, **more, **cut}
 
 
-def _parse_call(call: Any) -> Any:
-    """Return a tool call with its arguments as an object, which templates expect, not as JSON."""
+def with_objects(turns: list[Message]) -> list[Message]:
+    """Return turns in which the arguments of tool calls are objects, as templates expect them.
+
+    Args:
+        turns: turns of a conversation, in which arguments may also be JSON, as in OpenAI's
+            interface.
+    """
+    return [
+        turn | {"tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
+        if isinstance(turn.get("tool_calls"), list)
+        else turn
+        for turn in turns
+    ]
+
+
+def _with_object(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

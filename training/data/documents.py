@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import CUT, chat_of
+from training.data.chat import CUT, SYSTEM, chat_of
 from training.data.rendering import Rendered, encode_by_prefixes, gives_offsets, render_chat
 from training.data.sources import Intake, Record, RecordError
 
@@ -78,7 +78,8 @@ def check_vocabulary(highest: int, location: str, vocab_size: int | None) -> Non
 
 
 def _check_text(record: Record, key: str) -> None:
-    for value in () if key == "input_ids" else (record.fields[key], record.fields.get("tools")):
+    names = () if key == "input_ids" else (key, "tools", SYSTEM)
+    for value in map(record.fields.get, names):
         for text in _strings_in(value):
             try:
                 text.encode()

@@ -1,6 +1,7 @@
 """Selection of the documents held out for validation, and prompts made from documents."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import SupportsIndex
@@ -10,7 +11,14 @@ import numpy.typing as npt
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import DataError
+from jakiro.utils.logs import get_logger
+from training.data.documents import Document
 from training.data.token_store import TokenStore
+
+_SHORTEST_PROMPT = 8  # number of tokens; a shorter beginning, such as a single token, is no prompt
+_MOST_ANSWERS = 16  # largest number of answers to one prompt
+
+_logger = get_logger(__name__)
 
 Documents = npt.NDArray[np.int64]
 
@@ -22,8 +30,9 @@ def split_validation(
 
     Records are selected by a hash of their first document, so the selection does not depend on the
     order of the data. The documents of one record, such as those for the answers of a conversation,
-    stay together. Records that begin with the prompt of a held-out record, such as another answer
-    to it, are left out of the training documents.
+    stay together. Other answers to the prompt of a held-out record are left out of the training
+    documents, unless the prompt has fewer than 8 tokens or more than 16 answers, or nothing else
+    remains.
 
     Args:
         store: store of the documents.
@@ -47,30 +56,38 @@ def split_validation(
     by_hash = np.argsort(store.hashes[firsts], kind="stable")
     held_out, others = by_hash[:count], by_hash[count:]
     if count:
-        others = others[~_begin_alike(store, others, held_out)]
-    if not len(others):
-        raise DataError(
-            "all records begin with the same prompts as those held out by data.validation_size",
-            expected="records with other prompts to train on",
-            got=f"{len(firsts)} records",
-            remedy="lower data.validation_size, or add data",
-        )
+        others = others[_have_other_prompts(store, by_hash, count)]
     chosen = others[: max(1, round(fraction * len(others)))]
     return np.sort(_documents_of(store, chosen)), _documents_of(store, held_out)
 
 
-def _begin_alike(
-    store: TokenStore, records: npt.NDArray[np.int64], others: npt.NDArray[np.int64]
+def _have_other_prompts(
+    store: TokenStore, records: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.bool_]:
-    """Return which records begin with the prompt of one of the others."""
-    known = {_prompt_of(store, record) for record in others}
-    return np.array([_prompt_of(store, record) in known for record in records], np.bool_)
+    """Return which records do not answer a held-out prompt; if every record does, return all.
+
+    The first `count` records are held out, and the others are looked at.
+    """
+    firsts = store.first_documents
+    prompts = [_prompt_of(store.document(firsts[record])) for record in records]
+    answers = Counter(prompts)
+    # What very many records begin with is no question, but an instruction to the assistant.
+    held_out = {prompt for prompt in prompts[:count] if answers[prompt] <= _MOST_ANSWERS}
+    have = np.array([prompt not in held_out for prompt in prompts[count:]], np.bool_)
+    if have.all():
+        return have
+    if not have.any():
+        _logger.warning("all records answer the prompts of those that are held out")
+        return ~have
+    _logger.info("%d records answer held-out prompts and are not trained on", (~have).sum())
+    return have
 
 
-def _prompt_of(store: TokenStore, record: np.int64) -> bytes:
-    """Return a hash of the tokens before the first response; of the whole text if it has none."""
-    document = store.document(store.first_documents[record])
-    length = int(np.argmax(document.is_response)) or len(document.token_ids)
+def _prompt_of(document: Document) -> bytes:
+    """Return a hash of the tokens before the first response; of the whole text if they are few."""
+    length = int(np.argmax(document.is_response))
+    if length < _SHORTEST_PROMPT:
+        length = len(document.token_ids)
     return hashlib.sha256(document.token_ids[:length].tobytes()).digest()
 
 

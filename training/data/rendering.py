@@ -4,7 +4,9 @@ Because templates rarely mark the responses, a response is defined as the text t
 adds when an assistant turn is appended.
 """
 
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from jakiro.errors import DataError
 from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
 from jakiro.utils.sequences import common_length
-from training.data.chat import CUT, Chat
+from training.data.chat import CUT, Chat, Message, with_objects
 from training.data.sources import RecordError
 
 # Some templates call this function to write today's date. It is replaced by a macro with a fixed
@@ -27,6 +29,11 @@ _STOPPED_CLOCK = (
     " | replace('%a', 'Fri') | replace('%H', '12') | replace('%M', '00') | replace('%S', '00')"
     " -}}{%- endmacro -%}"
 )
+
+
+# A tag at the end of a question that opens reasoning, and one that closes it.
+_OPENING = re.compile(r"(<think(?:ing)?>|\[THINK\])\s*$")
+_CLOSING = re.compile(r"</think(?:ing)?>|\[/THINK\]")
 
 
 class Span(NamedTuple):
@@ -69,9 +76,9 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
     after an answer that was cut off. The result is a single text unless the template rewrites
     earlier turns when later turns follow, for example by dropping earlier reasoning. In that case,
     the result has one text for each assistant turn: the text that the target reads and writes in
-    decoding, up to the end of this turn. So it is if the template leaves out a part of an answer,
-    such as its reasoning, or adds text to one that was cut off: the span is then the content itself
-    and, unless it was cut off, the end marker.
+    decoding, up to the end of this turn. The same holds if the template leaves out a part of the
+    content, such as its reasoning, or adds reasoning to an answer that was cut off: the span is
+    then the content itself and, unless it was cut off, the end marker.
 
     Args:
         tokenizer: tokenizer with a chat template.
@@ -185,17 +192,42 @@ def _verbatim(
 ) -> str | None:
     """Return the text of a turn whose content the template does not write as it is, or None."""
     message = chat.messages[turn.number]
-    content = message.get("content")
-    if not content:
+    if not message.get("content"):
         return None
     text, (span,) = _alone(tokenizer, template, chat, turn)
-    written, expected = _squeezed(text[slice(*span)]), _squeezed(content)
-    if written == expected or (CUT not in message and expected in written):
+    said = _said(message, turn.asked)
+    if not (wanted := _squeezed(said)):
+        return None
+    before, found, _ = _squeezed(text[slice(*span)]).partition(wanted)
+    is_added = CUT in message and not _reasoning_of(message) and _CLOSING.search(before)
+    if found and not is_added:
         return None
     one, other = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
     if one == other:  # the template writes no contents at all
         return None
-    return content if CUT in message else content + one[common_length(one, other) + 1 :]
+    return said if CUT in message else said + one[common_length(one, other) + 1 :]
+
+
+def _said(message: Message, asked: str) -> str:
+    """Return what the target says after a question, which may end with a tag that opens reasoning.
+
+    Reasoning beside the content is a part of it only if there is such a tag.
+    """
+    content, reasoning = str(message["content"]), _reasoning_of(message)
+    opening = _OPENING.search(asked)
+    if opening is None:
+        return content
+    if reasoning:
+        closing = opening[1].replace("<", "</").replace("[", "[/")
+        return f"{reasoning.strip()}\n{closing}\n\n{content}"
+    without = content.lstrip().removeprefix(opening[1])
+    return without.lstrip() if len(without) < len(content.lstrip()) else content
+
+
+def _reasoning_of(message: Message) -> str:
+    """Return the reasoning beside the content of a turn; empty if there is none."""
+    reasoning = message.get("reasoning_content") or message.get("thinking") or ""
+    return reasoning if isinstance(reasoning, str) else ""
 
 
 def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn) -> Rendered:
@@ -258,15 +290,19 @@ def _apply(
     is_asking: bool = False,
 ) -> str:
     """Return the text of the first `count` turns, with a generation prompt if `is_asking`."""
-    text = apply_chat_template(
+    apply = partial(
+        apply_chat_template,
         tokenizer,
-        chat.messages[:count],
         tools=chat.tools,
         chat_template=template,
         tokenize=False,
         add_generation_prompt=is_asking,
     )
-    return str(text)
+    turns = chat.messages[:count]
+    try:
+        return str(apply(with_objects(turns)))
+    except TypeError:  # a few templates expect the arguments of calls as JSON
+        return str(apply(turns))
 
 
 def _refusal(chat: Chat, error: Exception) -> RecordError:

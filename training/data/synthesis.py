@@ -238,7 +238,9 @@ class Synthesizer:
         counts.tokens += len(output.new_token_ids)
         ids, text = self._content(output)
         candidate.reason = self._fault(output, ids, text, fewest)
-        return None if candidate.reason else _Written(text, not has_ended(output, self._ends))
+        return (
+            None if candidate.reason else _Written(text, not has_ended(output, self._ends, limit))
+        )
 
     def _content(self, output: GenerateOutput) -> tuple[list[int], str]:
         """Return the tokens before the end token, and their text."""

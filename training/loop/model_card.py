@@ -57,7 +57,8 @@ def _use() -> str:
 
 ```python
 from jakiro import SpeculativeDecoder
-decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter", device_map="auto")
+# On a GPU, also pass device_map="cuda".
+decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
 print(decoder.generate("def main(", max_new_tokens=128).text)
 ```"""
 
@@ -73,9 +74,9 @@ def _measured(evaluation: Mapping[str, Any], settings: Mapping[str, Any]) -> Ite
     if validation:
         share = validation["levels"][0]["agreement"]
         yield (
-            f"In {share:.1%} of {validation['positions']} drafts on held-out text (one for each "
-            "position and distance from the last verified token), the drafter and the target agree "
-            "on the most likely next token."
+            f"In {share:.1%} of {validation['positions']} drafts on held-out text, at the "
+            "distances from the last verified token that occur in decoding, the drafter and the "
+            "target agree on the most likely next token."
         )
     yield (
         "Not measured here: speed (which `jakiro bench` measures), other prompts, longer answers, "

@@ -242,7 +242,7 @@ def _point(run: FractionRun, tokens: int, epochs: float) -> Point:
         epochs=epochs,
         agreement=validation["levels"][0]["agreement"],
         loss=validation["loss"],
-        # Each position is drafted at every distance, which are no independent trials.
+        # Each position is drafted at every distance, and these drafts are not independent trials.
         positions=validation["positions"] // decoding_rule(run.settings.drafter).num_samples,
         tau=decoding[0]["tau"] if decoding else None,
     )

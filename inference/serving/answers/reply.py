@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from inference.engine.decode_step import TARGET, DecodeStep
+from inference.engine.request import Request
 from inference.engine.stats import DecodeStats
 from inference.generation.incremental_text import IncrementalText
 from inference.serving.answers.details import ChoiceDetails, DetailLog
@@ -105,7 +106,7 @@ class Reply:
             for _ in job.sequences
         ]
         self._sequences = [
-            _Choice(number, texts[number], state.request.stop.eos_ids, drafts)
+            _Choice(number, texts[number], state.request, drafts)
             for number, (_, state) in enumerate(owners)
         ]
         for choice, (_, state) in zip(self._sequences, owners, strict=True):
@@ -178,16 +179,17 @@ class _Choice:
     Args:
         index: number of the choice.
         text: text of the sequence.
-        eos_ids: tokens that end a text.
+        request: request of the sequence.
         drafts: whether the origin of each token is requested.
     """
 
-    def __init__(self, index: int, text: IncrementalText, eos_ids: set[int], drafts: bool) -> None:
+    def __init__(self, index: int, text: IncrementalText, request: Request, drafts: bool) -> None:
         self.is_ended = False
         self.num_tokens = 0
         self._index = index
         self._text = text
-        self._eos_ids = eos_ids
+        self._eos_ids = request.stop.eos_ids
+        self._max_tokens = request.max_length - len(request.token_ids)
         self._drafts = drafts
         self._waiting: list[TokenDetail] = []
         self._echo: tuple[Echo, Job] | None = None
@@ -241,7 +243,9 @@ class _Choice:
         end = self._num_echoed + self._text.length
         delta.tokens += [token for token in self._waiting if token.offset < end]
         is_stop = self._text.is_stopped or last in self._eos_ids
-        delta.finish_reason = "stop" if is_stop else "length"
+        # The target's own settings may end a text, too.
+        is_short = self.num_tokens < self._max_tokens
+        delta.finish_reason = "stop" if is_stop or is_short else "length"
 
 
 def _prompt_details(job: Job, echo: Echo) -> list[TokenDetail]:

@@ -70,8 +70,11 @@ class Admission:
             )
         live = [(own.user, own.num_live) for own in self._admitted if own.lane == lane]
         of_user = sum(num for owner, num in live if owner is user)
-        if of_user + count > self._most_of_user or sum(num for _, num in live) + count > self._most:
-            raise self._overload()
+        if sum(num for _, num in live) + count > self._most:
+            raise self._overload(f"too many requests are waiting; expected: at most {self._queue}")
+        if of_user + count > self._most_of_user:
+            most = f"at most {self._most_of_user} that run or wait"
+            raise self._overload(f"too many sequences of this key; expected: {most}")
         found = Admitted(lane, count, user)
         self._admitted.append(found)
         return found
@@ -92,13 +95,11 @@ class Admission:
         """
         self._mean_seconds += (seconds - self._mean_seconds) / 8
 
-    def _overload(self) -> ApiError:
+    def _overload(self, problem: str) -> ApiError:
         waited = self._mean_seconds * (1 + self._queue / self._places)
         return ApiError(
             429,
-            "too many requests are waiting; "
-            f"expected: at most {self._queue} that wait for a place; "
-            "got: one more; remedy: try again after the seconds in the header Retry-After",
+            f"{problem}; got: more; remedy: try again after the seconds in the header Retry-After",
             kind="rate_limit_error",
             code="rate_limit_exceeded",
             retry_after=max(1, min(math.ceil(waited), _LONGEST_RETRY_SECONDS)),

@@ -212,14 +212,14 @@ def test_other_differences_than_figures_are_listed() -> None:
                 }
             ),
             "settings": before.settings.model_copy(
-                update={"max_new_tokens": 7, "repeats": 3, "seed": 5}
+                update={"max_new_tokens": 7, "repeats": 3, "seed": 5, "threads": 1, "packed": True}
             ),
         }
     )
     changes = compare_documents(before, after)
     assert [name for name, _, _ in changes.differences] == [
         *("dtype", "processor", "threads", "spin_count", "torch", "max_new_tokens"),
-        *("repeats", "seed"),
+        *("repeats", "seed", "--threads", "--packed"),
         "tree of drafter=mine at T = 0",
     ]
     assert ("threads", 8, 2) in changes.differences

@@ -74,7 +74,8 @@ def test_methods_decode_the_same_groups_with_the_same_seeds() -> None:
     harness = _harness(*methods, batch_size=2, repeats=2, seed=3)
     results = harness.measure(PROMPTS)
     assert methods[0].calls == methods[1].calls
-    measured = methods[0].calls[1:]  # without the warm-up
+    assert [len(prompts) for prompts, _ in methods[0].calls[:2]] == [1, 2]  # groups of each size
+    measured = methods[0].calls[2:]  # without the warm-up
     assert len(measured) == 2 * len(grouped(PROMPTS, harness.settings))
     assert len({seed for _, seed in measured}) == len(measured)
     keys = [{take.key for take in found.takes} for found in results.values()]

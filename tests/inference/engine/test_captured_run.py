@@ -329,12 +329,13 @@ def test_recorded_steps_are_used_only_for_requests_with_the_same_processors() ->
 def test_a_decoder_with_captured_steps_gives_the_same_text() -> None:
     model = tiny_llama()
     drafter = tiny_drafter(TargetAdapter(model))
-    for tree in ("auto", "fixed"):
+    # With "auto", sampled texts depend on measured costs, which differ between the two.
+    for tree, temperatures in (("auto", (0.0,)), ("fixed", (0.0, 1.0))):
         decoders = [
             SpeculativeDecoder(model, drafter, tree=tree, captured=captured)
             for captured in (False, True)
         ]
-        for temperature in (0.0, 1.0):
+        for temperature in temperatures:
             request = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
             texts = [decoder.generate([1, 2, 3], **request) for decoder in decoders]
             assert texts[0].new_token_ids == texts[1].new_token_ids

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.stats import DecodeStats
 
 
@@ -12,6 +13,16 @@ def test_the_summary_names_tokens_drafts_tau_and_speed() -> None:
         "9 tokens (4 of them drafted), tau 2.00 (tokens per decoding step), 2.0 tokens/s after "
         "0.50 s to read the prompt"
     )
+
+
+def test_only_nodes_that_a_token_followed_count_as_reached() -> None:
+    children = {ROOT: [0, 1], 0: [2], 2: [3]}
+    tree = SequenceTree([5, 6, 7, 8], [-1, -1, 0, 2], [1, 1, 2, 3], [], [], {}, children, children)
+    whole, cut = DecodeStats(), DecodeStats()
+    whole.count_reached(tree, [ROOT, 0, 2])
+    cut.count_reached(tree, [ROOT])  # the sequence ended with its first accepted token
+    assert whole.reached == {1: 1, 2: 1, 3: 1}
+    assert cut.reached == {1: 1}
 
 
 def test_a_single_token_has_no_speed() -> None:

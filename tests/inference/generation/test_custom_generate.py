@@ -16,6 +16,7 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
     TemperatureLogitsWarper,
     TextStreamer,
     TopKLogitsWarper,
@@ -328,9 +329,35 @@ def test_a_longest_length_of_the_caller_replaces_that_of_the_config(
     assert expected.shape[1] == 100
     assert decoder.generate(prompt, **arguments).sequences.equal(expected)
     assert model.generate(prompt, custom_generate=decoder, **arguments).equal(expected)
+    for below in (2, 90):
+        short = {"max_new_tokens": 4, "stopping_criteria": [MaxLengthCriteria(below)]}
+        output = decoder.generate(prompt.repeat(1, 30), **arguments | short)
+        assert len(output.new_token_ids) == 1
     beyond = StoppingCriteriaList([MaxLengthCriteria(10_000)])
     with pytest.raises(PromptError, match="do not fit into the target's context"):
         decoder.generate(prompt, **{**arguments, "stopping_criteria": beyond})
+
+
+def test_stop_strings_hold_in_padded_sequences() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    own = SpeculativeDecoder(model, tokenizer=tokenizer)
+    prompts = [[1, 2, 3], [5, 6, 7, 8, 9]]
+    arguments = {**GREEDY, "max_new_tokens": 12}
+    texts = [own.generate(prompt, **arguments).text for prompt in prompts]
+    stop = next(piece for piece in (texts[0][n : n + 1] for n in range(3, 9)) if piece.isascii())
+    alone = [own.generate(prompt, stop_strings=stop, **arguments) for prompt in prompts]
+    ids = torch.tensor([[0, 0, *prompts[0]], prompts[1]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    arguments["stopping_criteria"] = StoppingCriteriaList([StopStringCriteria(tokenizer, [stop])])
+    for default in (None, ["another"]):
+        model.generation_config.stop_strings = default
+        switch = {} if default is None else {"stop_strings": None}
+        got = model.generate(ids, attention_mask=mask, custom_generate=own, **switch, **arguments)
+        for sequence, output in zip(got.tolist(), alone, strict=True):
+            new = output.new_token_ids
+            assert sequence[5 : 5 + len(new)] == new
+            assert set(sequence[5 + len(new) :]) <= {0}
 
 
 def test_several_return_sequences_of_padded_sequences_are_sequences_of_their_own(

@@ -23,6 +23,7 @@ HEADS: dict[str, tuple[Weights, dict[str, Any]]] = {
     "eagle": (eagle_weights(), {}),
     "eagle without bias": (eagle_weights(bias=False), {"bias": False}),
     "eagle for qwen2": (eagle_weights(qkv_bias=True), {"qkv_bias": True}),
+    "eagle for qwen3": (eagle_weights(qk_norm=True), {}),
     "eagle for llama 3": (eagle_weights(), {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}),
     "jakiro": (jakiro_weights(), {"num_local_experts": 2, "num_experts_per_tok": 2}),
 }

@@ -185,6 +185,21 @@ def test_layers_with_a_mask_of_their_own_are_refused() -> None:
         TargetAdapter(model)
 
 
+@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn3"])
+def test_attention_that_takes_no_mask_of_a_tree_is_refused(name: str) -> None:
+    model = tiny_llama()
+    model.config._attn_implementation_internal = name
+    with pytest.raises(TargetNotSupported, match="takes no mask"):
+        TargetAdapter(model)
+
+
+def test_weights_on_several_devices_are_refused() -> None:
+    model = tiny_llama()
+    model.model.layers[1].to("meta")
+    with pytest.raises(TargetNotSupported, match=r"several devices; .*got: cpu, meta"):
+        TargetAdapter(model)
+
+
 def test_rotary_factors_that_depend_on_the_length_are_refused_in_any_kind_of_layer() -> None:
     model = tiny_family("gemma3")
     model.config.rope_parameters["sliding_attention"]["rope_type"] = "longrope"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from helpers.gguf_files import write_gguf
 from helpers.models import tiny_llama
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
+from transformers import AutoModelForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.benchmark.machine import environment_of
@@ -106,6 +108,32 @@ def test_an_architecture_that_transformers_cannot_read_is_named(tmp_path: Path) 
     write_gguf(path, tiny_llama(vocab=300), tiny_tokenizer(), architecture="unheard-of")
     with pytest.raises(CheckpointError, match="unheard-of"):
         load_causal_lm(path)
+
+
+def test_a_part_of_a_model_is_refused(file: Path) -> None:
+    part = file.with_name("tiny-00001-of-00002.gguf")
+    file.rename(part)
+    with pytest.raises(ConfigError, match=r"a part of a model.*--merge"):
+        load_causal_lm(part)
+    whole = part.rename(part.with_name("tiny-00001-of-00001.gguf"))
+    assert load_causal_lm(whole).config.num_hidden_layers
+
+
+def test_a_file_without_all_tensors_is_refused(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = AutoModelForCausalLM.from_pretrained
+
+    def lacking(*arguments: Any, **options: Any) -> Any:
+        model, report = read(*arguments, **options)
+        return model, report | {"missing_keys": {"model.layers.1.mlp.up_proj.weight"}}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lacking)
+    with pytest.raises(
+        CheckpointError, match=r"no tensors for 1 weights, such as model\.layers\.1"
+    ):
+        load_causal_lm(file)
+    assert not list(cache.rglob("*.safetensors"))
 
 
 def test_a_damaged_file_is_named_and_leaves_no_folder(file: Path, cache: Path) -> None:

@@ -62,6 +62,11 @@ def test_a_proxy_is_asked_in_place_of_the_hub(monkeypatch: pytest.MonkeyPatch) -
         for proxy in (address, f"http://{address}"):
             monkeypatch.setenv("https_proxy", proxy)
             assert is_hub_reachable()
+        monkeypatch.delenv("https_proxy")
+        monkeypatch.setenv("all_proxy", address)
+        assert is_hub_reachable()
+        monkeypatch.delenv("all_proxy")
+        monkeypatch.setenv("https_proxy", address)
     hub._answers.cache_clear()
     assert not is_hub_reachable()  # nothing listens there any more
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:none")

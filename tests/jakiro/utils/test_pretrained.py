@@ -9,7 +9,7 @@ import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, Qwen2Config
 
 from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.utils.pretrained import (
@@ -200,6 +200,36 @@ def test_nothing_is_asked_for_adapters_in_the_cache_of_a_hub_that_cannot_be_reac
     with pytest.raises(CheckpointError, match="no such file"):
         load_config("owner/other")
     assert asked == [{"local_files_only": True}]
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    Qwen2Config(hidden_size=8, num_hidden_layers=1, vocab_size=9).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="without the files of a tokenizer"):
+        load_tokenizer(tmp_path)
+    assert local_tokenizer(tmp_path) is None
+
+
+def test_adapters_have_the_tokenizer_of_their_model(saved: Path, tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(saved)
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    base = {"base_model_name_or_path": str(saved)}
+    (adapters / "adapter_config.json").write_text(json.dumps(base))
+    for tokenizer in (load_tokenizer(adapters), local_tokenizer(adapters)):
+        assert tokenizer is not None
+        assert tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
+
+
+def test_adapters_need_a_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (saved / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"the package peft is not installed.*\[train\]"):
+        load_causal_lm(saved)
+
+
+def test_arguments_reach_the_tokenizer(saved: Path) -> None:
+    tiny_tokenizer().save_pretrained(saved)
+    assert load_tokenizer(saved, padding_side="left").padding_side == "left"
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_names(saved: Path) -> None:

@@ -32,14 +32,17 @@ def test_every_document_is_for_training_or_for_validation(count: int) -> None:
     assert sorted([*training, *validation]) == [0, 1, 2, 3, 4, 5]
 
 
+def _answered(prompts: list[int], length: int) -> TokenStore:
+    """Return records with prompts of one repeated token, each with an answer of its own."""
+    tokens = [[prompt] * length + [100 + n] for n, prompt in enumerate(prompts)]
+    is_response = np.tile([False] * length + [True], len(prompts))
+    starts = np.arange(len(prompts) + 1) * (length + 1)
+    return TokenStore(np.array(tokens, np.int32).ravel(), is_response, starts, "any")
+
+
 def test_other_answers_to_a_held_out_prompt_are_not_trained_on() -> None:
-    prompts, answers = (0, 1, 2, 0, 1, 2), (10, 11, 12, 13, 14, 15)
-    token_ids = np.array(
-        [(prompt, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    )
-    is_response = np.tile([False, False, True], len(prompts))
-    starts = np.arange(0, 3 * len(prompts) + 1, 3)
-    twice = TokenStore(token_ids.astype(np.int32).ravel(), is_response, starts, "any")
+    prompts = [0, 1, 2, 0, 1, 2]
+    twice = _answered(prompts, 8)
     for count in (1, 2):
         training, validation = split_validation(twice, count)
         assert len(validation) == count
@@ -47,8 +50,16 @@ def test_other_answers_to_a_held_out_prompt_are_not_trained_on() -> None:
         assert [prompts[document] for document in training] == [
             prompt for prompt in prompts if prompt not in held_out
         ]
-    with pytest.raises(DataError, match="same prompts"):
-        split_validation(twice, 5)
+    assert len(split_validation(twice, 5)[0]) == 1  # nothing else remains
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 6), (8, 40)])
+def test_a_beginning_of_one_token_or_of_very_many_records_is_no_prompt(
+    length: int, count: int
+) -> None:
+    alike = _answered([0] * count, length)
+    training, validation = split_validation(alike, 3)
+    assert (len(training), len(validation)) == (count - 3, 3)
 
 
 @pytest.mark.parametrize("fraction", [0.4, 1.0])

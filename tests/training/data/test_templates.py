@@ -10,9 +10,9 @@ from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from jakiro.errors import DataError
-from training.data.chat import parse_chat
+from training.data.chat import with_objects
 from training.data.documents import Document, encode_documents
-from training.data.sources import Record
+from training.data.sources import Record, RecordError
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = [
@@ -165,6 +165,53 @@ def test_reasoning_that_the_template_leaves_out_is_read_as_written() -> None:
     assert responses(tokenizer, cut) == [said]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"content": THOUGHT}, "Add them.\n</think>\n\nIt is 2.</s>"),
+        ({"content": "It is 2.", "reasoning_content": "Add them."}, None),
+        ({"content": "<think>\nAdd the", "is_cut": True}, "Add the"),
+    ],
+)
+def test_a_tag_that_the_generation_prompt_opens_is_written_once(
+    fields: dict[str, Any], said: str | None
+) -> None:
+    said = said or "Add them.\n</think>\n\nIt is 2.</s>"
+    tokenizer = family_tokenizer("r1")
+    answer = {"role": "assistant", **fields}
+    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer]})
+    assert parts(tokenizer, document)[:2] == [
+        (False, "<bos><|User|>What is 1 + 1?<|Assistant|><think>\n"),
+        (True, said),
+    ]
+
+
+def test_reasoning_of_a_template_that_opens_the_tag_itself_is_kept() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    opened = "<|im_start|>assistant\n<think>\n"
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{- '<|im_start|>assistant\n' }}", f"{{{{- '{opened}' }}}}"
+    )
+    answer = {"role": "assistant", "content": THOUGHT}
+    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer]})
+    assert responses(tokenizer, document) == ["Add them.\n</think>\n\nIt is 2.<|im_end|>\n"]
+
+
+def test_reasoning_beside_a_cut_answer_is_kept() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    answer = {"role": "assistant", "content": "It is", "reasoning_content": "Add them."}
+    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer | {"is_cut": True}]})
+    assert responses(tokenizer, document) == ["<think>\nAdd them.\n</think>\n\nIt is"]
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen3"])
+@pytest.mark.parametrize("fields", [{"content": " \n"}, {"content": "<think>\n", "is_cut": True}])
+def test_an_answer_of_white_space_or_a_tag_alone_is_read(name: str, fields: dict[str, Any]) -> None:
+    answer = {"role": "assistant", **fields}
+    encoded = encode(family_tokenizer(name), {"messages": [CHAT[0], answer, *CHAT[2:]]})
+    assert encoded
+
+
 def test_white_space_that_the_template_changes_is_no_difference() -> None:
     messages = [CHAT[0], {"role": "assistant", "content": " It is\n2. "}]
     (document,) = encode(family_tokenizer("llama-3"), {"messages": messages})
@@ -211,7 +258,23 @@ def test_arguments_of_calls_reach_the_template_as_objects(arguments: Any) -> Non
 def test_other_arguments_stay_as_they_are(arguments: Any) -> None:
     call = {"function": {"name": "add", "arguments": arguments}}
     turns = [CHAT[0], {"role": "assistant", "tool_calls": [call, "other"]}]
-    assert parse_chat(turns, None, "file:1").messages[1]["tool_calls"] == [call, "other"]
+    assert with_objects(turns) == turns
+
+
+def test_a_template_may_read_arguments_as_json() -> None:
+    tokenizer = tiny_tokenizer(
+        "{% for m in messages %}{{ m.content or ('a' + m.tool_calls[0].function.arguments) }}"
+        "</s>{% endfor %}"
+    )
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    (document,) = encode(tokenizer, {"messages": messages})
+    assert responses(tokenizer, document) == ['a{"a": 1}</s>']
+
+
+def test_a_system_text_with_half_a_character_is_named() -> None:
+    with pytest.raises(RecordError, match="lone surrogate"):
+        encode(family_tokenizer("chatml"), {"messages": CHAT, "system": "\ud800"})
 
 
 def test_reasoning_has_several_names() -> None:

@@ -260,11 +260,12 @@ class Regenerator:
     ) -> Dialogue[_OpenRecord]:
         """Generate the answers of a record; a record that has no result afterwards is unusable."""
         temperature = self._settings.temperature
-        options = {"max_new_tokens": self._settings.max_new_tokens}
+        limit = self._settings.max_new_tokens
+        ends = end_ids(self._decoder.target.model.generation_config)
         while record.result is None and not record.is_unusable:
             seed = random_seed(self._settings.seed, record.number, record.turn)
-            output = yield Turn(record.question, seed, temperature, options)
-            is_cut = not has_ended(output, end_ids(self._decoder.target.model.generation_config))
+            output = yield Turn(record.question, seed, temperature, {"max_new_tokens": limit})
+            is_cut = not has_ended(output, ends, limit)
             _count(output, is_cut, written)
             record.is_unusable = True
             with intake.guard():
@@ -305,11 +306,13 @@ def random_seed(*parts: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def has_ended(output: GenerateOutput, ends: Collection[int]) -> bool:
-    """Return whether the target ended an answer itself, with an end token.
+def has_ended(output: GenerateOutput, ends: Collection[int], limit: int) -> bool:
+    """Return whether the target ended an answer itself, with an end token or a stop string.
 
     Args:
         output: answer of the target.
         ends: tokens that end an answer.
+        limit: largest number of tokens of the answer.
     """
-    return bool(output.new_token_ids) and output.new_token_ids[-1] in ends
+    new = output.new_token_ids
+    return bool(new) and (len(new) < limit or new[-1] in ends)

@@ -97,6 +97,8 @@ def analyse(
     documents: Mapping[int, ComparisonDocument],
     arms: Sequence[ArmFacts],
     trees: Sequence[Trees] = (Trees(options=""),),
+    *,
+    is_interleaved: bool = True,
 ) -> StudyResults:
     """Return the results of a study.
 
@@ -104,6 +106,7 @@ def analyse(
         documents: comparisons of all arms and autoregressive decoding, by seed.
         arms: properties of the arms, including the base.
         trees: kinds of trees; every arm was measured with each kind.
+        is_interleaved: whether the arms were measured at the same time.
 
     Raises:
         DataError: a method was not measured, or the methods were measured on different prompts or
@@ -125,10 +128,11 @@ def analyse(
         for kind in trees
     ]
     rows = tuple(group.row(arm) for group in measured for arm in arms)
+    note = _note(len(documents), sum(row.verdict != "base" for row in rows), trees)
     return StudyResults(
         seeds=len(documents),
         prompts=len(index_of),
-        note=_note(len(documents), sum(row.verdict != "base" for row in rows), trees),
+        note=note if is_interleaved else f"{note} {_NOT_INTERLEAVED}",
         rows=rows,
         interactions=_interactions(measured, arms),
         experts=tuple(found for arm in arms if (found := arm.diversity) is not None),
@@ -161,6 +165,12 @@ def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
     if not tau_ratio.is_resolved:
         return "not resolved"
     return "better" if tau_ratio.value > 1 else "worse"
+
+
+_NOT_INTERLEAVED = (
+    "The arms were measured at different times, which the intervals of speeds do not cover: do not "
+    "compare speeds."
+)
 
 
 def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:

@@ -153,7 +153,8 @@ class Study:
         }
         by_arm = [(arm, [run for run in runs if run.arm == arm.name]) for arm in self.arms]
         facts = [_facts(arm, own) for arm, own in by_arm if own]
-        return analyse(documents, facts, self.trees)
+        is_interleaved = not self.settings.separately
+        return analyse(documents, facts, self.trees, is_interleaved=is_interleaved)
 
     def _test_measurement(self) -> Measurement:
         folder = ensure_writable_folder(self.results_folder)

@@ -39,7 +39,7 @@ def test_a_user_cannot_take_the_room_of_the_others() -> None:
     one, other = object(), object()
     first = admission.admit(0, 2, one)
     admission.admit(0, 1, one)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError, match="of this key; expected: at most 3") as refused:
         admission.admit(0, 1, one)
     assert refused.value.status == 429
     admission.admit(1, 3, one)  # another lane

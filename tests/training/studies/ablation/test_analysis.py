@@ -102,6 +102,13 @@ def test_results_come_back_from_json() -> None:
     assert StudyResults.model_validate_json(results.model_dump_json()) == results
 
 
+@pytest.mark.parametrize("is_interleaved", [True, False])
+def test_the_note_says_whether_speeds_can_be_compared(is_interleaved: bool) -> None:
+    documents = made_up_documents({"base": 0.0})
+    results = analyse(documents, [made_up_arm("base")], is_interleaved=is_interleaved)
+    assert ("do not compare speeds" in results.note) is not is_interleaved
+
+
 def test_the_note_mentions_a_single_seed() -> None:
     results = analyse(made_up_documents({"base": 0.0}, seeds=1), [made_up_arm("base")])
     assert results.seeds == 1
