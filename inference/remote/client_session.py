@@ -233,10 +233,13 @@ class ClientSession:
     def _opening(self) -> OpenSession:
         if not self.emitted:
             return self.request
-        known = {
-            "prompt": self.prompt_token_ids,
-            "resume": Progress(emitted=self.emitted, next_step=self.next_step),
-        }
+        prompt = self.request.prompt
+        progress = Progress(
+            emitted=self.emitted,
+            next_step=self.next_step,
+            is_answer=isinstance(prompt, list) and not isinstance(prompt[0], int),
+        )
+        known = {"prompt": self.prompt_token_ids, "resume": progress}
         return self.request.model_copy(update=known)
 
     def _check_prompt(self, token_ids: list[int]) -> None:

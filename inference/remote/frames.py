@@ -21,6 +21,7 @@ MESSAGE_KEY = "jakiro"  # name of the message in the metadata
 MAX_HEADER = 16_384  # bytes
 _METADATA = "__metadata__"  # safetensors' name
 _PREFIX = 8  # bytes of the header's length, little-endian
+_LONGEST_AXIS = 1 << 24  # of a tensor without values, such as rows of which none are sent
 _SIZES = {"U8": 1, "I16": 2, "U16": 2, "I32": 4}  # bytes of a number
 
 
@@ -100,9 +101,10 @@ def _read_header(
 
 
 def _check_entry(name: str, entry: _Entry, spec: TensorSpec, num_bytes: int) -> None:
-    """Check a description; even a tensor without values has no axis longer than the frame."""
+    """Check a description; even the axes of a tensor without values are limited."""
     begin, end = entry.data_offsets
-    is_sized = min(begin, *entry.shape, 0) == 0 and max([0, *entry.shape]) <= num_bytes
+    longest = max([0, *entry.shape])
+    is_sized = min(begin, *entry.shape, 0) == 0 and longest <= max(num_bytes, _LONGEST_AXIS)
     is_described = entry.dtype == spec.dtype and len(entry.shape) == spec.num_axes
     if not (is_described and is_sized and prod(entry.shape) * _SIZES[spec.dtype] == end - begin):
         raise _malformed(f"{name} is {entry.dtype} {entry.shape} in {end - begin} bytes")

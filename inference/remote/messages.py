@@ -34,6 +34,7 @@ class Progress(WireMessage):
 
     emitted: TokenIds  # tokens after the prompt
     next_step: int = Field(ge=1, lt=2**31)
+    is_answer: bool = False  # whether it answers messages, and thus begins a text of its own
 
 
 SMALLEST = 1e-6  # smallest divisor of logits, with which they stay finite

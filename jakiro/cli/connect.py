@@ -1,5 +1,6 @@
 """The command `jakiro connect`."""
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -180,7 +181,10 @@ def _lines() -> Iterator[str]:
     while True:
         if sys.stdin.isatty():
             typer.echo(_PROMPT, nl=False, err=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise PromptError("cannot read a line", expected="UTF-8", got=error) from error
         if not line:
             return
         if line.strip():
@@ -205,7 +209,9 @@ def _answer(
     """
     from inference.device.offline_text import OfflineOutput
 
-    display = ProvisionalDisplay(_write, sys.stdout.isatty())
+    # A terminal that cannot move its cursor shows only verified text, like a file.
+    can_move = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    display = ProvisionalDisplay(_write, can_move)
 
     def on_step(step: "RemoteStep") -> None:
         show = display.verified if step.is_verified else display.provisional

@@ -1,14 +1,13 @@
 """The command `jakiro generate`."""
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
-from jakiro.cli.output import say
+from jakiro.cli.output import UNSAFE, say
 from jakiro.errors import PromptError
 from jakiro.utils.logs import quiet_libraries
 
@@ -69,7 +68,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
-        streamer=TextPrinter(decoder.tokenizer, partial(typer.echo, nl=False)),
+        streamer=TextPrinter(decoder.tokenizer, _write),
         **{name: value for name, value in sampling.items() if value is not None},
     )
     typer.echo()
@@ -111,6 +110,11 @@ def load_decoder(context: options.Context) -> "SpeculativeDecoder":
     if chosen["dtype"] == "auto" or gguf_checksum(model.config) is not None:
         say(f"target: {describe_model(model)}")
     return decoder
+
+
+def _write(text: str) -> None:
+    """Write a piece of text, to a terminal without control characters."""
+    typer.echo(text.translate(UNSAFE) if sys.stdout.isatty() else text, nl=False)
 
 
 def prompt_text(prompt: str) -> str:

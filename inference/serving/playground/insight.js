@@ -4,6 +4,8 @@ import { byId, make, oncePerFrame } from "./dom.js";
 import { depthName, depthColor, originOf, paint, sourceColor, visible } from "./palette.js";
 import { drawTree } from "./tree.js";
 
+const NO_TREE = byId("tree").firstElementChild; // what stands there at first
+
 const SHOWN_STEPS = 64;
 
 /** The panel; shows the last answer, or the step of a selected token. */
@@ -105,6 +107,8 @@ export class Insight {
     if (last < 0) {
       byId("step-number").textContent = "no step yet";
       byId("strip").replaceChildren();
+      byId("tree").replaceChildren(NO_TREE);
+      byId("tree-note").textContent = "";
       return;
     }
     const step = steps[at];

@@ -20,6 +20,7 @@ const insight = new Insight();
 const settings = new Settings(connect);
 const chat = new Chat(settings, insight, { onState: showState, onStatus: announce });
 let retry = null;
+let checked = null; // the failed exchange after which the server was asked again
 
 /** Asks for the state of the server and the name of its model, until there is an answer. */
 async function connect() {
@@ -46,7 +47,10 @@ function showState() {
   send.disabled = !isRunning && prompt.value.trim() === "";
   if (hadFocus && send.disabled) prompt.focus();
   const last = chat.exchanges.at(-1);
-  if (last?.end === "failed") connect();
+  if (last?.end === "failed" && last !== checked) {
+    checked = last; // once for each failure, not with every key
+    connect();
+  }
 }
 
 function announce(text) {
@@ -72,7 +76,8 @@ byId("composer").addEventListener("submit", (event) => {
   else submit(prompt.value);
 });
 prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  // Safari reports the Enter that confirms a composition afterwards, with the code 229.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
   event.preventDefault();
   submit(prompt.value);
 });

@@ -210,8 +210,10 @@ class RemoteSessions:
         message: OpenSession,
     ) -> SessionOpened:
         model = self._service.model
+        is_answer = message.resume is not None and message.resume.is_answer
+        request_of = partial(model.request_of, prompt, options, is_answer=is_answer)
         try:
-            request = await self._service.prepared(partial(model.request_of, prompt, options))
+            request = await self._service.prepared(request_of)
         except JakiroError as error:
             raise logged_api_error(error) from error
         if session.is_ended:
@@ -234,7 +236,7 @@ class RemoteSessions:
             message.resume,
             memory,
             stops=options.stops,
-            before=continued_tokens(prompt, request.token_ids),
+            before=() if is_answer else continued_tokens(prompt, request.token_ids),
             threads=decoder.compute.threads,
         )
 

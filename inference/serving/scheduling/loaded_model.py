@@ -113,7 +113,9 @@ class LoadedModel:
             raise
         return jobs
 
-    def request_of(self, prompt: Prompt, options: DecodingOptions) -> Request:
+    def request_of(
+        self, prompt: Prompt, options: DecodingOptions, *, is_answer: bool = False
+    ) -> Request:
         """Return a request that is decoded outside the lanes.
 
         Its random numbers do not depend on other requests.
@@ -121,12 +123,15 @@ class LoadedModel:
         Args:
             prompt: prompt to continue.
             options: options of the request, which asks for no details.
+            is_answer: whether the tokens of the prompt are those of chat messages.
 
         Raises:
             PromptError: the prompt or an option cannot be used.
             ApiError: the prompt is too long.
         """
         token_ids, arguments = self._arguments(prompt, options)
+        if is_answer:
+            arguments["before"] = ()
         (request,), _ = self.engine.requests_of(token_ids, **arguments)
         return request
 

@@ -9,6 +9,7 @@ from inference.draft_tree import ROOT
 from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
 from inference.remote.errors import MessageError
 from inference.remote.messages import (
+    ChatMessage,
     MemoryRequest,
     OpenSession,
     Progress,
@@ -92,6 +93,16 @@ def test_a_lost_session_is_opened_again_and_the_tree_stays_binding() -> None:
     device.on_opened(again)
     assert device.action == Send("b", 2, OTHER.body, 6)
     assert device.num_resumes == 1
+
+
+def test_an_answer_to_messages_is_continued_as_one() -> None:
+    messages = [ChatMessage(role="user", content="a question")]
+    device = ClientSession(REQUEST.model_copy(update={"prompt": messages}))
+    device.on_opened(opening((0, 1)))
+    device.on_gone()
+    action = device.action
+    assert isinstance(action, Open)
+    assert action.request.resume == Progress(emitted=[1], next_step=1, is_answer=True)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_a_frame_arrives_as_it_was_sent() -> None:
     }
 
 
+def test_wide_rows_arrive_although_there_are_none() -> None:
+    specs = {"rows": TensorSpec("U8", 2)}
+    frame = encode_frame(MESSAGE, {"rows": np.empty((0, 9216), np.uint8)})
+    _, tensors = decode_frame(frame, Progress, specs)
+    assert tensors["rows"].shape == (0, 9216)
+
+
 def test_tensors_that_are_not_contiguous_arrive_as_they_are() -> None:
     wide = np.arange(8, dtype=np.uint16).reshape(2, 4)[:, ::2]
     _, tensors = decode_frame(encode_frame(MESSAGE, {**TENSORS, "b": wide}), Progress, SPECS)

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from inference import SpeculativeDecoder
 from jakiro.cli import main
+from jakiro.cli.generate import _write
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -52,6 +53,20 @@ def _run(*words: str) -> int:
     with pytest.raises(SystemExit) as exit_info:
         main(["generate", *words])
     return int(exit_info.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "expected"), [(True, "a]0;x\nb"), (False, "a\x1b]0;x\x07\nb")]
+)
+def test_a_terminal_gets_no_control_characters(
+    is_terminal: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    _write("a\x1b]0;x\x07\nb")
+    assert capsys.readouterr().out == expected
 
 
 def test_the_continuation_goes_to_standard_output(
