@@ -1,9 +1,9 @@
 """The device that a run is planned for, and measurements of this machine's speed."""
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 
 from inference.benchmark.timing import medians
@@ -114,7 +114,7 @@ class PlannedDevice:
             return self.memory
         if self.kind == "cuda":
             return int(torch.cuda.get_device_properties(choose_device("cuda")).total_memory)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local
+        return int(psutil.virtual_memory().total) // num_local
 
     def product_rate(self, settings: TrainSettings) -> float | None:
         """Return the device's `product_rate`; None if this machine does not have the device."""

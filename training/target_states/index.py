@@ -14,6 +14,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import checksum, fingerprint, write_atomically
+from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import summary_of
 from training.data.packing import PackedSequence
@@ -186,7 +187,7 @@ class TargetStateIndex(Settings):
     @property
     def bytes_per_position(self) -> int:
         """The number of bytes that all parts of one position take."""
-        return sum(self.widths.values()) * {"fp32": 4, "bf16": 2}[self.fingerprint.dtype]
+        return sum(self.widths.values()) * TORCH_DTYPES[self.fingerprint.dtype].itemsize
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the given parts that the shards lack."""

@@ -9,6 +9,7 @@ from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetSpec
 from jakiro.utils.pretrained import TORCH_DTYPES
+from jakiro.utils.wording import counted
 from training.config import TrainSettings
 from training.target_states.index import read_index
 from training.target_states.states import States
@@ -45,7 +46,7 @@ class TargetStatePlan:
         return self.num_sequences_left * self.sequence_length * self.bytes_per_position
 
     def __str__(self) -> str:
-        files = "1 shard" if self.num_shards == 1 else f"{self.num_shards:,} shards"
+        files = counted(self.num_shards, "shard")
         num_tokens = self.num_sequences * self.sequence_length
         return (
             f"{num_tokens:,} tokens x {self.bytes_per_position:,} bytes = "

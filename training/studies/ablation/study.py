@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +29,11 @@ from training.studies.ablation.runs import ArmRun, forget, runs_of, train_runs
 from training.studies.ablation.settings import StudyPrompts, StudySettings
 from training.studies.ablation.sweep import parse_sweep
 from training.studies.ablation.tables import in_words, to_csv, to_markdown, to_terminal
-from training.studies.ablation.trees import num_tuning_prompts, parse_trees
+from training.studies.ablation.trees import Trees, num_tuning_prompts, parse_trees
 
 _logger = get_logger(__name__)
+
+_MEASUREMENTS = "measurements"  # folder
 
 
 class Study:
@@ -157,12 +158,9 @@ class Study:
         return analyse(documents, facts, self.trees, is_interleaved=is_interleaved)
 
     def _test_measurement(self) -> Measurement:
-        folder = ensure_writable_folder(self.results_folder)
-        return replace(
-            self._measurement(self.prompts.test_file(folder), "measurements"),
-            trees=self.trees,
-            folder=folder / "measurements",
-        )
+        folder, settings = ensure_writable_folder(self.results_folder), self.settings
+        prompts = self.prompts.test_file(folder)
+        return self._measurement(prompts, settings.num_prompts, self.trees, folder / _MEASUREMENTS)
 
     def train(self, names: Sequence[str], rerun: str | None = None) -> None:
         """Train the given arms as in `complete`, but do not measure them on test prompts.
@@ -216,20 +214,22 @@ class Study:
             raise ConfigError(message, expected=f"one of {', '.join(names)}", got=name)
 
     def _dev_measurement(self) -> Measurement:
-        assert self.settings.dev_prompts is not None
-        measurement = self._measurement(self.settings.dev_prompts, "measurements/dev")
-        return replace(measurement, num_prompts=self.settings.num_dev_prompts)
+        settings, folder = self.settings, self.folder / _MEASUREMENTS / "dev"
+        assert settings.dev_prompts is not None
+        trees = parse_trees((), settings.candidates)
+        return self._measurement(settings.dev_prompts, settings.num_dev_prompts, trees, folder)
 
-    def _measurement(self, prompts: Path, folder: str) -> Measurement:
-        settings = self.settings
+    def _measurement(
+        self, prompts: Path, num_prompts: int, trees: tuple[Trees, ...], folder: Path
+    ) -> Measurement:
         return Measurement(
             prompts=prompts,
-            num_prompts=settings.num_prompts,
-            max_new_tokens=settings.max_new_tokens,
-            temperatures=settings.temperatures,
-            trees=parse_trees((), settings.candidates),
-            repeats=settings.repeats,
-            folder=self.folder / folder,
+            num_prompts=num_prompts,
+            max_new_tokens=self.settings.max_new_tokens,
+            temperatures=self.settings.temperatures,
+            trees=trees,
+            repeats=self.settings.repeats,
+            folder=folder,
             facts=self.inputs.facts,
         )
 
