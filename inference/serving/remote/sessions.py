@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from inference.drafters.trained.memory import memory_drafter
+from inference.engine.request import Request
 from inference.generation.prompts import Prompt, continued_tokens
 from inference.remote.errors import MessageError, SessionGone, StepConflict
 from inference.remote.messages import (
@@ -250,9 +251,15 @@ class RemoteSessions:
             if session.is_ended:
                 raise gone()
             await self._on_engine(verification.read_chunk)
+        return self._opening(session, request, verification)
+
+    def _opening(
+        self, session: RegisteredSession, request: Request, verification: VerificationSession
+    ) -> SessionOpened:
+        """Return the answer to the request that has opened a session."""
         return SessionOpened(
             session=session.id,
-            fingerprint=_fingerprint(model.engine),
+            fingerprint=_fingerprint(self._service.model.engine),
             samples=request.sampling.do_sample,
             prompt_token_ids=request.token_ids,
             emitted=verification.emitted,

@@ -4,7 +4,9 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
+from inference.autotune import policy
 from inference.autotune.arms import tree_arms
+from inference.autotune.costs import Costs
 from inference.autotune.online import AutoTree, ReproducibleTree
 from inference.autotune.policy import fixed_policy, policy_for, refuse_shape, shapes_of
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -41,6 +43,17 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert automatic.costs.draft
     budget = automatic.reproducible().new_run(no_processors(), 1).next_budget(RunProgress())
     assert budget is None or budget.num_nodes <= drafter.max_nodes
+
+
+def test_the_seconds_to_read_a_token_are_shared_by_the_sequences_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = Costs(verify={0: 1.0, 8: 2.0}, draft={}, read=0.8)
+    monkeypatch.setattr(policy, "costs_with", lambda *_, **__: known)
+    automatic = policy_for(TargetAdapter(tiny_llama()), LookupDrafter(), "auto", 1)
+    assert isinstance(automatic, AutoTree)
+    assert automatic.costs.read == 0.8
+    assert automatic._costs_of(4)[0].read == 0.2
 
 
 def test_the_costs_of_a_small_language_model_include_its_passes() -> None:

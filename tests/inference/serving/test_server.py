@@ -91,6 +91,17 @@ def test_the_second_signal_does_not_wait_for_a_long_step() -> None:
     wait_until(lambda: not found.server.is_computing)
 
 
+def test_a_stop_string_of_the_target_itself_is_an_end_by_itself() -> None:
+    decoder = tiny_decoder()
+    with running(decoder) as server, server.client() as client:
+        full = client.completions.create(**LONG).choices[0]
+        stop = next(each for each in full.text[3:] if each.isascii() and each.isprintable())
+        decoder.target.model.generation_config.stop_strings = [stop]
+        short = client.completions.create(**LONG).choices[0]
+    assert (full.finish_reason, short.finish_reason) == ("length", "stop")
+    assert full.text.startswith(short.text)
+
+
 def test_the_death_of_the_engine_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(_: Lane) -> Any:
         raise RuntimeError("the device is lost")
