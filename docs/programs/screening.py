@@ -12,15 +12,15 @@ only writes the tables of the stored results: those of the arms of the screening
 import json
 import shutil
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inference.benchmark.document import ComparisonDocument, read_document
-from inference.benchmark.stats import Rate, Ratio
+from inference.benchmark.stats import Rate, Ratio, ratio
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
-from training.studies.ablation.contrasts import Cells, counts_of, prompts_in, two_by_two
+from training.studies.ablation.contrasts import Cells, Counts, counts_of, prompts_in, two_by_two
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import ArmRow, StudyResults
 from training.studies.ablation.runs import MeasuredRun
@@ -36,6 +36,7 @@ PUBLISHED = {
     *("eagle2", "jakiro-published", "moa"),
     *("chimera", "gumiho", "hidden-transfer", "parallel-spec", "tensor"),
 }
+PUBLISHED_REFERENCE = "eagle2"  # with random weights at the start, as most of the others
 SQUARE = Cells("experts-2-contrast", "experts-2", "contrast", BASE)
 BF16 = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
 FP32 = {"humaneval-fp32": "HumanEval, target in fp32"}
@@ -173,8 +174,7 @@ def _square_rates(temperature: float) -> dict[str, Rate]:
     rates = {}
     for name in SQUARE:
         row = next(row for row in arms[name].rows if row.temperature == temperature)
-        documents = {SEED: _document("humaneval", name)}
-        rates[name] = counts_of(documents, _method(row), temperature, prompts).tau
+        rates[name] = _counts("humaneval", row, prompts).tau
     return rates
 
 
@@ -202,7 +202,7 @@ def _speeds() -> Iterator[str]:
                 [
                     f"`{name}`",
                     f"{method.tau:.2f} [{method.tau_low:.2f}, {method.tau_high:.2f}]",
-                    " ".join(f"{rate:.2f}" for rate in method.conditional_acceptance_rate),
+                    _by_depth(method.conditional_acceptance_rate),
                     f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
                     f"{method.tokens_per_second:.1f}",
                     "-" if chosen is None else f"{chosen.tokens_per_second:.1f}",
@@ -225,8 +225,8 @@ def _rates() -> Iterator[str]:
 
 
 def _trainings(cells: list[str], is_published: bool) -> Iterator[str]:
-    names = ("arm", "parameters", "width", "steps", "tokens", "agreement", "overlap", "commit")
-    yield from markdown_head(names, ("arm", "commit"))
+    names = ("arm", "parameters", "width", "steps", "tokens", "agreement")
+    yield from markdown_head([*names, "overlap", "entropy", "commit"], ("arm", "commit"))
     runs = {name: run for cell in cells for name, run in _runs(cell).items()}
     arms = {
         found.rows[0].arm: found.rows[0] for cell in cells for found in _arms(cell, is_published)
@@ -234,7 +234,8 @@ def _trainings(cells: list[str], is_published: bool) -> Iterator[str]:
     for name, row in arms.items():
         training: Any = runs[name].record["training"]
         evaluation: Any = runs[name].record["evaluation"]
-        overlap = evaluation["experts"]["top_overlap"]
+        experts = evaluation["experts"]
+        overlap, entropy = experts["top_overlap"], experts["router_entropy"]
         yield markdown_line(
             [
                 f"`{name}`",
@@ -244,14 +245,17 @@ def _trainings(cells: list[str], is_published: bool) -> Iterator[str]:
                 f"{training['tokens'] / 1e3:.0f}k",
                 "-" if row.validation_agreement is None else f"{row.validation_agreement:.3f}",
                 "-" if overlap is None else f"{overlap:.2f}",
+                f"{entropy:.2f}" if entropy else "-",
                 _commit(runs[name]),
             ]
         )
 
 
 def _taus(cell: str, is_published: bool) -> Iterator[str]:
-    arms = _arms(cell, is_published)
-    first = arms[0]
+    arms = {found.rows[0].arm: found for found in _arms(cell, is_published)}
+    first = arms[BASE]
+    reference = arms.get(PUBLISHED_REFERENCE, first) if is_published else first
+    prompts = prompts_in({SEED: _document(cell, BASE)})
     yield f"{CELLS[cell]}, {first.prompts} prompts:"
     yield ""
     groups = [(temperature, tree) for tree in first.trees for temperature in first.temperatures]
@@ -260,15 +264,25 @@ def _taus(cell: str, is_published: bool) -> Iterator[str]:
         for temperature, tree in groups
     ]
     names = [name for column in columns for name in (f"tau, {column}", f"ratio, {column}")]
-    yield from markdown_head(["arm", *names], ("arm",))
-    for arm in arms:
-        name = arm.rows[0].arm
+    depths = [f"accepted by depth, {column}" for column in columns]
+    yield from markdown_head(["arm", *names, *depths], ("arm",))
+    for name, arm in arms.items():
         document = _document(cell, name)
-        cells = [f"`{name}`"]
-        for temperature, tree in groups:
-            (row,) = arm.at(temperature, tree)
-            cells += [_tau(document, row), "1" if name == BASE else _ratio(row.tau_ratio)]
-        yield markdown_line(cells)
+        cells, accepted = [f"`{name}`"], []
+        for group in groups:
+            (row,), (other,) = arm.at(*group), reference.at(*group)
+            taus = [_counts(cell, each, prompts).tau for each in (row, other)]
+            cells += [_tau(document, row), "1" if arm is reference else _ratio(ratio(*taus))]
+            accepted.append(_by_depth(row.conditional_acceptance_rate))
+        yield markdown_line([*cells, *accepted])
+
+
+def _counts(cell: str, row: ArmRow, prompts: Mapping[str, int]) -> Counts:
+    return counts_of({SEED: _document(cell, row.arm)}, _method(row), row.temperature, prompts)
+
+
+def _by_depth(rates: Sequence[float]) -> str:
+    return " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates)
 
 
 def _tau(document: ComparisonDocument, row: ArmRow) -> str:

@@ -25,7 +25,7 @@ def _study(folder: Path, *names: str) -> None:
     (folder / "measurements").mkdir(exist_ok=True)
     record = {
         "training": {"step": 150, "tokens": 271_900},
-        "evaluation": {"experts": {"top_overlap": None if names[-1] == "base" else 0.25}},
+        "evaluation": {"experts": {"top_overlap": 0.25, "router_entropy": 0.69}},
         "provenance": {"git": {"sha": "0123456789abcdef", "is_dirty": False}},
     }
     for name in names:
@@ -66,7 +66,7 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
     assert "\n<!-- end of results -->\nafter\n" in text
     assert "old" not in text
     (training,) = [line for line in text.splitlines() if line.startswith("| `memory-kv` | 1.23M")]
-    assert "| 150 | 272k | 0.600 | 0.25 | 01234567 |" in training
+    assert "| 150 | 272k | 0.600 | 0.25 | 0.69 | 01234567 |" in training
     assert _shown(text) == ["base", "experts-2", "memory-kv"] * 2
     assert "Not all four arms are measured yet." in text
 
@@ -124,6 +124,11 @@ def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path:
     assert _shown(bf16) == ["base", "eagle2"] * 2
     assert _shown(fp32) == ["base", "moa"] * 2
     assert _shown(screening.page()) == []
+    # Ratios refer to EAGLE-2 if it was measured with the same target, otherwise to the base.
+    for table, reference in ((bf16, "`eagle2`"), (fp32, "`base`")):
+        (ratios,) = [line for line in table.splitlines() if line.startswith(f"| {reference}")][1:]
+        assert ratios.count("| 1 |") == 2
+        assert table.count("| 1 |") == 2
 
 
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(

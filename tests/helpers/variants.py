@@ -40,6 +40,9 @@ VARIANTS = {
     "kv-subset-projected": tiny_settings(layers=(0, 2), common_width=12),
     "hidden": tiny_settings(source="hidden"),
     "last-feature": tiny_settings(source="hidden", layer_attention=False),
+    "layer-input": tiny_settings(
+        source="hidden", layers=(-2,), layer_attention=False, trunk=HYBRID
+    ),
     "hidden-unordered": tiny_settings(source="hidden", layers=(3, 1), layer_attention=False),
     "hidden-projected": tiny_settings(source="hidden", layers=(0, 2), common_width=12),
     "kv-not-rotated": tiny_settings(rotated=False, trunk=HYBRID),
@@ -88,11 +91,16 @@ VARIANTS = {
         parallel_levels=2, trunk=HYBRID | TRIGRAM, output_norm="head", **BRANCH
     ),
     "gumiho": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK | LAYERS, **BRANCH),
-    "parallel-spec": tiny_settings(parallel_levels=3, trunk=FEEDBACK, **MASKS),
+    "parallel-spec": tiny_settings(
+        1, parallel_levels=3, autoregressive_levels=1, trunk=FEEDBACK, **MASKS
+    ),
+    "masks-E2": tiny_settings(parallel_levels=3, trunk=FEEDBACK, **MASKS),
     "hybrid-masks-two-layers-no-first": tiny_settings(
         4, "sum", 2, trunk=HYBRID | LAYERS | NO_FIRST, draft_vocab_size=23, **MASKS
     ),
-    "tensor": tiny_settings(4, parallel_levels=3, trunk=FEEDBACK | NO_LAYER),
+    "tensor": tiny_settings(
+        4, parallel_levels=3, autoregressive_levels=1, trunk=FEEDBACK | NO_LAYER
+    ),
     "medusa": tiny_settings(1, parallel_levels=3, trunk=TRANSFER),
     "hidden-transfer": tiny_settings(
         1,

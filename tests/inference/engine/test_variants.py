@@ -39,6 +39,7 @@ KINDS = {
     "chimera": VARIANTS["chimera"],
     "gumiho": VARIANTS["gumiho"],
     "parallel-spec": VARIANTS["parallel-spec"],
+    "masks-E2": VARIANTS["masks-E2"],
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
 }
@@ -52,9 +53,15 @@ def _decoder(
     drafter = tiny_drafter(TargetAdapter(model), settings)
     if drafter.draft_ids is not None:  # not the ids 0, 1, 2, ..., which would equal their indices
         drafter.draft_ids.copy_(2 * torch.arange(len(drafter.draft_ids)) + 1)
-    parallel = settings.schedule.parallel_levels
+    schedule = settings.schedule
     size = {"children": 3, "breadth": 2} if sampled else {"children": 4, "breadth": 3}
-    tree = TreeShape(parallel_levels=parallel, num_nodes=12, sampled=sampled, **size)
+    tree = TreeShape(
+        autoregressive_levels=schedule.autoregressive_levels,
+        parallel_levels=schedule.parallel_levels,
+        num_nodes=12,
+        sampled=sampled,
+        **size,
+    )
     return SpeculativeDecoder(model, drafter, tree=tree)
 
 
