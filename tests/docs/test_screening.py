@@ -10,7 +10,9 @@ from helpers.studies import made_up_arm, made_up_documents
 from inference.benchmark.document import read_document
 from training.studies.ablation.analysis import analyse
 from training.studies.ablation.evaluation import MeasurementInputs
+from training.studies.ablation.results import StudyResults
 from training.studies.ablation.runs import MeasuredRun
+from training.studies.ablation.tables import with_interval
 
 NAMES = ("base", "memory-kv", "experts-2")
 
@@ -68,6 +70,10 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
     (training,) = [line for line in text.splitlines() if line.startswith("| `memory-kv` | 1.23M")]
     assert "| 150 | 272k | 0.600 | 0.25 | 0.69 | 01234567 |" in training
     assert _shown(text) == ["base", "experts-2", "memory-kv"] * 2
+    arm = StudyResults.model_validate_json((stored / "humaneval/arms/memory-kv.json").read_text())
+    (taus,) = [line for line in text.splitlines() if line.startswith("| `memory-kv` |")][1:]
+    for row in arm.rows:
+        assert f" {with_interval(row.tau_ratio)} " in taus.replace("**", " ")
     assert "Not all four arms are measured yet." in text
 
     document = read_document(stored / "humaneval" / "measurements" / "memory-kv-0.json")
