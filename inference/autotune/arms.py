@@ -1,4 +1,4 @@
-"""The tree sizes from which `tree="auto"` selects, and the modeled seconds of a step with each."""
+"""The trees from which `tree="auto"` selects, and the modeled seconds of a step with each."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -18,10 +18,10 @@ NodePosition = tuple[int, int, int]  # see `TreeArm.positions`
 
 
 class TreeArm(NamedTuple):
-    """A tree size that can be selected.
+    """A size and kind of trees that can be selected.
 
     Attributes:
-        budget: limits of the trees.
+        budget: limits of the trees, and the kind of their candidates.
         block: exclusive upper bounds of the node positions in such a tree.
         seconds: seconds of a step with such a tree, according to the cost model: to verify it and,
             for a drafter that is a model, to draft it.
@@ -73,6 +73,9 @@ class TreeArm(NamedTuple):
 def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:
     """Return the distinct tree sizes, the largest last.
 
+    If a drafter that is a model samples candidates, these are followed by the sizes of its
+    deterministic trees, again with the largest last.
+
     Args:
         trees: the largest trees: their shapes for a drafter that is a model, or their limits for a
             drafter of any other kind.
@@ -80,7 +83,11 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
         costs: costs of target and drafter on this machine.
     """
     if isinstance(trees, TreePlan):
-        return _shaped_arms(trees.shape(sampling), costs)
+        shape = trees.shape(sampling)
+        arms = _shaped_arms(shape, costs)
+        if shape.sampled and not trees.greedy.sampled:
+            arms += _shaped_arms(trees.greedy, costs, is_other_kind=True)
+        return arms
     counts = [count for count in NODE_COUNTS if count < trees.num_nodes]
     depth = trees.num_nodes if trees.depth is None else trees.depth
     return [
@@ -94,11 +101,11 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
     ]
 
 
-def _shaped_arms(shape: TreeShape, costs: Costs) -> list[TreeArm]:
+def _shaped_arms(shape: TreeShape, costs: Costs, is_other_kind: bool = False) -> list[TreeArm]:
     arms: dict[NodePosition, tuple[tuple[int, int], TreeArm]] = {}
     for depth in range(1, shape.depth + 1):
         for num_nodes in sorted({*NODE_COUNTS, shape.max_nodes}):
-            budget = Budget(num_nodes, depth)
+            budget = Budget(num_nodes, depth, deterministic=is_other_kind)
             cut = shape.within(budget)
             if cut is None or cut.autoregressive_levels not in costs.draft:
                 continue

@@ -1,10 +1,12 @@
-"""Selection of the size of the draft tree in each decoding step, for `tree="auto"`.
+"""Selection of the size and kind of the draft tree in each decoding step, for `tree="auto"`.
 
 Each decoding step has either no drafts or a tree of a certain size, whichever is expected to give
 the most tokens per second: (1 + expected accepted candidates) / (seconds to draft and verify).
 Costs are measured once per machine, target and drafter, and corrected by the durations of decoding
 steps. An acceptance rate is estimated for every node position in a tree. Smaller trees consist of
-the first positions of larger trees, so each decoding step improves the estimates for all sizes. If
+the first positions of larger trees, so each decoding step improves the estimates for all sizes. A
+drafter that is a model has two kinds of trees when tokens are sampled, with sampled or with
+deterministic candidates; which kind has more candidates accepted is learned, too. If
 drafting does not make decoding faster, decoding continues without drafts. Drafting is tried again
 after a pause, and each further pause is twice as long. If steps may compute with another number of
 threads, this number is tried now and then, too, and whenever the load of the machine has changed.
@@ -146,7 +148,8 @@ class ReproducibleTree:
             batch: number of sequences, which makes no difference.
         """
         costs = self._auto.costs
-        arms = tree_arms(self._auto.trees, sampling, costs)
+        every = tree_arms(self._auto.trees, sampling, costs)
+        arms = [arm for arm in every if not arm.budget.deterministic]  # rates are not known
         best = max(arms, key=lambda arm: arm.assumed_tau / arm.seconds)
         pays = best.assumed_tau / best.seconds > 1 / costs.verify_seconds(0)
         return AlwaysDraft(best.budget if pays else None)

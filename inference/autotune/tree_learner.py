@@ -20,6 +20,8 @@ FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
 # number of drafted steps after which the largest tree and a step without drafts are tried
 EXPLORE_EVERY = 32
+ALTERNATING = 64  # number of drafted steps at the start in which two kinds of trees take turns
+TRY_EVERY = 8  # number of drafted steps after which the best tree of a kind is tried
 # Largest share of the seconds without drafts that the drafter may take to read tokens: before any
 # observation, and if drafting has not paid.
 UNTRIED_SHARE, DOUBTFUL_SHARE = 0.5, 0.05
@@ -29,7 +31,7 @@ class TreeLearner:
     """Estimates for all runs with the same sampling and batch size.
 
     Args:
-        arms: sizes of trees to select from, the largest last.
+        arms: trees to select from, of one kind after the other, each with the largest last.
         timings: estimated seconds of steps, for one or more numbers of threads.
         read_seconds: seconds in which the drafter reads one token of a context.
     """
@@ -40,15 +42,17 @@ class TreeLearner:
         self.arms = arms
         self.threads = TimedThreads(timings)
         self.read_seconds = read_seconds
-        self.corners = tuple(np.array([arm.block for arm in arms]).T - 1)
-        depth, width, children = (max(arm.block[axis] for arm in arms) for axis in range(3))
-        self.acceptance = FadingRates((depth, width, children), MEMORY)
+        kinds = np.array([_kind(arm) for arm in arms])
+        self.kinds = [np.flatnonzero(kinds == kind).tolist() for kind in range(kinds.max() + 1)]
+        blocks = np.array([arm.block for arm in arms])
+        self.corners = (kinds, *(blocks.T - 1))
+        self.acceptance = FadingRates((len(self.kinds), *blocks.max(axis=0).tolist()), MEMORY)
         self.num_drafted = 0
         self.left_of_pause = 2  # decoding starts with two steps without drafts, to time such steps
         self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
-        small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
-        self.best = small[-1] if small else arms[0]
+        self.bests = [_first([arms[index] for index in own]) for own in self.kinds]  # of each kind
+        self.best = self.bests[0]
 
     @property
     def timing(self) -> StepSeconds:
@@ -67,8 +71,7 @@ class TreeLearner:
         """
         if self.left_of_pause > 0 or not self._repays_reading(progress):
             return None
-        is_exploring = self.num_drafted % EXPLORE_EVERY == EXPLORE_EVERY - 1
-        return self.arms[-1] if is_exploring else self.best
+        return self._drafted()
 
     def learn(
         self,
@@ -103,14 +106,25 @@ class TreeLearner:
             self.left_of_trial -= 1
             self._count(arm, positions, batch)
             if not self.threads.is_trial:  # a decision must not rest on another number of threads
-                self._decide(context)
+                self._decide(_kind(arm), context)
         if self.threads.after_step(timing, lambda own: self._rate(own, context)):
             self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 
-    def _decide(self, context: int) -> None:
-        """Select the best size, or pause drafting."""
+    def _drafted(self) -> TreeArm:
+        """Return the best tree, or another one of which more must be known."""
+        turn, step = divmod(self.num_drafted, EXPLORE_EVERY)
+        kind = turn % len(self.kinds)
+        if step == EXPLORE_EVERY - 1:
+            return self.arms[self.kinds[kind][-1]]
+        if self.num_drafted < ALTERNATING:
+            return self.bests[step % len(self.kinds)]
+        return self.bests[kind] if step % TRY_EVERY == 0 else self.best
+
+    def _decide(self, kind: int, context: int) -> None:
+        """Select the best tree of the verified kind and of all kinds, or pause drafting."""
         values = self._values(self.timing, context)
         best = int(values.argmax())
+        self.bests[kind] = self.arms[max(self.kinds[kind], key=values.__getitem__)]
         if values[best] > 1 / self.timing.of_autoregressive(context):
             self.best, self.pause = self.arms[best], SHORTEST_PAUSE
             if self.num_drafted % EXPLORE_EVERY == 0:
@@ -126,10 +140,10 @@ class TreeLearner:
 
     def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
         accepted, offered = np.zeros((2, *self.acceptance.shape))
-        depth, width, children = arm.block
-        offered[:depth, :width, :children] = batch
+        kind, (depth, width, children) = _kind(arm), arm.block
+        offered[kind, :depth, :width, :children] = batch
         for position in positions:
-            accepted[position] += 1
+            accepted[kind, *position] += 1
         self.acceptance.add(accepted, offered)
 
     def _values(self, timing: StepSeconds, context: int) -> NDArray[np.float64]:
@@ -140,7 +154,7 @@ class TreeLearner:
         seconds = timing.of_arms(context)
         accepted, offered = self.acceptance.counts()
         rates = accepted / np.maximum(offered, 1.0)
-        seen = rates.cumsum(0).cumsum(1).cumsum(2)[self.corners]
+        seen = rates.cumsum(1).cumsum(2).cumsum(3)[self.corners]
         experience = offered[self.corners]
         just_pays = seconds / timing.of_autoregressive(context) - 1
         expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
@@ -156,3 +170,14 @@ class TreeLearner:
             best = float(self._values(self.timing, progress.context).max())
             share = max(DOUBTFUL_SHARE, 1 - 1 / (alone * best))
         return progress.unread * self.read_seconds <= share * progress.left * alone
+
+
+def _kind(arm: TreeArm) -> int:
+    """Return the index of the kind of a tree."""
+    return int(arm.budget.deterministic)
+
+
+def _first(arms: Sequence[TreeArm]) -> TreeArm:
+    """Return the tree of a kind before any observation."""
+    small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
+    return small[-1] if small else arms[0]

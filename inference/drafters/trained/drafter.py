@@ -278,14 +278,14 @@ class TrainedSession(DeviceSession):
         assert self.root is not None, "advance before propose"
         self.step_id += 1
         base_length = self.base_length
-        shape = self.shape.within(budget)
-        if shape is None:
+        shape = self.drafter.plan.greedy if budget.deterministic else self.shape
+        cut = shape.within(budget)
+        if cut is None:
             return DraftTree.empty(base_length, self.step_id)
-        builder = TreeBuilder(shape, self.sampling, random)
+        builder = TreeBuilder(cut, self.sampling, random)
         with without_cudnn(base_length.device):
-            return builder.build(
-                self.start_tree(shape.autoregressive_levels), base_length, self.step_id
-            )
+            passes = self.start_tree(cut.autoregressive_levels)
+            return builder.build(passes, base_length, self.step_id)
 
     def start_tree(self, num_passes: int | None = None) -> TreePass:
         """Return the predictor of trees below the roots.

@@ -23,8 +23,9 @@ def test_limits_give_trees_of_growing_size_at_the_cost_of_their_verification() -
 
 
 def test_shapes_give_distinct_trees_whose_costs_include_drafting() -> None:
-    for do_sample, shape in ((False, PLAN.greedy), (True, PLAN.sampling)):
-        arms = tree_arms(PLAN, no_processors(do_sample=do_sample), COSTS)
+    greedy, both = (tree_arms(PLAN, no_processors(do_sample=on), COSTS) for on in (False, True))
+    sampled = [arm for arm in both if not arm.budget.deterministic]
+    for arms, shape in ((greedy, PLAN.greedy), (sampled, PLAN.sampling)):
         sizes = [(arm.shape.max_nodes, arm.shape.depth) for arm in arms if arm.shape is not None]
         assert len(arms) == len(sizes) == len({arm.block for arm in arms})
         assert sizes == sorted(sizes)
@@ -33,6 +34,20 @@ def test_shapes_give_distinct_trees_whose_costs_include_drafting() -> None:
             arm.seconds > COSTS.verify_seconds(size)
             for arm, (size, _) in zip(arms, sizes, strict=True)
         )
+
+
+def test_sampled_trees_are_followed_by_the_deterministic_trees_of_greedy_decoding() -> None:
+    greedy, both = (tree_arms(PLAN, no_processors(do_sample=on), COSTS) for on in (False, True))
+    others = both[-len(greedy) :]
+    assert [arm._replace(budget=arm.budget._replace(deterministic=False)) for arm in others] == (
+        greedy
+    )
+    is_other = [arm.budget.deterministic for arm in both]
+    assert is_other == [False] * (len(both) - len(greedy)) + [True] * len(greedy)
+    # Without a sampled shape, or without a deterministic one, there is a single kind.
+    for shape in PLAN.shapes:
+        arms = tree_arms(TreePlan.of(shape), no_processors(), COSTS)
+        assert not any(arm.budget.deterministic for arm in arms)
 
 
 def test_no_tree_has_more_passes_than_nodes() -> None:

@@ -20,7 +20,7 @@ from inference.autotune.online import (
     CostsByThreads,
 )
 from inference.autotune.tree_learner import SHORTEST_PAUSE
-from inference.draft_tree import SequenceTree
+from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter
@@ -28,6 +28,7 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.policy import RunProgress
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
+from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -77,6 +78,7 @@ class World:
         self.run: AutoRun = AutoTree(PLAN, COSTS).new_run(sampling, 1)
         self.shape = PLAN.shape(sampling)
         self.depth_accepted = depth_accepted
+        self.deterministic_accepted = depth_accepted  # the same, of trees that are not sampled
         self.seconds = 0.0
         self.tokens = 0
         self.num_undrafted = 0
@@ -84,14 +86,17 @@ class World:
     def step(self) -> Budget | None:
         """Simulate a decoding step and return its budget."""
         budget = self.run.next_budget(RunProgress())
-        shape = None if budget is None else self.shape.within(budget)
+        is_other = budget is not None and budget.deterministic
+        accepted = self.deterministic_accepted if is_other else self.depth_accepted
+        own = PLAN.greedy if is_other else self.shape
+        shape = None if budget is None else own.within(budget)
         if shape is None:
             seconds, tree, path = COSTS.verify_seconds(0), NO_TREE, []
             self.num_undrafted += 1
         else:
             draft = COSTS.draft[shape.autoregressive_levels]
             seconds = COSTS.verify_seconds(shape.max_nodes) + draft
-            count, depth = shape.max_nodes, min(self.depth_accepted, shape.depth)
+            count, depth = shape.max_nodes, min(accepted, shape.depth)
             # The accepted path is the chain of first candidates, which are ranked best.
             firsts = [0, *(sum(shape.level_sizes[:level]) for level in range(1, shape.depth))]
             path = (firsts if shape.sampled else list(range(count)))[: min(depth, count)]
@@ -124,12 +129,28 @@ def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None
         world.step()
     budgets = [budget for budget in (world.step() for _ in range(10)) if budget is not None]
     assert len(budgets) >= 9  # a step without drafts is timed now and then
-    shape = world.shape.within(budgets[0])
+    own = PLAN.greedy if budgets[0].deterministic else world.shape
+    shape = own.within(budgets[0])
     assert shape is not None
     # At most three candidates in a chain are accepted, so more nodes would only cost time.
     assert shape.depth == 3
     assert shape.max_nodes <= 4
     assert world.num_undrafted < 20
+
+
+@pytest.mark.parametrize("accepted", [1, 3])
+def test_the_kind_of_trees_whose_candidates_are_accepted_more_often_is_learned(
+    accepted: int,
+) -> None:
+    world = World(SAMPLING, depth_accepted=2)
+    world.deterministic_accepted = accepted
+    for _ in range(300):
+        world.step()
+    budgets = [budget for budget in (world.step() for _ in range(200)) if budget is not None]
+    share = sum(budget.deterministic for budget in budgets) / len(budgets)
+    # The other kind is tried in a sixteenth of the steps.
+    assert share > 0.85 if accepted > 2 else share < 0.15
+    assert 0 < share < 1
 
 
 def test_a_few_unlucky_steps_at_the_start_do_not_end_drafting() -> None:
@@ -290,11 +311,33 @@ def test_automatic_trees_of_a_small_model_change_no_greedy_token(is_pair: bool) 
         assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 30)
 
 
-@pytest.mark.parametrize("is_pair", [False, True], ids=["small model", "pair"])
-def test_samples_with_trees_that_are_learned_follow_the_targets_distribution(is_pair: bool) -> None:
-    model, decoder = _with_small_model(23, is_pair=is_pair)
+def _with_trained_drafter(vocab: int) -> tuple[LlamaForCausalLM, SpeculativeDecoder]:
+    model = tiny_llama(vocab=vocab, initializer_range=0.15)
+    drafter = tiny_drafter(TargetAdapter(model))
+    decoder = SpeculativeDecoder(model, drafter, tree=PLAN)
+    costs = Costs(verify={0: 1.0, 24: 1.01}, draft={1: 0.001, 2: 0.001, 3: 0.001})
+    decoder.policy = AutoTree(PLAN, costs)
+    return model, decoder
+
+
+@pytest.mark.parametrize("name", ["small model", "pair", "trained"])
+def test_samples_with_trees_that_are_learned_follow_the_targets_distribution(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "trained":
+        model, decoder = _with_trained_drafter(23)
+    else:
+        model, decoder = _with_small_model(23, is_pair=name == "pair")
+    kinds, build = set(), TreeBuilder.build
+
+    def noted(builder: TreeBuilder, *inputs: Any) -> DraftTree:
+        kinds.add(builder.shape.sampled)
+        return build(builder, *inputs)
+
+    monkeypatch.setattr(TreeBuilder, "build", noted)
     stats = assert_follows_distribution(decoder, model, 0.8, batch=50, is_seeded=False)
     assert stats.accepted.total() > 50
+    assert kinds == ({True} if name == "pair" else {True, False})
 
 
 def test_a_changing_number_of_threads_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
