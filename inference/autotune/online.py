@@ -4,9 +4,9 @@ Each decoding step has either no drafts or a tree of a certain size, whichever i
 the most tokens per second: (1 + expected accepted candidates) / (seconds to draft and verify).
 Costs are measured once per machine, target and drafter, and corrected by the durations of decoding
 steps. An acceptance rate is estimated for every node position in a tree. Smaller trees consist of
-the first positions of larger trees, so each decoding step improves the estimates for all sizes. A
-drafter that is a model has two kinds of trees when tokens are sampled, with sampled or with
-deterministic candidates; which kind has more candidates accepted is learned, too. If
+the first positions of larger trees, so each decoding step improves the estimates for all sizes. If
+tokens are sampled, a drafter that is a model has two kinds of trees, with sampled and with
+deterministic candidates. Their rates are estimated separately, and both kinds are tried. If
 drafting does not make decoding faster, decoding continues without drafts. Drafting is tried again
 after a pause, and each further pause is twice as long. If steps may compute with another number of
 threads, this number is tried now and then, too, and whenever the load of the machine has changed.

@@ -20,8 +20,9 @@ FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
 # number of drafted steps after which the largest tree and a step without drafts are tried
 EXPLORE_EVERY = 32
-ALTERNATING = 64  # number of drafted steps at the start in which two kinds of trees take turns
-TRY_EVERY = 8  # number of drafted steps after which the best tree of a kind is tried
+# The kinds of trees take turns in the first ALTERNATING drafted steps. After these, the best tree
+# of one kind is tried in every TRY_EVERY-th drafted step; the kind changes every EXPLORE_EVERY.
+ALTERNATING, TRY_EVERY = 64, 8
 # Largest share of the seconds without drafts that the drafter may take to read tokens: before any
 # observation, and if drafting has not paid.
 UNTRIED_SHARE, DOUBTFUL_SHARE = 0.5, 0.05
@@ -111,7 +112,7 @@ class TreeLearner:
             self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 
     def _drafted(self) -> TreeArm:
-        """Return the best tree, or another one of which more must be known."""
+        """Return the best tree, or another one, to learn how often its candidates are accepted."""
         turn, step = divmod(self.num_drafted, EXPLORE_EVERY)
         kind = turn % len(self.kinds)
         if step == EXPLORE_EVERY - 1:

@@ -112,7 +112,7 @@ def _width(shape: TreeShape) -> tuple[int, int, int]:
 class TreePlan(Settings):
     """The tree shapes of greedy decoding and of sampling.
 
-    When tokens are sampled, sampled candidates are accepted more often than deterministic ones.
+    When tokens are sampled, `tree="auto"` also tries the deterministic trees of greedy decoding.
     """
 
     greedy: TreeShape = TreeShape()

@@ -48,14 +48,14 @@ def commit_of(
 
 
 def prefilled(
-    drafter: TrainedDrafter, tokens: Tensor, length: int
+    drafter: TrainedDrafter, tokens: Tensor, length: int, sampling: Sampling = GREEDY
 ) -> tuple[TrainedSession, StepOutput]:
     """Return a session with `length` verified tokens, and the target's output for these tokens."""
     target = drafter.target
     capacity = max(64, length + 32)
     cache = target.new_cache(1, capacity, drafter.hidden_states)
     output = target.forward(chain_step(tokens[:, :length], 0), cache)
-    session = drafter.new_session(GREEDY, capacity=capacity)
+    session = drafter.new_session(sampling, capacity=capacity)
     memory = drafter.encode_memory(output, torch.arange(length)[None])
     session.advance(committed(tokens, 0, length, memory))
     return session, output
