@@ -2,7 +2,8 @@
 
 `make screening ARGS=runs/screening/study` copies what the study has measured so far to
 `docs/benchmarks/results/screening/`, without texts and example trees, and the agreement of the runs
-in `runs/screening/rates`, with which the learning rate was chosen. Without an argument, the program
+in `runs/screening/rates`, with which the learning rate was chosen. The agreement during training is
+stored for the arms whose run folders are there. Without an argument, the program
 only writes the tables of the stored results: those of the arms of the screening into
 `docs/benchmarks/screening.md`, and those of the drafters in `configs/drafters/` into
 `docs/benchmarks/published.md`, with the figures of
@@ -15,6 +16,8 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.stats import Rate, Ratio, ratio
@@ -31,6 +34,8 @@ PAGE = ROOT / "docs" / "benchmarks" / "screening.md"
 PUBLISHED_PAGE = ROOT / "docs" / "benchmarks" / "published.md"
 RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
 RATES = RESULTS / "rates.json"
+CURVES = RESULTS / "curves.json"
+NUM_PARTS = 5  # number of parts of a training for which the mean agreement is shown
 SEED = 0
 PUBLISHED = {
     *("eagle2", "jakiro-published", "moa"),
@@ -85,6 +90,25 @@ def _rate(run: Path) -> dict[str, Any]:
     }
 
 
+def store_curves(study: Path) -> None:
+    """Store the agreement of the passes during training, for the runs of a study.
+
+    Args:
+        study: folder of the study.
+    """
+    paths = sorted(study.glob(f"runs/*/seed-{SEED}/metrics.jsonl"))
+    curves = {path.parts[-3]: _curve(path) for path in paths}
+    if any(curves.values()):
+        write_atomically(CURVES, json.dumps(curves) + "\n")
+
+
+def _curve(path: Path) -> list[tuple[int, float]]:
+    """Return the tokens and the agreement of the passes in every record of a training."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [line for line in lines if "evaluation" not in line]
+    return [(line["tokens"], line["levels"][0]["agreement"]) for line in steps]
+
+
 def _without_texts(document: ComparisonDocument) -> ComparisonDocument:
     methods = tuple(
         method.model_copy(
@@ -112,7 +136,8 @@ def page() -> str:
 def published_page() -> str:
     """Return the page of the published drafters with the tables of the stored results."""
     speeds = "\n".join(_speeds()) or "No speed is measured yet."
-    shown = {"results": tables(is_published=True), "speeds": speeds + "\n"}
+    curves = "\n".join(_curves()) + "\n" if CURVES.exists() else "No curve is stored yet.\n"
+    shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
     return _filled(PUBLISHED_PAGE.read_text(), shown)
 
 
@@ -209,6 +234,21 @@ def _speeds() -> Iterator[str]:
                 ]
             )
         yield ""
+
+
+def _curves() -> Iterator[str]:
+    """Yield the mean agreement in each part of the trainings as a table."""
+    curves = json.loads(CURVES.read_text())
+    shares = [
+        f"{part / NUM_PARTS:.0%} to {(part + 1) / NUM_PARTS:.0%}" for part in range(NUM_PARTS)
+    ]
+    yield from markdown_head(["arm", *shares], ("arm",))
+    for name in sorted(set(curves) & {BASE, *PUBLISHED}, key=lambda name: (name != BASE, name)):
+        counts, agreement = (np.array(column) for column in zip(*curves[name], strict=True))
+        middles = counts.cumsum() - counts / 2
+        part = (middles / counts.sum() * NUM_PARTS).astype(int)
+        means = np.bincount(part, counts * agreement) / np.bincount(part, counts)
+        yield markdown_line([f"`{name}`", *(f"{mean:.2f}" for mean in means)])
 
 
 def _rates() -> Iterator[str]:
@@ -331,6 +371,7 @@ def main() -> None:
     if study is not None:
         store(study)
         store_rates(study.parent / "rates")
+        store_curves(study)
     write_atomically(PAGE, page())
     write_atomically(PUBLISHED_PAGE, published_page())
 

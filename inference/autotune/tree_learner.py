@@ -13,16 +13,18 @@ from inference.protocol import Budget
 from inference.rates import FadingRates
 
 FIRST_TREE = 8  # largest number of nodes of the trees before any observation
-DOUBT = 4.0  # weight, in verified trees, of the prior that drafting is as fast as not drafting
+# Weight, in verified trees, of the prior that drafting is as fast as not drafting; the second one
+# is too small to matter after any observation.
+DOUBT, NO_DOUBT = 4.0, 1e-9
 MEMORY = 256.0  # number of later trees after which the weight of a tree has dropped to 1/e
 # numbers of decoding steps with drafts before drafting may pause: at the start, and after a pause
 FIRST_TRIAL, LATER_TRIAL = 8, 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 64, 3072  # decoding steps without drafts before the next trial
 # number of drafted steps after which the largest tree and a step without drafts are tried
 EXPLORE_EVERY = 32
-# The kinds of trees take turns in the first ALTERNATING drafted steps. After these, the best tree
-# of one kind is tried in every TRY_EVERY-th drafted step; the kind changes every EXPLORE_EVERY.
-ALTERNATING, TRY_EVERY = 64, 8
+# Number of candidates by which the expected number of accepted ones may be too low, after a single
+# tree of a kind; after n trees, it is divided by the square root of n.
+DEVIATION = 1.0
 # Largest share of the seconds without drafts that the drafter may take to read tokens: before any
 # observation, and if drafting has not paid.
 UNTRIED_SHARE, DOUBTFUL_SHARE = 0.5, 0.05
@@ -53,7 +55,7 @@ class TreeLearner:
         self.left_of_trial = FIRST_TRIAL
         self.pause = SHORTEST_PAUSE
         self.bests = [_first([arms[index] for index in own]) for own in self.kinds]  # of each kind
-        self.best = self.bests[0]
+        self.num_tried = np.zeros(len(self.kinds))  # weighted numbers of trees of each kind
 
     @property
     def timing(self) -> StepSeconds:
@@ -72,7 +74,7 @@ class TreeLearner:
         """
         if self.left_of_pause > 0 or not self._repays_reading(progress):
             return None
-        return self._drafted()
+        return self._drafted(progress.context)
 
     def learn(
         self,
@@ -107,27 +109,38 @@ class TreeLearner:
             self.left_of_trial -= 1
             self._count(arm, positions, batch)
             if not self.threads.is_trial:  # a decision must not rest on another number of threads
-                self._decide(_kind(arm), context)
+                self._decide(context)
         if self.threads.after_step(timing, lambda own: self._rate(own, context)):
             self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 
-    def _drafted(self) -> TreeArm:
+    def _drafted(self, context: int) -> TreeArm:
         """Return the best tree, or another one, to learn how often its candidates are accepted."""
         turn, step = divmod(self.num_drafted, EXPLORE_EVERY)
-        kind = turn % len(self.kinds)
         if step == EXPLORE_EVERY - 1:
-            return self.arms[self.kinds[kind][-1]]
-        if self.num_drafted < ALTERNATING:
-            return self.bests[step % len(self.kinds)]
-        return self.bests[kind] if step % TRY_EVERY == 0 else self.best
+            return self.arms[self.kinds[turn % len(self.kinds)][-1]]
+        return self.bests[self._likely_kind(context)]
 
-    def _decide(self, kind: int, context: int) -> None:
-        """Select the best tree of the verified kind and of all kinds, or pause drafting."""
-        values = self._values(self.timing, context)
-        best = int(values.argmax())
-        self.bests[kind] = self.arms[max(self.kinds[kind], key=values.__getitem__)]
-        if values[best] > 1 / self.timing.of_autoregressive(context):
-            self.best, self.pause = self.arms[best], SHORTEST_PAUSE
+    def _likely_kind(self, context: int) -> int:
+        """Return the kind of trees that may give the most tokens per second.
+
+        The less is known of a kind, the higher its expected number of tokens is assumed to be, as
+        in discounted UCB (arXiv 0805.3415). So a worse kind is tried seldom, but again and again.
+        """
+        if len(self.kinds) == 1:
+            return 0
+        indices = [self.arms.index(best) for best in self.bests]
+        deviation = DEVIATION / np.sqrt(np.maximum(self.num_tried, NO_DOUBT))
+        values = self._values(self.timing, context, NO_DOUBT)[indices]
+        return int((values + deviation / self.timing.of_arms(context)[indices]).argmax())
+
+    def _decide(self, context: int) -> None:
+        """Select the best tree of each kind, or pause drafting."""
+        is_tried = self.acceptance.counts()[1][self.corners] > 0
+        values = np.where(is_tried, self._values(self.timing, context), 0.0)
+        if values.max() > 1 / self.timing.of_autoregressive(context):
+            for kind in np.flatnonzero(self.num_tried):
+                self.bests[kind] = self.arms[max(self.kinds[kind], key=values.__getitem__)]
+            self.pause = SHORTEST_PAUSE
             if self.num_drafted % EXPLORE_EVERY == 0:
                 self.left_of_pause = 1
         elif self.left_of_trial <= 0:
@@ -146,11 +159,15 @@ class TreeLearner:
         for position in positions:
             accepted[kind, *position] += 1
         self.acceptance.add(accepted, offered)
+        self.num_tried *= np.exp(-batch / MEMORY)
+        self.num_tried[kind] += batch
 
-    def _values(self, timing: StepSeconds, context: int) -> NDArray[np.float64]:
-        """Return the expected tokens per second of each size.
+    def _values(
+        self, timing: StepSeconds, context: int, doubt: float = DOUBT
+    ) -> NDArray[np.float64]:
+        """Return the expected tokens per second of each tree.
 
-        Before any observation, each size is expected to be as fast as decoding without drafts.
+        Before any observation, each tree is expected to be as fast as decoding without drafts.
         """
         seconds = timing.of_arms(context)
         accepted, offered = self.acceptance.counts()
@@ -158,7 +175,7 @@ class TreeLearner:
         seen = rates.cumsum(1).cumsum(2).cumsum(3)[self.corners]
         experience = offered[self.corners]
         just_pays = seconds / timing.of_autoregressive(context) - 1
-        expected = (seen * experience + just_pays * DOUBT) / (experience + DOUBT)
+        expected = (seen * experience + just_pays * doubt) / (experience + doubt)
         return np.asarray((1 + expected) / seconds)
 
     def _repays_reading(self, progress: RunProgress) -> bool:

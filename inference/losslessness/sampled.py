@@ -156,13 +156,12 @@ def sample_continuations(
     length = sample_length(decoder, settings)
     samples = []
     for index in range(settings.samples):
-        output = decoder.generate(
-            prompt_ids,
-            seed=settings.seed * settings.samples + index,
-            max_new_tokens=length,
-            stop_strings=None,
-            **settings.sampling,
-        )
+        # With an explicit seed, `tree="auto"` would draft trees of a single kind and size.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed * settings.samples + index)
+            output = decoder.generate(
+                prompt_ids, max_new_tokens=length, stop_strings=None, **settings.sampling
+            )
         drafted = sum(depth > 0 for depth in output.depths)
         samples.append(SampledContinuation(tuple(output.new_token_ids), drafted))
         advance()

@@ -103,9 +103,8 @@ Stats = Annotated[bool, typer.Option("--stats", help="Print statistics to standa
 TreeChoice = Annotated[
     Literal["auto", "fixed"],
     typer.Option(
-        help="auto: measured costs and acceptance rates determine the size of the tree in each "
-        "decoding step; fixed: trees of one shape, with the levels that the drafter was trained "
-        "for."
+        help="auto: measured costs and acceptance rates determine the tree in each decoding "
+        "step; fixed: trees of one shape, with the levels that the drafter was trained for."
     ),
 ]
 Compiled = Annotated[

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from helpers.tables import no_processors
 
-from inference.autotune.arms import TreeArm, tree_arms
+from inference.autotune.arms import NodePosition, TreeArm, tree_arms
 from inference.autotune.costs import Costs
 from inference.autotune.step_seconds import StepSeconds
-from inference.autotune.tree_learner import TreeLearner
+from inference.autotune.tree_learner import FIRST_TRIAL, TreeLearner
 from inference.engine.policy import RunProgress
 from inference.trees.shape import TreePlan, TreeShape
 
@@ -17,6 +17,7 @@ PLAN = TreePlan.of(
     TreeShape(autoregressive_levels=3, parallel_levels=1, children=4, breadth=2, num_nodes=24)
 )
 ARMS = tree_arms(PLAN, no_processors(do_sample=False), COSTS)
+BOTH = tree_arms(PLAN.model_copy(update={"sampling": TreePlan().sampling}), no_processors(), COSTS)
 UNKNOWN = RunProgress()
 
 
@@ -25,13 +26,19 @@ def _learner(*threads: int, read: float = 0.0) -> TreeLearner:
     return TreeLearner(ARMS, timings, read)
 
 
-def _step(learner: TreeLearner, slower: float = 1.0, num_accepted: int = 4) -> TreeArm | None:
+def _step(
+    learner: TreeLearner,
+    slower: float = 1.0,
+    num_accepted: int = 4,
+    positions: list[NodePosition] | None = None,
+) -> TreeArm | None:
     """Take a step that lasts `slower` times as long as modeled, and return the size of its trees.
 
     Args:
         learner: learner of the step.
         slower: load of the machine.
         num_accepted: number of first candidates that are accepted.
+        positions: positions of the accepted candidates, in place of the first ones.
     """
     arm = learner.choose(UNKNOWN)
     if arm is None:
@@ -39,7 +46,7 @@ def _step(learner: TreeLearner, slower: float = 1.0, num_accepted: int = 4) -> T
         return None
     depth, width, _ = arm.block
     path = [(level, level, 0) for level in range(min(depth, width, num_accepted))]
-    learner.learn(arm, path, 1, slower * arm.seconds, 0)
+    learner.learn(arm, path if positions is None else positions, 1, slower * arm.seconds, 0)
     return arm
 
 
@@ -113,12 +120,45 @@ def test_a_trial_of_threads_does_not_change_the_trees() -> None:
     learner = TreeLearner(ARMS, [StepSeconds(ARMS, COSTS), other])
     while learner.timing.threads is None:
         _step(learner, 4.0)  # the machine is busy, so that the other number is tried
-    best, drafted = learner.best, 0
+    bests, drafted = list(learner.bests), 0
     while learner.timing.threads is not None:
         drafted += _step(learner, 20.0) is not None
     assert drafted > 0
-    assert learner.best is best
+    assert learner.bests == bests
     assert learner.left_of_pause <= 2
+
+
+def test_a_useless_drafter_with_one_kind_of_trees_drafts_its_first_trees_until_it_pauses() -> None:
+    learner = _learner()
+    arms = [_step(learner, num_accepted=0) for _ in range(2 + FIRST_TRIAL)]
+    assert arms == [None, None, *FIRST_TRIAL * [learner.bests[0]]]
+    assert learner.choose(UNKNOWN) is None
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_the_worse_kind_of_trees_is_tried_seldom_but_again_and_again(better: int) -> None:
+    learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
+    drafted = []
+    while len(drafted) < 800:
+        arm = learner.choose(UNKNOWN)
+        kind = None if arm is None else int(arm.budget.deterministic)
+        first = (1, 1, 0) if kind else (1, 0, 0)
+        _step(learner, positions=[(0, 0, 0), first] if kind == better else [])
+        drafted += [] if arm is None else [(kind, arm)]
+    worse = [kind != better for kind, _ in drafted]
+    assert sum(worse[:32]) <= 8
+    for start in range(0, 800, 200):
+        assert 1 <= sum(worse[start : start + 200]) <= 16
+    for kind in (0, 1):  # the largest trees of both kinds are tried
+        assert BOTH[learner.kinds[kind][-1]] in [arm for _, arm in drafted]
+
+
+def test_both_kinds_of_trees_are_drafted_before_a_pause() -> None:
+    learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
+    arms = [_step(learner, num_accepted=0) for _ in range(2 + FIRST_TRIAL)]
+    kinds = [arm.budget.deterministic for arm in arms if arm is not None]
+    assert len(kinds) == FIRST_TRIAL
+    assert min(kinds.count(True), kinds.count(False)) >= 2
 
 
 def test_drafting_begins_only_where_it_may_repay_the_reading_of_the_context() -> None:

@@ -1,5 +1,6 @@
 """Steps that start before the previous result is read give the same tokens and statistics."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,11 +22,11 @@ from inference.engine.captured_run import CapturedRun
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
-from inference.engine.policy import RunProgress
+from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
-from inference.trees.shape import TreeShape
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.errors import ConfigError, NumericalError
 from jakiro.target.adapter import TargetAdapter
 
@@ -163,6 +164,34 @@ def test_tokens_and_statistics_are_those_of_uncaptured_steps(
     drafter = None if tree is None else _drafter(target, tree)
     generation = {"max_new_tokens": 40, **SELECTIONS[selection]}  # longer than a stride
     _assert_same(*_both(target, drafter, PROMPTS[:batch], **generation))
+
+
+class _Turns(AlwaysDraft):
+    """A policy whose trees change in every step."""
+
+    def __init__(self, budgets: Sequence[Budget | None]) -> None:
+        super().__init__(None)
+        self.turns = itertools.cycle(budgets)
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        """Return the limits of the next trees."""
+        return next(self.turns)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS[:3]], ids=["one", "three"])
+def test_sampled_and_deterministic_trees_may_take_turns(prompts: Sequence[list[int]]) -> None:
+    target = TargetAdapter(tiny_llama())
+    plan = TreePlan(greedy=TREES["deterministic"], sampling=TREES["sampled"])
+    drafter = TrainedDrafter(tiny_drafter(target), target, plan)
+    both = [Budget(count, levels) for count, levels in ((6, 2), (1, 1), (6, 1))]
+    others = [budget._replace(deterministic=True) for budget in both]
+    budgets = [each for pair in zip(both, others, strict=True) for each in pair]
+    one, other = (_requests(target, prompts, max_new_tokens=40, do_sample=True) for _ in range(2))
+    expected = DecodeRun(target, drafter, one, policy=_Turns([*budgets, None])).finish()
+    policy = _Turns([*budgets, None])
+    _assert_same(
+        expected, CapturedRun(target, drafter, other, PipelinePool(), policy=policy).finish()
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_deterministic_tree_that_is_declared_as_sampled_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TreeBuilder, "_sample", _take_best)
-    settings = SETTINGS.model_copy(update={"samples": 100})
+    settings = SETTINGS.model_copy(update={"samples": 300})
     checks = check_sampled(tiny_decoder(SHAPES["sampled"]), [1, 2], settings, 1, THRESHOLD)
     assert "sequence distribution" in _failed(checks)
 
