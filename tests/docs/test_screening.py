@@ -1,7 +1,9 @@
 """The program that stores the results of the screening and writes their tables."""
 
+import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from helpers.programs import load_program
@@ -95,7 +97,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     screening = load_program("screening")
     for name, groups in {
         "PAGE": ("rates", "results", "square"),
-        "PUBLISHED_PAGE": ("results", "speeds"),
+        "PUBLISHED_PAGE": ("results", "curves", "speeds"),
     }.items():
         path = tmp_path / f"{name}.md"
         path.write_text("".join(f"<!-- {group} -->\n<!-- end of {group} -->\n" for group in groups))
@@ -104,6 +106,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     folder.mkdir(parents=True)
     monkeypatch.setattr(screening, "RESULTS", folder)
     monkeypatch.setattr(screening, "RATES", folder / "rates.json")
+    monkeypatch.setattr(screening, "CURVES", folder / "curves.json")
     return screening
 
 
@@ -120,6 +123,33 @@ def test_published_drafters_have_a_page_of_their_own(screening: ModuleType, tmp_
     assert _shown(text) == [*["base", "gumiho"] * 2, "autoregressive", "base", "gumiho", "alone"]
     chosen = document.figures("gumiho-auto", 0.0).tokens_per_second
     assert f"| {chosen:.1f} |" in text
+
+
+def test_the_agreement_of_each_fifth_of_a_training_is_weighted_by_tokens(
+    screening: ModuleType, tmp_path: Path
+) -> None:
+    for name in ("base", "moa", "fusion"):
+        run = tmp_path / "study" / "runs" / name / "seed-0"
+        run.mkdir(parents=True)
+        steps = [
+            (10, 5, 0.0),
+            (20, 15, 0.2),
+            (30, 20, 0.3),
+            (40, 20, 0.4),
+            (50, 10, 0.5),
+            (60, 30, 1),
+        ]
+        records: list[dict[str, Any]] = [
+            {"step": step, "tokens": tokens, "levels": [{"agreement": agreement}, {"agreement": 0}]}
+            for step, tokens, agreement in steps
+        ]
+        records.append({"step": 60, "evaluation": {}})
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (run / "metrics.jsonl").write_text(text)
+    screening.store_curves(tmp_path / "study")
+    text = screening.published_page()
+    assert _shown(text) == ["base", "moa"]
+    assert text.count("| 0.15 | 0.30 | 0.40 | 0.50 | 1.00 |") == 2
 
 
 def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path: Path) -> None:
