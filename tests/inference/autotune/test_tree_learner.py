@@ -1,14 +1,21 @@
 """What is learned from steps decides on the trees, and on the number of threads."""
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from helpers.tables import no_processors
 
 from inference.autotune.arms import NodePosition, TreeArm, tree_arms
 from inference.autotune.costs import Costs
 from inference.autotune.step_seconds import StepSeconds
-from inference.autotune.tree_learner import FIRST_TRIAL, TreeLearner
+from inference.autotune.tree_learner import (
+    EXPLORE_EVERY,
+    FIRST_TRIAL,
+    MEMORY,
+    TreeLearner,
+)
 from inference.engine.policy import RunProgress
 from inference.trees.shape import TreePlan, TreeShape
 
@@ -138,19 +145,31 @@ def test_a_useless_drafter_with_one_kind_of_trees_drafts_its_first_trees_until_i
 @pytest.mark.parametrize("better", [0, 1])
 def test_the_worse_kind_of_trees_is_tried_seldom_but_again_and_again(better: int) -> None:
     learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
-    drafted = []
+    first, drafted = list(learner.bests), []
     while len(drafted) < 800:
         arm = learner.choose(UNKNOWN)
         kind = None if arm is None else int(arm.budget.deterministic)
-        first = (1, 1, 0) if kind else (1, 0, 0)
-        _step(learner, positions=[(0, 0, 0), first] if kind == better else [])
+        is_accepted = kind == better and len(drafted) % 2 == 0
+        _step(learner, positions=[(0, 0, 0)] if is_accepted else [])
         drafted += [] if arm is None else [(kind, arm)]
     worse = [kind != better for kind, _ in drafted]
     assert sum(worse[:32]) <= 8
+    # Until the largest trees are tried, all trees are parts of the first ones of their kinds.
+    for kind, arm in drafted[: EXPLORE_EVERY - 1]:
+        assert np.less_equal(arm.block, first[kind].block).all()
     for start in range(0, 800, 200):
         assert 1 <= sum(worse[start : start + 200]) <= 16
     for kind in (0, 1):  # the largest trees of both kinds are tried
         assert BOTH[learner.kinds[kind][-1]] in [arm for _, arm in drafted]
+
+
+def test_what_is_known_of_a_kind_of_trees_fades_while_the_other_kind_is_drafted() -> None:
+    learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
+    sampled, deterministic = learner.bests
+    learner.learn(deterministic, [], 1, None, 0)
+    for _ in range(round(MEMORY)):
+        learner.learn(sampled, [], 1, None, 0)
+    assert learner.num_tried[1] == pytest.approx(math.exp(-1))
 
 
 def test_both_kinds_of_trees_are_drafted_before_a_pause() -> None:
