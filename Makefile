@@ -105,7 +105,7 @@ screening: $(READY)  ## Store the results of a screening, and write their tables
 	$(BIN)/python docs/programs/screening.py $(ARGS)
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm: export GOMP_SPINCOUNT ?= 3000
+bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm: export GOMP_SPINCOUNT ?= 10000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)

@@ -29,6 +29,8 @@ SECONDS = 3.0  # duration after which a measurement with enough repetitions ends
 # A way to compute that takes this many times as long as the fastest, for a single token and for a
 # tree, is not timed again.
 CLEARLY = 1.6
+# Reordered weights take as much memory as the target's own, so they must be this much faster.
+REORDERED_GAIN = 1.05
 MEMORY_SHARE = 0.5  # largest share of the available memory that reordered weights may take
 
 Threads = int | Literal["auto"] | None
@@ -49,6 +51,11 @@ class Compute(Settings, frozen=True):
     threads: int | None = None
     packed: bool = False
     pack_single: bool = False
+
+    @property
+    def is_for_trees(self) -> bool:
+        """Whether weights are reordered, and a single token is still computed as without that."""
+        return self.packed and not self.pack_single
 
     def prepare(self, target: TargetAdapter) -> None:
         """Make the target compute with reordered weights or with its own weights.
@@ -101,10 +108,19 @@ class ComputeGrid(Settings):
     def best(self, *, drafts: bool) -> Compute:
         """Return the way to compute that is expected to be fastest.
 
+        Reordered weights are used only if they are faster by more than the noise of measurements.
+
         Args:
             drafts: whether trees may be drafted where that is faster.
         """
-        return max(self.ways, key=lambda way: way.rate(drafts=drafts)).compute
+
+        def rate(way: ComputeSeconds) -> float:
+            return way.rate(drafts=drafts)
+
+        ways = [way for way in self.ways if drafts or not way.compute.is_for_trees] or self.ways
+        fastest = max(ways, key=rate)
+        own = max((way for way in ways if not way.compute.packed), key=rate, default=fastest)
+        return (fastest if rate(fastest) > REORDERED_GAIN * rate(own) else own).compute
 
     def contenders(self, *, drafts: bool) -> list[Compute]:
         """Return the ways to compute that are not clearly slower than the best.

@@ -29,6 +29,9 @@ REFERENCE_SECONDS = 0.03  # duration of each check whether other processes slow 
 QUIET = 1.3  # largest ratio of reference times at which a measurement is not provisional
 PROVISIONAL_SECONDS = 600  # age up to which a provisional measurement is not repeated
 
+# Variables that say how long idle threads of OpenMP wait in a loop before they sleep.
+_WAITING = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
+
 _logger = get_logger(__name__)
 _in_this_process: dict[Path, Settings] = {}
 _num_disturbed = 0
@@ -104,7 +107,9 @@ def target_facts(target: TargetAdapter) -> list[object]:
     is_cuda = device.type == "cuda"
     kind = [torch.cuda.get_device_name(device)] if is_cuda else [processor(), *instructions()]
     versions = [torch.__version__, transformers.__version__]
-    machine = [platform.node(), *kind, os.cpu_count(), torch.get_num_threads(), *versions]
+    waiting = [os.environ.get(name) for name in _WAITING]
+    threads = [os.cpu_count(), torch.get_num_threads(), *waiting]
+    machine = [platform.node(), *kind, *threads, *versions]
     modules = target.modules
     form = [str(target.dtype), target.is_compiled, modules.form, modules.groups_heads]
     attention = getattr(target.config, "_attn_implementation", None)

@@ -46,6 +46,21 @@ def test_steps_without_a_tree_count_with_a_drafter_too() -> None:
     assert ComputeGrid(ways=(slow, fast)).best(drafts=True) == ALL
 
 
+def test_reordered_weights_must_be_clearly_faster_than_the_targets_own() -> None:
+    own = ComputeSeconds(compute=OWN, token=1.0, tree=1.0)
+    for token, best in ((0.97, OWN), (0.9, ALL)):
+        reordered = ComputeSeconds(compute=ALL, token=token, tree=token)
+        for drafts in (True, False):
+            assert ComputeGrid(ways=(own, reordered)).best(drafts=drafts) == best
+
+
+def test_without_trees_weights_are_not_reordered_for_trees() -> None:
+    own = ComputeSeconds(compute=OWN, token=1.0, tree=4.0)
+    noise = ComputeSeconds(compute=TREES, token=0.8, tree=1.0)
+    assert ComputeGrid(ways=(own, noise)).best(drafts=False) == OWN
+    assert ComputeGrid(ways=(noise,)).best(drafts=False) == TREES
+
+
 def test_only_clearly_slower_ways_cannot_be_the_fastest_elsewhere() -> None:
     slow = ComputeSeconds(compute=OWN, token=2.0, tree=2.0)
     fast = ComputeSeconds(compute=TREES, token=1.0, tree=2.5)

@@ -88,6 +88,16 @@ def test_facts_name_everything_that_changes_the_times_of_a_target() -> None:
         assert changed.spec.fingerprint == usual.spec.fingerprint
 
 
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"])
+def test_times_depend_on_how_long_idle_threads_spin(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    usual = target_facts(target)
+    monkeypatch.setenv(name, "17")
+    assert target_facts(target) != usual
+
+
 def test_a_mean_far_above_the_median_is_not_quiet() -> None:
     assert _is_quiet((1.0, 1.1), (1.05, 1.2))
     assert not _is_quiet((1.0, 1.1), (1.0, 1.6))
