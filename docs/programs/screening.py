@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from inference.benchmark.document import ComparisonDocument, read_document
+from inference.benchmark.document import ComparisonDocument, MethodFigures, read_document
 from inference.benchmark.stats import Rate, Ratio, ratio
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
@@ -135,7 +135,7 @@ def page() -> str:
 
 def published_page() -> str:
     """Return the page of the published drafters with the tables of the stored results."""
-    speeds = "\n".join(_speeds()) or "No speed is measured yet."
+    speeds = "\n".join(_speeds()).rstrip() or "No speed is measured yet."
     curves = "\n".join(_curves()) + "\n" if CURVES.exists() else "No curve is stored yet.\n"
     shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
     return _filled(PUBLISHED_PAGE.read_text(), shown)
@@ -216,6 +216,7 @@ def _speeds() -> Iterator[str]:
             "drafting, ms per step",
             "tokens/s",
             'tokens/s, `tree="auto"`',
+            'speed-up, `tree="auto"`',
         )
         yield from markdown_head(names, ("drafter",))
         methods = {method.name: method for method in document.methods}
@@ -226,14 +227,24 @@ def _speeds() -> Iterator[str]:
             yield markdown_line(
                 [
                     f"`{name}`",
-                    f"{method.tau:.2f} [{method.tau_low:.2f}, {method.tau_high:.2f}]",
-                    _by_depth(method.conditional_acceptance_rate),
+                    _with_interval(method.tau, method.tau_low, method.tau_high),
+                    _by_depth(method.conditional_acceptance_rate) or "-",
                     f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
                     f"{method.tokens_per_second:.1f}",
                     "-" if chosen is None else f"{chosen.tokens_per_second:.1f}",
+                    "-" if chosen is None else _speedup(chosen),
                 ]
             )
         yield ""
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _speedup(method: MethodFigures) -> str:
+    """Return the speed-up over the baseline with its interval."""
+    return _with_interval(method.speedup, method.speedup_low, method.speedup_high)
 
 
 def _curves() -> Iterator[str]:
