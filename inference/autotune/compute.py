@@ -108,7 +108,8 @@ class ComputeGrid(Settings):
     def best(self, *, drafts: bool) -> Compute:
         """Return the way to compute that is expected to be fastest.
 
-        Reordered weights are used only if they are faster by more than the noise of measurements.
+        Reordered weights need more memory, so they are used only if they are faster by
+        `REORDERED_GAIN`.
 
         Args:
             drafts: whether trees may be drafted where that is faster.
