@@ -70,9 +70,12 @@ class TargetReader:
     def _read(self, batch: Batch, target_states: TargetStateStore) -> TargetView:
         """Return the target's outputs for a batch, computed from the states on disk."""
         target = self._target
-        stored = target_states.read(batch.sequence_ids.tolist())
+        numbers = batch.sequence_ids.tolist()
+        stored = target_states.read(numbers)
         parts = {name: part.to(target.device, target.dtype) for name, part in stored.items()}
-        return view_of(parts, target.embed(batch.token_ids), self._sources, self.tail)
+        view = view_of(parts, target.embed(batch.token_ids), self._sources, self.tail)
+        known = target_states.normalizers(numbers)
+        return view._replace(normalizers=None if known is None else known.to(target.device))
 
     def _cache_for(self, batch_size: int) -> SlotCache:
         if batch_size not in self._caches:
@@ -144,7 +147,7 @@ class TrainingModule(nn.Module):
         length = AcceptedLength(self.settings, reader.heads, batch, is_rolled_out)
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
         normalizers = shared_normalizers(
-            view.features, batch, reader.heads, num_levels, self.settings.chunk_size
+            view, batch, reader.heads, num_levels, self.settings.chunk_size
         )
         terms = []
         for sample, output in enumerate(outputs):

@@ -177,9 +177,12 @@ class TinyTraining:
 
     def loss(self, batch: Batch, **changes: object) -> LossTerms:
         """Return the loss terms of a batch, with changes to the objective."""
-        module = TrainingModule(self.drafter, self.objective.model_copy(update=changes))
         reader = self.reader(batch.token_ids.shape[1])
-        return module(reader.view(batch), batch, reader)
+        return self.module(**changes)(reader.view(batch), batch, reader)
+
+    def module(self, **changes: object) -> TrainingModule:
+        """Return the module that computes the loss, with changes to the objective."""
+        return TrainingModule(self.drafter, self.objective.model_copy(update=changes))
 
     def gradients(self, total: Tensor) -> list[Tensor]:
         """Return the gradient of each of the drafter's parameters; None for unused parameters."""

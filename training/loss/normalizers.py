@@ -1,4 +1,4 @@
-"""Normalizers of the target's distributions, computed once per batch for all passes and levels."""
+"""Normalizers of the target's distributions, computed once for all passes, levels and epochs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +17,9 @@ class Normalizers(NamedTuple):
 
     The log-probability of a token is its logit minus `log_sum`. With these values, the logits of
     the draft vocabulary are enough for a loss, which saves time if several passes or levels predict
-    the same position. In half precision, a logit may be rounded differently in a matrix product
-    with fewer rows, so that the probabilities may sum to slightly more than 1.
+    the same position, or if the normalizers are stored on disk. In half precision, a logit may be
+    rounded differently in a matrix product with fewer rows, so that the probabilities may sum to
+    slightly more than 1.
 
     Attributes:
         log_sum: logarithm of the sum of exp(logit) over the whole vocabulary.
@@ -31,6 +32,10 @@ class Normalizers(NamedTuple):
     def at(self, *indices: Tensor) -> "Normalizers":
         """Return the normalizers of the positions at `indices`."""
         return Normalizers(self.log_sum[indices], self.best[indices])
+
+    def to(self, device: torch.device) -> "Normalizers":
+        """Return the normalizers on `device`."""
+        return Normalizers(*(part.to(device) for part in self))
 
     def level(self, level: int) -> "Normalizers":
         """Return the normalizers of one level, the last dimension of the positions."""

@@ -13,6 +13,7 @@ from training.loss.batch import Batch
 from training.loss.normalizers import Normalizers, normalizers_of
 from training.loss.positions import Examples, gather_examples
 from training.loss.settings import ObjectiveSettings
+from training.loss.views import TargetView
 from training.loss.vocab_losses import (
     Heads,
     TermWeights,
@@ -79,7 +80,7 @@ class Goals(NamedTuple):
 
 
 def shared_normalizers(
-    features: Float[Tensor, "batch length hidden"],
+    view: TargetView,
     batch: Batch,
     heads: Heads,
     num_levels: int,
@@ -87,19 +88,23 @@ def shared_normalizers(
 ) -> Normalizers | None:
     """Return normalizers that all anchor samples and levels share; None if this saves no time.
 
+    If the view contains normalizers, these are returned.
+
     The positions whose distribution a later level learns are among those whose distribution level 0
     learns, so only these need normalizers.
 
     Args:
-        features: the target's features.
+        view: the target's outputs for the batch.
         batch: the packed sequences.
         heads: heads of target and drafter.
         num_levels: number of levels of the drafter's output.
         chunk_size: number of positions whose logits are in memory at a time.
     """
+    if view.normalizers is not None:
+        return view.normalizers
     if not heads.saves_time(num_uses=batch.anchors.shape[1] * num_levels):
         return None
-    return normalizers_of(features, batch.targets_exist(1), heads.target, chunk_size)
+    return normalizers_of(view.features, batch.targets_exist(1), heads.target, chunk_size)
 
 
 class LossTerms(NamedTuple):

@@ -11,6 +11,7 @@ from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetStat
 from jakiro.target.step import StepInput, StepOutput
 from jakiro.target.tail import TailKV, TargetTail
 from training.loss.batch import Batch
+from training.loss.normalizers import Normalizers
 
 
 class TargetView(NamedTuple):
@@ -22,6 +23,7 @@ class TargetView(NamedTuple):
         embeddings: embeddings of the tokens.
         tail_input: hidden states at the input of the tail layers; None if there are no tail layers.
         tail_kv: keys and values of the tail layers; empty if there are no tail layers.
+        normalizers: normalizers of the target's distributions; None if they are not known.
     """
 
     features: Float[Tensor, "batch length hidden"]
@@ -29,9 +31,10 @@ class TargetView(NamedTuple):
     embeddings: Float[Tensor, "batch length hidden"]
     tail_input: Float[Tensor, "batch length hidden"] | None = None
     tail_kv: TailKV = ()
+    normalizers: Normalizers | None = None
 
     def to(self, dtype: torch.dtype) -> "TargetView":
-        """Return the view in `dtype`; keys and values of tail layers keep the target's dtype."""
+        """Return the view in `dtype`; normalizers and states of tail layers keep their dtypes."""
         return self._replace(
             features=self.features.to(dtype),
             state=self.state.to(dtype),

@@ -103,7 +103,7 @@ def parts_of(
 
     def head() -> None:
         levels, chunk_size = outputs[0].features.shape[2], objective.chunk_size
-        known = shared_normalizers(view.features, batch, reader.heads, levels, chunk_size)
+        known = shared_normalizers(view, batch, reader.heads, levels, chunk_size)
         for sample, output in enumerate(outputs):
             goals = Goals(view.features, normalizers=known)
             drafter_loss(output, goals, batch, sample, reader.heads, objective).total.backward()

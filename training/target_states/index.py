@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import ValidationError
 
@@ -141,6 +142,22 @@ def _hash_packing(inputs: RunInputs) -> str:
 
 INDEX = "index.json"
 
+# Names and dtypes of the normalizers in a shard, each of shape [sequences, length].
+NORMALIZERS = {"log_sum": torch.float32, "best": torch.int32}
+
+
+def bytes_of(widths: Mapping[str, int], dtype: TargetStateDtype, has_normalizers: bool) -> int:
+    """Return the number of bytes that all parts of one position take.
+
+    Args:
+        widths: number of values per position, by name of the part.
+        dtype: dtype of these values.
+        has_normalizers: whether the normalizers of the target's distributions are stored, too.
+    """
+    normalizers = NORMALIZERS.values() if has_normalizers else ()
+    of_states = sum(widths.values()) * TORCH_DTYPES[dtype].itemsize
+    return of_states + sum(own.itemsize for own in normalizers)
+
 
 class Shard(Settings):
     """Index entry of a shard, a file with the states of consecutive sequences.
@@ -170,6 +187,8 @@ class TargetStateIndex(Settings):
         sequences_per_shard: number of sequences in every shard but the last.
         micro_batch_size: number of sequences that the target read at a time, which affects
             rounding.
+        has_normalizers: whether shards also contain the normalizers of the target's distributions,
+            from which a loss over a draft vocabulary can be computed without the other logits.
         shards: the finished shards, in the order of their sequences.
     """
 
@@ -177,6 +196,7 @@ class TargetStateIndex(Settings):
     widths: dict[str, int]
     sequences_per_shard: int
     micro_batch_size: int
+    has_normalizers: bool = False  # in folders of earlier versions
     shards: tuple[Shard, ...] = ()
 
     @property
@@ -187,7 +207,7 @@ class TargetStateIndex(Settings):
     @property
     def bytes_per_position(self) -> int:
         """The number of bytes that all parts of one position take."""
-        return sum(self.widths.values()) * TORCH_DTYPES[self.fingerprint.dtype].itemsize
+        return bytes_of(self.widths, self.fingerprint.dtype, self.has_normalizers)
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the given parts that the shards lack."""

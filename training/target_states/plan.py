@@ -8,11 +8,10 @@ from typing import NamedTuple
 from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetSpec
-from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import counted
 from training.config import TrainSettings
-from training.target_states.index import read_index
-from training.target_states.states import States
+from training.target_states.index import bytes_of, read_index
+from training.target_states.states import States, needs_normalizers
 
 _SHARE_OF_DISK = 0.95  # largest share of the free disk space that may be filled
 
@@ -109,7 +108,7 @@ def expected_bytes(
     if index is not None:
         num_sequences, num_bytes = index.fingerprint.total_sequences, index.bytes_per_position
     else:
-        num_bytes = sum(needed.values()) * TORCH_DTYPES[target_states.dtype].itemsize
+        num_bytes = bytes_of(needed, target_states.dtype, needs_normalizers(config))
         num_sequences = settings.num_steps * batch.global_batch_size
     size = num_sequences * settings.data.sequence_length * num_bytes
     return ExpectedBytes(size, is_exact=index is not None)

@@ -2,7 +2,8 @@
 
 A part is one kind of state at every position of a sequence: `features`, `hidden.3` (hidden states
 at the input of layer 3), or `layer.5` (the keys of layer 5, followed by its values). A drafter
-needs some of these parts, which are identified by these names.
+needs some of these parts, which are identified by these names. For drafters with a draft
+vocabulary, shards also contain the normalizers of the target's distributions.
 """
 
 from collections.abc import Mapping
@@ -68,6 +69,15 @@ class States(NamedTuple):
         for layer in self.layers:
             parts[f"layer.{layer}"] = _only(cache, slots, StateSource("kv", (layer,)))
         return parts
+
+
+def needs_normalizers(config: JakiroConfig) -> bool:
+    """Return whether the training of a drafter is faster with normalizers on disk.
+
+    Without them, all logits of the target are computed for each batch, also for tokens that are
+    never drafted.
+    """
+    return config.settings.draft_vocab_size is not None
 
 
 def view_of(

@@ -15,8 +15,10 @@ from torch import Tensor
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
+from training.loss.normalizers import Normalizers
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
+    NORMALIZERS,
     Shard,
     TargetStateIndex,
     fingerprint_of,
@@ -45,6 +47,7 @@ class TargetStateStore:
         self._folder = folder
         self._index = index
         self._names = names
+        self._stored = (*names, *(NORMALIZERS if index.has_normalizers else ()))
         self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
 
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
@@ -53,17 +56,27 @@ class TargetStateStore:
         Args:
             numbers: indices of the sequences, in any order.
         """
-        sequences = [self._sequence(number) for number in numbers]
-        return {name: torch.stack([parts[name] for parts in sequences]) for name in self._names}
+        return self._read(self._names, numbers)
 
-    def _sequence(self, number: int) -> dict[str, Tensor]:
-        shard, index = divmod(number, self._index.sequences_per_shard)
-        slices = self._opened(shard)
-        return {name: slices[name][index] for name in self._names}
+    def normalizers(self, numbers: Iterable[int]) -> Normalizers | None:
+        """Return the normalizers of the target's distributions; None if they are not stored.
+
+        Args:
+            numbers: indices of the sequences, in any order.
+        """
+        if not self._index.has_normalizers:
+            return None
+        stored = self._read(tuple(NORMALIZERS), numbers)
+        return Normalizers(stored["log_sum"], stored["best"].long())
+
+    def _read(self, names: Sequence[str], numbers: Iterable[int]) -> dict[str, Tensor]:
+        places = [divmod(number, self._index.sequences_per_shard) for number in numbers]
+        slices = [(self._opened(shard), index) for shard, index in places]
+        return {name: torch.stack([of[name][index] for of, index in slices]) for name in names}
 
     def _open(self, number: int) -> dict[str, Any]:
         file = safe_open(self._folder / self._index.shards[number].file, framework="pt")
-        return {name: file.get_slice(name) for name in self._names}
+        return {name: file.get_slice(name) for name in self._stored}
 
 
 def open_target_states(inputs: RunInputs) -> TargetStateStore | None:

@@ -22,9 +22,11 @@ from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import summary_of
 from training.data.packing import collate
 from training.loss.batch import Batch
+from training.loss.normalizers import Normalizers, normalizers_of
 from training.loss.views import read_batch
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
+    NORMALIZERS,
     Shard,
     TargetStateIndex,
     fingerprint_of,
@@ -35,7 +37,7 @@ from training.target_states.index import (
     ways_to_repeat,
 )
 from training.target_states.plan import TargetStatePlan
-from training.target_states.states import States
+from training.target_states.states import States, needs_normalizers
 
 
 class ShardFolder:
@@ -134,6 +136,7 @@ class TargetStateWriter:
         self._inputs = inputs
         self._sequence_length = inputs.settings.data.sequence_length
         self._micro_batch_size = inputs.settings.batch.micro_batch_size
+        self._dtype = TORCH_DTYPES[inputs.settings.target_states.dtype]
         self._states = States.needed_by(inputs.drafter_config)
         self.folder = ShardFolder(folder, self._new_index(shard_bytes))
 
@@ -176,6 +179,7 @@ class TargetStateWriter:
             widths=self._states.widths(self._inputs.target.spec),
             sequences_per_shard=self._micro_batch_size,
             micro_batch_size=self._micro_batch_size,
+            has_normalizers=needs_normalizers(self._inputs.drafter_config),
         )
         # A shard consists of whole micro-batches, so its content does not depend on other shards.
         micro_batches = shard_bytes // (
@@ -214,20 +218,37 @@ class TargetStateWriter:
     @torch.no_grad()
     def _read(self, sequences: range, advance: Advance) -> dict[str, Tensor]:
         """Return all parts of the given sequences, in the dtype of the shards."""
-        dtype = TORCH_DTYPES[self._inputs.settings.target_states.dtype]
-        parts = {
-            name: torch.empty(len(sequences), self._sequence_length, width, dtype=dtype)
-            for name, width in self.folder.index.widths.items()
-        }
+        parts = self._empty_parts(len(sequences))
         target, states = self._inputs.target, self._states
         cache = target.new_cache(self._micro_batch_size, self._sequence_length, states.hidden)
         for begin in range(0, len(sequences), self._micro_batch_size):
             numbers = sequences[begin : begin + self._micro_batch_size]
-            output = read_batch(target, self._batch(numbers), cache)
-            for name, part in states.taken_from(output).items():
+            batch = self._batch(numbers)
+            output = read_batch(target, batch, cache)
+            taken = states.taken_from(output)
+            if self.folder.index.has_normalizers:
+                taken |= self._normalizers(output.features, batch)._asdict()
+            for name, part in taken.items():
                 parts[name][begin : begin + len(numbers)] = part[: len(numbers)].cpu()
             advance(len(numbers))
         return parts
+
+    def _empty_parts(self, num_sequences: int) -> dict[str, Tensor]:
+        shape, index = (num_sequences, self._sequence_length), self.folder.index
+        parts = {
+            name: torch.empty(*shape, width, dtype=self._dtype)
+            for name, width in index.widths.items()
+        }
+        if index.has_normalizers:
+            parts |= {name: torch.empty(shape, dtype=dtype) for name, dtype in NORMALIZERS.items()}
+        return parts
+
+    def _normalizers(self, features: Tensor, batch: Batch) -> Normalizers:
+        """Return the normalizers that a run computes from features that were stored and read."""
+        target = self._inputs.target
+        stored = features.to(self._dtype).to(target.dtype)
+        chunk_size = self._inputs.settings.objective.chunk_size
+        return normalizers_of(stored, batch.documents >= 0, target.logits, chunk_size)
 
     def _batch(self, numbers: range) -> Batch:
         """Return a micro-batch, padded to full size because rounding may depend on the size."""

@@ -76,8 +76,8 @@ def _known(tiny: TinyTraining, settings: DrafterSettings, samples: int) -> Norma
     batch = batch_for(settings, [10])
     batch = Batch(**(vars(batch) | {"anchors": batch.anchors[:, :samples]}))
     levels = 1 + settings.schedule.parallel_levels
-    features, heads = tiny.view(batch).features, tiny.reader(24).heads
-    return shared_normalizers(features, batch, heads, levels, tiny.objective.chunk_size)
+    heads = tiny.reader(24).heads
+    return shared_normalizers(tiny.view(batch), batch, heads, levels, tiny.objective.chunk_size)
 
 
 @pytest.mark.parametrize(

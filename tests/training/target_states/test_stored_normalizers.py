@@ -1,0 +1,114 @@
+"""Normalizers on disk save products with the target's head, and change no loss beyond rounding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_settings
+from helpers.target_states import both_views, offline_run, with_drafter, write_target_states
+from helpers.training import batch_for, curve, tiny_run, tiny_training
+from helpers.variants import FEEDBACK, VARIANTS
+
+from training.config import TrainSettings
+from training.loss.normalizers import normalizers_of
+from training.planning.parts import flops_of
+from training.setup.preparation import prepare
+from training.target_states import writer
+from training.target_states.index import read_index
+from training.target_states.plan import expected_bytes
+from training.train import train
+
+DRAFTED = VARIANTS["draft-vocabulary"]
+
+
+def drafted_run(folder: Path, dtype: str = "fp32", **changes: Any) -> TrainSettings:
+    return with_drafter(offline_run(folder, dtype, **changes), DRAFTED)
+
+
+@pytest.mark.parametrize(
+    ("target", "stored"), [("fp32", "fp32"), ("fp32", "bf16"), ("bf16", "bf16")]
+)
+def test_stored_normalizers_are_those_of_the_stored_features(
+    workshop: Path, target: str, stored: str
+) -> None:
+    settings = drafted_run(workshop, stored, target={"dtype": target})
+    write_target_states(settings)
+    adapter = prepare(settings).target
+    for online, offline in both_views(settings):
+        assert online.normalizers is None
+        assert offline.normalizers is not None
+        features = offline.features.to(adapter.dtype)
+        everywhere = torch.ones(features.shape[:2], dtype=torch.bool)
+        expected = normalizers_of(features, everywhere, adapter.logits, 1000)
+        is_padding = offline.normalizers.log_sum == 0
+        assert not is_padding.all()
+        for got, own in zip(offline.normalizers, expected, strict=True):
+            assert got.dtype == own.dtype
+            torch.testing.assert_close(got[~is_padding], own[~is_padding], rtol=1e-5, atol=1e-5)
+
+
+def test_an_offline_run_with_a_draft_vocabulary_has_nearly_the_curve_of_the_online_one(
+    workshop: Path,
+) -> None:
+    changes: dict[str, Any] = {"steps": 4, "evaluation": {"num_prompts": 0}}
+    online = with_drafter(
+        tiny_run(workshop, run_folder=str(workshop / "online"), **changes), DRAFTED
+    )
+    offline = drafted_run(workshop, **changes)
+    write_target_states(offline)
+    for settings in (online, offline):
+        train(settings)
+    assert curve(offline) == pytest.approx(curve(online), rel=1e-4)
+
+
+def test_a_loss_with_known_normalizers_needs_fewer_operations_and_is_the_same() -> None:
+    settings = tiny_settings(1, parallel_levels=0, trunk=FEEDBACK, draft_vocab_size=23)
+    tiny, batch = tiny_training(settings), batch_for(tiny_settings(), [10, 11])
+    batch = type(batch)(**(vars(batch) | {"anchors": batch.anchors[:, :1]}))
+    reader, view = tiny.reader(24), tiny.view(batch)
+    known = normalizers_of(view.features, batch.documents >= 0, reader.heads.target, 5)
+    module = tiny.module()
+    losses = [view, view._replace(normalizers=known)]
+    without, having = (module(own, batch, reader) for own in losses)
+    for one, other in zip(without, having, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    counts = [flops_of(lambda own=own: module(own, batch, reader)) for own in losses]
+    assert counts[1] < counts[0]
+
+
+def test_only_drafters_with_a_draft_vocabulary_store_normalizers(workshop: Path) -> None:
+    for drafter, num_bytes in ((DRAFTED, 8), (tiny_settings(), 0)):
+        settings = with_drafter(offline_run(workshop / str(num_bytes)), drafter)
+        settings = settings.model_copy(
+            update={"target": tiny_run(workshop).target, "data": tiny_run(workshop).data}
+        )
+        inputs = prepare(settings)
+        guessed = expected_bytes(settings, inputs.drafter_config, inputs.target.spec)
+        write_target_states(settings)
+        assert settings.target_states.folder is not None
+        index = read_index(settings.target_states.folder)
+        assert index is not None
+        assert index.has_normalizers == (num_bytes > 0)
+        assert index.bytes_per_position == 4 * sum(index.widths.values()) + num_bytes
+        read = settings.steps * settings.batch.global_batch_size * 48
+        assert guessed.size == read * index.bytes_per_position
+
+
+def test_folders_of_earlier_versions_are_read_and_completed(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = drafted_run(workshop, steps=2, evaluation={"num_prompts": 0})
+    folder = settings.target_states.folder
+    assert folder is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "needs_normalizers", lambda _config: False)
+        write_target_states(settings)
+    values = json.loads((folder / "index.json").read_text())
+    del values["has_normalizers"]
+    (folder / "index.json").write_text(json.dumps(values))
+    next(folder.glob("*.safetensors")).unlink()
+    write_target_states(settings)
+    assert all(offline.normalizers is None for _, offline in both_views(settings))
+    train(settings)
