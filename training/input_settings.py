@@ -75,7 +75,7 @@ class TargetStateSettings(Settings):
     """Folder of the stored states; required unless the source is online."""
     dtype: TargetStateDtype = "bf16"
     """Precision of the stored states; with fp32, training gives bit for bit the same result as
-    with online states."""
+    with online states, or the same up to rounding if the drafter has a draft vocabulary."""
 
     @model_validator(mode="after")
     def _offline_has_a_folder(self) -> "TargetStateSettings":

@@ -74,7 +74,9 @@ class TargetReader:
         stored = target_states.read(numbers)
         parts = {name: part.to(target.device, target.dtype) for name, part in stored.items()}
         view = view_of(parts, target.embed(batch.token_ids), self._sources, self.tail)
-        known = target_states.normalizers(numbers)
+        # Normalizers belong to the stored features, and not to features that are rounded again.
+        is_exact = self.dtype in (torch.float32, target.dtype, target_states.dtype)
+        known = target_states.normalizers(numbers) if is_exact else None
         return view._replace(normalizers=None if known is None else known.to(target.device))
 
     def _cache_for(self, batch_size: int) -> SlotCache:

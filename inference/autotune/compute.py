@@ -108,8 +108,9 @@ class ComputeGrid(Settings):
     def best(self, *, drafts: bool) -> Compute:
         """Return the way to compute that is expected to be fastest.
 
-        Reordered weights need more memory, so they are used only if they are faster by
-        `REORDERED_GAIN`.
+        Reordered weights need more memory, so if the target's own weights were measured, too, they
+        are used only if they are faster by `REORDERED_GAIN`. Without trees, weights that are
+        reordered for trees alone are then as good as the target's own.
 
         Args:
             drafts: whether trees may be drafted where that is faster.
@@ -118,9 +119,11 @@ class ComputeGrid(Settings):
         def rate(way: ComputeSeconds) -> float:
             return way.rate(drafts=drafts)
 
-        ways = [way for way in self.ways if drafts or not way.compute.is_for_trees] or self.ways
+        own = max((way for way in self.ways if not way.compute.packed), key=rate, default=None)
+        if own is None:
+            return max(self.ways, key=rate).compute
+        ways = [way for way in self.ways if drafts or not way.compute.is_for_trees]
         fastest = max(ways, key=rate)
-        own = max((way for way in ways if not way.compute.packed), key=rate, default=fastest)
         return (fastest if rate(fastest) > REORDERED_GAIN * rate(own) else own).compute
 
     def contenders(self, *, drafts: bool) -> list[Compute]:

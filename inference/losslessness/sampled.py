@@ -158,7 +158,8 @@ def sample_continuations(
     for index in range(settings.samples):
         # With an explicit seed, `tree="auto"` would draft trees of a single kind and size.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed * settings.samples + index)
+            # Not `torch.manual_seed`, which would also change the generators of all GPUs.
+            torch.default_generator.manual_seed(settings.seed * settings.samples + index)
             output = decoder.generate(
                 prompt_ids, max_new_tokens=length, stop_strings=None, **settings.sampling
             )

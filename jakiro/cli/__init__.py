@@ -69,8 +69,10 @@ _GROUPS = {"Decode": (aded, adapt), "Measure": (profile,), "Data": (data,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
 # small operation waits for a time slice. If they spin too briefly, they fall asleep between the
-# operations of a forward pass. The variable is read when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# operations of a forward pass. The variable is read when torch is imported; it would override a
+# policy that the user has set.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 app = typer.Typer(
     name="jakiro", cls=NamedValuesGroup, add_completion=False, pretty_exceptions_enable=False

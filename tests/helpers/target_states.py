@@ -14,6 +14,7 @@ from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
+from training.loss.batch import Batch
 from training.loss.views import TargetView
 from training.module import TargetReader
 from training.setup.preparation import RunInputs, prepare
@@ -48,11 +49,20 @@ def both_views(
     """Yield the view of each micro-batch of two epochs, computed online and read from disk."""
     inputs = prepare(settings, model)
     online, offline = _reader(inputs, is_offline=False), _reader(inputs, is_offline=True)
-    size = settings.batch.micro_batch_size
+    for batch in _batches(inputs):
+        yield online.view(batch), offline.view(batch)
+
+
+def batches(settings: TrainSettings, model: CausalLM | None = None) -> Iterator[Batch]:
+    """Yield each micro-batch of two epochs."""
+    return _batches(prepare(settings, model))
+
+
+def _batches(inputs: RunInputs) -> Iterator[Batch]:
+    settings, size = inputs.settings, inputs.settings.batch.micro_batch_size
     sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
     for step in range(-(-2 * sampler.num_sequences // size)):
-        batch = sampler.batch(step, 0, size)
-        yield online.view(batch), offline.view(batch)
+        yield sampler.batch(step, 0, size)
 
 
 def read_share(

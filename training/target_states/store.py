@@ -15,6 +15,7 @@ from torch import Tensor
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
+from jakiro.utils.pretrained import TORCH_DTYPES
 from training.loss.normalizers import Normalizers
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
@@ -27,7 +28,7 @@ from training.target_states.index import (
     read_index,
     ways_to_repeat,
 )
-from training.target_states.states import States
+from training.target_states.states import States, needs_normalizers
 
 _OPEN_SHARDS = 256  # largest number of shards that are mapped at a time
 
@@ -57,6 +58,11 @@ class TargetStateStore:
             numbers: indices of the sequences, in any order.
         """
         return self._read(self._names, numbers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the stored parts, except for normalizers."""
+        return TORCH_DTYPES[self._index.fingerprint.dtype]
 
     def normalizers(self, numbers: Iterable[int]) -> Normalizers | None:
         """Return the normalizers of the target's distributions; None if they are not stored.
@@ -103,6 +109,12 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
         return None
     _check_parts(folder, index, needed)
     _check_shards(folder, index)
+    if needs_normalizers(inputs.drafter_config) and not index.has_normalizers:
+        _logger.info(
+            f"{folder} lacks the normalizers of the target's distributions, because it was written "
+            "for a drafter without a draft vocabulary or by an earlier version; steps would take "
+            "less time with states that are written again into another folder"
+        )
     _check_bytes_once(folder, index.shards, inputs.settings.data.cache_folder)
     return TargetStateStore(folder, index, needed)
 

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import checksum, ensure_writable_folder
@@ -179,7 +179,8 @@ class TargetStateWriter:
             widths=self._states.widths(self._inputs.target.spec),
             sequences_per_shard=self._micro_batch_size,
             micro_batch_size=self._micro_batch_size,
-            has_normalizers=needs_normalizers(self._inputs.drafter_config),
+            has_normalizers=needs_normalizers(self._inputs.drafter_config)
+            and type(self._inputs.target.head) is nn.Linear,  # other heads compute all logits
         )
         # A shard consists of whole micro-batches, so its content does not depend on other shards.
         micro_batches = shard_bytes // (
@@ -244,11 +245,15 @@ class TargetStateWriter:
         return parts
 
     def _normalizers(self, features: Tensor, batch: Batch) -> Normalizers:
-        """Return the normalizers that a run computes from features that were stored and read."""
+        """Return the normalizers at all positions whose distribution a drafter learns.
+
+        They are those of the features that a run reads: rounded to the dtype of the shards, and
+        converted to the target's dtype.
+        """
         target = self._inputs.target
         stored = features.to(self._dtype).to(target.dtype)
         chunk_size = self._inputs.settings.objective.chunk_size
-        return normalizers_of(stored, batch.documents >= 0, target.logits, chunk_size)
+        return normalizers_of(stored, batch.targets_exist(1), target.logits, chunk_size)
 
     def _batch(self, numbers: range) -> Batch:
         """Return a micro-batch, padded to full size because rounding may depend on the size."""

@@ -58,7 +58,9 @@ def test_without_trees_weights_are_not_reordered_for_trees() -> None:
     own = ComputeSeconds(compute=OWN, token=1.0, tree=4.0)
     noise = ComputeSeconds(compute=TREES, token=0.8, tree=1.0)
     assert ComputeGrid(ways=(own, noise)).best(drafts=False) == OWN
-    assert ComputeGrid(ways=(noise,)).best(drafts=False) == TREES
+    slower = ComputeSeconds(compute=ALL, token=2.0, tree=2.0)
+    for drafts in (True, False):  # reordered weights were asked for
+        assert ComputeGrid(ways=(noise, slower)).best(drafts=drafts) == TREES
 
 
 def test_only_clearly_slower_ways_cannot_be_the_fastest_elsewhere() -> None:
