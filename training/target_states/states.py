@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from jakiro.config import JakiroConfig, state_sources
@@ -71,13 +71,18 @@ class States(NamedTuple):
         return parts
 
 
-def needs_normalizers(config: JakiroConfig) -> bool:
+def needs_normalizers(config: JakiroConfig, head: nn.Module | None = None) -> bool:
     """Return whether the training of a drafter is faster with normalizers on disk.
 
     Without them, all logits of the target are computed for each batch, also for tokens that are
-    never drafted.
+    never drafted. A head that is not a plain linear layer computes all logits in any case.
+
+    Args:
+        config: config of the drafter.
+        head: the target's head; None if it is not loaded, and assumed to be a linear layer.
     """
-    return config.settings.draft_vocab_size is not None
+    is_linear = head is None or type(head) is nn.Linear
+    return is_linear and config.settings.draft_vocab_size is not None
 
 
 def view_of(

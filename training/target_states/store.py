@@ -51,6 +51,11 @@ class TargetStateStore:
         self._stored = (*names, *(NORMALIZERS if index.has_normalizers else ()))
         self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the stored parts, except for normalizers."""
+        return TORCH_DTYPES[self._index.fingerprint.dtype]
+
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
         """Return each part of the given sequences in its stored dtype, [sequences, length, width].
 
@@ -58,11 +63,6 @@ class TargetStateStore:
             numbers: indices of the sequences, in any order.
         """
         return self._read(self._names, numbers)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the stored parts, except for normalizers."""
-        return TORCH_DTYPES[self._index.fingerprint.dtype]
 
     def normalizers(self, numbers: Iterable[int]) -> Normalizers | None:
         """Return the normalizers of the target's distributions; None if they are not stored.
@@ -109,7 +109,8 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
         return None
     _check_parts(folder, index, needed)
     _check_shards(folder, index)
-    if needs_normalizers(inputs.drafter_config) and not index.has_normalizers:
+    needs_them = needs_normalizers(inputs.drafter_config, inputs.target.head)
+    if needs_them and not index.has_normalizers:
         _logger.info(
             f"{folder} lacks the normalizers of the target's distributions, because it was written "
             "for a drafter without a draft vocabulary or by an earlier version; steps would take "

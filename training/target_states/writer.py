@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import checksum, ensure_writable_folder
@@ -179,8 +179,9 @@ class TargetStateWriter:
             widths=self._states.widths(self._inputs.target.spec),
             sequences_per_shard=self._micro_batch_size,
             micro_batch_size=self._micro_batch_size,
-            has_normalizers=needs_normalizers(self._inputs.drafter_config)
-            and type(self._inputs.target.head) is nn.Linear,  # other heads compute all logits
+            has_normalizers=needs_normalizers(
+                self._inputs.drafter_config, self._inputs.target.head
+            ),
         )
         # A shard consists of whole micro-batches, so its content does not depend on other shards.
         micro_batches = shard_bytes // (

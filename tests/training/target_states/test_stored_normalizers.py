@@ -28,6 +28,7 @@ from training.setup.preparation import prepare
 from training.target_states import writer
 from training.target_states.index import read_index
 from training.target_states.plan import expected_bytes
+from training.target_states.store import open_target_states
 from training.train import train
 
 DRAFTED = VARIANTS["draft-vocabulary"]
@@ -101,14 +102,18 @@ def test_features_that_are_rounded_again_have_no_stored_normalizers(folder: Path
     assert all(offline.normalizers is None for _, offline in both_views(settings))
 
 
-def test_a_head_without_rows_of_its_own_stores_no_normalizers(folder: Path) -> None:
+def test_a_head_without_rows_of_its_own_stores_no_normalizers(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Quantized(nn.Linear):
         pass
 
     model = tiny_llama(vocab=300)
     model.lm_head.__class__ = Quantized
-    writer = write_target_states(drafted_run(folder), model)
-    assert not writer.folder.index.has_normalizers
+    settings = drafted_run(folder)
+    assert not write_target_states(settings, model).folder.index.has_normalizers
+    assert open_target_states(prepare(settings, model)) is not None
+    assert "lacks the normalizers" not in caplog.text
 
 
 def test_an_offline_run_with_a_draft_vocabulary_has_nearly_the_curve_of_the_online_one(
@@ -163,7 +168,7 @@ def test_folders_of_earlier_versions_are_read_and_completed(
     folder = settings.target_states.folder
     assert folder is not None
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "needs_normalizers", lambda _config: False)
+        patched.setattr(writer, "needs_normalizers", lambda *_: False)
         write_target_states(settings)
     values = json.loads((folder / "index.json").read_text())
     del values["has_normalizers"]
