@@ -10,14 +10,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from jakiro.target.attention_shape import HeadShape
-from jakiro.target.sequence_storage import SequenceStorage
-
-BUCKET = 64  # attention reads slots in whole buckets, so that tensor shapes change rarely
-
-
-def bucketed(count: int) -> int:
-    """Return a number of slots, rounded up to a multiple of `BUCKET`."""
-    return -(-count // BUCKET) * BUCKET
+from jakiro.target.sequence_storage import SequenceStorage, SequenceStorages, bucketed
 
 
 def in_place(buffer: Tensor) -> Tensor:
@@ -136,7 +129,7 @@ class SlotLayer(CacheLayerMixin):
         return self.num_visible, 0
 
 
-class SlotCache(Cache):
+class SlotCache(SequenceStorages, Cache):
     """Key/value slots of all layers and, if requested, cached hidden states.
 
     Layers of the same head shape share one block of memory for keys and one for values.
@@ -163,7 +156,7 @@ class SlotCache(Cache):
         hidden_size: int = 0,
         first_layer: int = 0,
     ) -> None:
-        self.capacity = bucketed(capacity)
+        slots = bucketed(capacity)
         self.hidden_states = hidden_states
         self._members: list[list[int]] = []  # layer indices of each pair of blocks
         # Keys and values of each group of layers, then hidden states.
@@ -172,11 +165,11 @@ class SlotCache(Cache):
             members = [index for index, other in enumerate(shapes) if other == shape]
             self._members.append(members)
             for dim in (shape.key_dim, shape.value_dim):
-                size = (len(members), batch, shape.num_kv_heads, self.capacity, dim)
+                size = (len(members), batch, shape.num_kv_heads, slots, dim)
                 self._storages.append(
                     SequenceStorage(torch.zeros(size, dtype=dtype, device=device), dim=1)
                 )
-        hidden_shape = (len(hidden_states), batch, 1, self.capacity, hidden_size)
+        hidden_shape = (len(hidden_states), batch, 1, slots, hidden_size)
         self._storages.append(
             SequenceStorage(torch.zeros(hidden_shape, dtype=dtype, device=device), dim=1)
         )
@@ -193,37 +186,6 @@ class SlotCache(Cache):
         total = sum(block.numel() * block.element_size() for block in blocks)
         return total // (blocks[0].shape[1] * self.capacity)
 
-    def select_sequences(
-        self, indices: Sequence[int], num_used: Sequence[int] | None = None
-    ) -> None:
-        """Keep only the sequences at these batch indices, in this order.
-
-        Args:
-            indices: batch index of each sequence to keep.
-            num_used: as for `SequenceStorage.select`.
-        """
-        for storage in self._storages:
-            storage.select(indices, num_used)
-        self._update_layers()
-
-    def show_rows(self, count: int, num_used: int = 0) -> None:
-        """Use the first rows, as `SequenceStorage.show` does.
-
-        Args:
-            count: number of rows.
-            num_used: as for `SequenceStorage.show`.
-        """
-        for storage in self._storages:
-            storage.show(count, num_used)
-        self._update_layers()
-
-    def append_sequences(self, other: "SlotCache") -> None:
-        """Add copies of the sequences of another cache of the same model."""
-        self.reserve(other.capacity)
-        for storage, added in zip(self._storages, other._storages, strict=True):
-            storage.append(added)
-        self._update_layers()
-
     def overwrite(self, index: int, other: "SlotCache") -> None:
         """Replace the first slots of a sequence by those of the first sequence of another cache.
 
@@ -233,19 +195,6 @@ class SlotCache(Cache):
         """
         for storage, own in zip(self._storages, other._storages, strict=True):
             storage.live.select(1, index)[..., : own.live.shape[-2], :] = own.live.select(1, 0)
-
-    def reserve(self, capacity: int) -> None:
-        """Enlarge the cache to at least `capacity` slots, keeping its contents."""
-        if capacity > self.capacity:
-            self.capacity = bucketed(capacity)
-            for storage in self._storages:
-                storage.reserve(self.capacity)
-            self._update_layers()
-
-    def clear_unused(self) -> None:
-        """Overwrite with zeros the storage of sequences that have left."""
-        for storage in self._storages:
-            storage.clear_unused()
 
     @property
     def num_rows(self) -> int:
@@ -292,7 +241,7 @@ class SlotCache(Cache):
         """Return the block of each hidden state, for compiled code, which must not set marks."""
         return [in_place(block) for block in self._hidden]
 
-    def _update_layers(self) -> None:
+    def _update(self) -> None:
         self._hidden_views = self._marked_hidden()
         for index, (keys, values) in self._views().items():
             self.slot_layers[index].keys, self.slot_layers[index].values = keys, values

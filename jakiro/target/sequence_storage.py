@@ -1,9 +1,17 @@
 """Storage for sequences that are decoded together and that may join and leave at any time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
+
+BUCKET = 64  # attention reads slots in whole buckets, so that tensor shapes change rarely
+
+
+def bucketed(count: int) -> int:
+    """Return a number of slots, rounded up to a multiple of `BUCKET`."""
+    return -(-count // BUCKET) * BUCKET
 
 
 class SequenceStorage:
@@ -102,3 +110,61 @@ class SequenceStorage:
         self._show(old.shape[self._dim])
         self._num_left = [0] * num_rows
         self.live[..., : old.shape[-2], :] = old
+
+
+class SequenceStorages(ABC):
+    """Several tensors with one row for each sequence, whose rows change together."""
+
+    _storages: Sequence[SequenceStorage]
+
+    def select_sequences(
+        self, indices: Sequence[int], num_used: Sequence[int] | None = None
+    ) -> None:
+        """Keep only the sequences at these batch indices, in this order.
+
+        Args:
+            indices: batch index of each sequence to keep.
+            num_used: as for `SequenceStorage.select`.
+        """
+        for storage in self._storages:
+            storage.select(indices, num_used)
+        self._update()
+
+    def show_rows(self, count: int, num_used: int = 0) -> None:
+        """Use the first rows, as `SequenceStorage.show` does.
+
+        Args:
+            count: number of rows.
+            num_used: as for `SequenceStorage.show`.
+        """
+        for storage in self._storages:
+            storage.show(count, num_used)
+        self._update()
+
+    def append_sequences(self, other: "SequenceStorages") -> None:
+        """Add copies of the sequences of other storages with the same shapes."""
+        self.reserve(other.capacity)
+        for storage, added in zip(self._storages, other._storages, strict=True):
+            storage.append(added)
+        self._update()
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for at least `capacity` slots; existing slots keep their contents."""
+        if capacity > self.capacity:
+            for storage in self._storages:
+                storage.reserve(bucketed(capacity))
+            self._update()
+
+    def clear_unused(self) -> None:
+        """Overwrite with zeros the rows that no sequence uses."""
+        for storage in self._storages:
+            storage.clear_unused()
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots of each sequence."""
+        return self._storages[0].live.shape[-2]
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Replace all references to `SequenceStorage.live`, which has changed."""

@@ -9,14 +9,14 @@ from torch import Tensor
 from inference.trees.builder import TreeLevel
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
-from jakiro.target.cache import SlotCache, bucketed, in_place, write_kv
-from jakiro.target.sequence_storage import SequenceStorage
+from jakiro.target.cache import SlotCache, in_place, write_kv
+from jakiro.target.sequence_storage import SequenceStorage, SequenceStorages, bucketed
 from jakiro.target.tail import TargetTail
 from moa.attention import KV
 from moa.trunk import TrunkInputs
 
 
-class KVBuffer:
+class KVBuffer(SequenceStorages):
     """A buffer of several tensors, such as keys and values, with one slot for each token.
 
     Args:
@@ -30,16 +30,11 @@ class KVBuffer:
         self, batch: int, capacity: int, shapes: Sequence[tuple[int, int]], like: Tensor
     ) -> None:
         # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
-        self._rows = tuple(
+        self._storages = tuple(
             SequenceStorage(like.new_zeros((batch, heads, bucketed(capacity), dim)), dim=0)
             for heads, dim in shapes
         )
-        self._show()
-
-    @property
-    def capacity(self) -> int:
-        """The number of slots."""
-        return self._tensors[0].shape[2]
+        self._update()
 
     def write(
         self,
@@ -75,50 +70,8 @@ class KVBuffer:
         """
         return WriteThrough(self, slots, count)
 
-    def select_sequences(
-        self, indices: Sequence[int], num_used: Sequence[int] | None = None
-    ) -> None:
-        """Keep only the sequences at these batch indices, in this order.
-
-        Args:
-            indices: batch index of each sequence to keep.
-            num_used: as for `SequenceStorage.select`.
-        """
-        for rows in self._rows:
-            rows.select(indices, num_used)
-        self._show()
-
-    def show_rows(self, count: int, num_used: int = 0) -> None:
-        """Use the first rows, as `SequenceStorage.show` does.
-
-        Args:
-            count: number of rows.
-            num_used: as for `SequenceStorage.show`.
-        """
-        for rows in self._rows:
-            rows.show(count, num_used)
-        self._show()
-
-    def append_sequences(self, other: "KVBuffer") -> None:
-        """Add copies of the sequences of another buffer with the same shapes."""
-        self.reserve(other.capacity)
-        for rows, added in zip(self._rows, other._rows, strict=True):
-            rows.append(added)
-        self._show()
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots; existing slots keep their content."""
-        for rows in self._rows:
-            rows.reserve(bucketed(capacity))
-        self._show()
-
-    def clear_unused(self) -> None:
-        """Overwrite with zeros the rows that no sequence uses."""
-        for rows in self._rows:
-            rows.clear_unused()
-
-    def _show(self) -> None:
-        self._tensors = tuple(in_place(rows.live) for rows in self._rows)
+    def _update(self) -> None:
+        self._tensors = tuple(in_place(storage.live) for storage in self._storages)
 
 
 class WriteThrough:
