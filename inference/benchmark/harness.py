@@ -14,13 +14,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from inference.benchmark.methods import Method, SamplingOptions
 from inference.benchmark.samples import Continuation, Measured, Sample, Take
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.timing import now, peak_memory
 from inference.generation.prompt_file import BenchPrompt
-from inference.generation.prompts import Prompt
+from inference.generation.prompts import Prompt, encode_prompt
+from jakiro.errors import PromptError
+from jakiro.target.adapter import TargetAdapter
 
 Encode = Callable[[Prompt], list[int]]
 Decode = Callable[[list[int]], str]
@@ -34,6 +37,46 @@ class Texts(NamedTuple):
     decode: Decode
     # largest number of prompt tokens that leaves room for an answer
     longest_prompt: int = sys.maxsize
+
+    @classmethod
+    def of(
+        cls, target: TargetAdapter, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
+    ) -> "Texts":
+        """Return the conversion by a target's tokenizer.
+
+        Args:
+            target: the target.
+            tokenizer: tokenizer of the target.
+            max_new_tokens: largest number of tokens of an answer.
+        """
+        return cls(
+            lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            target.spec.max_position - max_new_tokens,
+        )
+
+    def require_room(self, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> None:
+        """Raise an error if a prompt is unusable, or too long for its answers.
+
+        Args:
+            prompts: prompts, maybe with several chat turns.
+            max_new_tokens: largest number of tokens of an answer.
+
+        Raises:
+            PromptError: a prompt cannot be encoded, or leaves no room for its answers.
+        """
+        max_position = self.longest_prompt + max_new_tokens
+        for number, prompt in enumerate(prompts, start=1):
+            answers = [""] * len(prompt.later_turns)
+            written = prompt.num_turns * max_new_tokens
+            length = len(self.encode(prompt.chat_turn(answers))) + written
+            if length > max_position:
+                raise PromptError(
+                    f"prompt {number} and its answers do not fit into the target's context",
+                    expected=f"at most {max_position} tokens",
+                    got=f"{length}, of which {written} are new",
+                    remedy="lower --max-new-tokens, or remove the prompt",
+                )
 
 
 class Harness:
@@ -106,7 +149,7 @@ class Harness:
         parts: dict[str, float] = {}
         for turn in range(max(prompt.num_turns for prompt in group)):
             live = [index for index, prompt in enumerate(group) if prompt.num_turns > turn]
-            ids = [self._encoded(group[index], turns[index]) for index in live]
+            ids = [self.encoded(group[index], turns[index]) for index in live]
             started = now()
             decoded = method.decode(ids, sampling, seed + turn)
             share = (now() - started) / len(live)
@@ -164,10 +207,14 @@ class Harness:
                     for method in order.sample(self.methods, len(self.methods)):
                         yield repeat, number, temperature, method
 
-    def _encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
+    def encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
         """Return the prompt of the next chat turn; if it is too long, shorten the last answer.
 
         The text of an answer may be encoded as more tokens than were generated.
+
+        Args:
+            prompt: the prompt.
+            turns: answers to all earlier chat turns.
         """
         answers = [list(turn.token_ids) for turn in turns]
         while True:

@@ -24,8 +24,7 @@ from inference.benchmark.texts import question_of
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
-from inference.generation.prompts import encode_prompt
-from jakiro.errors import ConfigError, PromptError
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.tracking import Track, untracked
@@ -101,12 +100,8 @@ class Comparison:
         self.tokenizer = tokenizer
         self.baseline = settings.baseline or _default_baseline(methods)
         target = TargetAdapter(model)
-        self.texts = Texts(
-            lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
-            target.spec.max_position - settings.max_new_tokens,
-        )
-        self._check_lengths(target.spec.max_position)
+        self.texts = Texts.of(target, tokenizer, settings.max_new_tokens)
+        self.texts.require_room(prompts, settings.max_new_tokens)
         self.environment = environment_of(target, name_or_path)
 
     def run(self, track: Track = untracked) -> ComparisonDocument:
@@ -205,19 +200,6 @@ class Comparison:
             for temperature in self.settings.temperatures
         )
         return [tree for tree in trees if tree is not None]
-
-    def _check_lengths(self, max_position: int) -> None:
-        for number, prompt in enumerate(self.prompts, start=1):
-            answers = [""] * len(prompt.later_turns)
-            written = prompt.num_turns * self.settings.max_new_tokens
-            length = len(self.texts.encode(prompt.chat_turn(answers))) + written
-            if length > max_position:
-                raise PromptError(
-                    f"prompt {number} and its answers do not fit into the target's context",
-                    expected=f"at most {max_position} tokens",
-                    got=f"{length}, of which {written} are new",
-                    remedy="lower --max-new-tokens, or remove the prompt",
-                )
 
 
 def _trial_prompts(

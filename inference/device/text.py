@@ -1,7 +1,7 @@
 """One text that a device drafts and a server verifies."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -10,7 +10,7 @@ import torch
 
 from inference.device.drafting import DeviceDrafting
 from inference.device.link import AnsweredStep, LinkTraffic, Rows, ServerLink
-from inference.draft_tree import ROOT, SequenceTree
+from inference.draft_tree import SequenceTree
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.outputs import GenerateOutput
@@ -259,18 +259,9 @@ class RemoteText:
         num_others = len(emitted) - len(path)
         depths = [*(tree.depth[node] for node in path), *[BONUS] * num_others]
         proposers = [*(tree.proposer_id[node] for node in path), *[TARGET] * num_others]
-        self._count(tree, path, len(emitted))
+        self.stats.count(tree, path, len(emitted))
+        self.stats.target_forwards += 1
         return self._step(emitted, depths, proposers, verdict.text)
-
-    def _count(self, tree: SequenceTree, path: Sequence[int], num_emitted: int) -> None:
-        stats = self.stats
-        stats.count_reached(tree, [ROOT, *path][:num_emitted])
-        nodes = [node for siblings in tree.children.values() for node in siblings]
-        stats.proposed_by_proposer.update(tree.proposer_id[node] for node in nodes)
-        stats.accepted.update(tree.depth[node] for node in path)
-        stats.accepted_by_proposer.update(tree.proposer_id[node] for node in path)
-        stats.target_forwards += 1
-        stats.emitted += num_emitted
 
     def _step(
         self, token_ids: list[int], depths: list[int], proposers: list[int], text: str

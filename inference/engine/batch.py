@@ -280,23 +280,17 @@ class DecodeBatch:
         if result.error is not None:
             state.is_finished, state.error = True, result.error
             return DecodeStep([], [], True, state.index, error=result.error)
-        tree, stats = result.tree, state.stats
+        tree = result.tree
         drafted = [(tree.token_ids[n], tree.depth[n], tree.proposer_id[n]) for n in result.path]
         emitted: list[int] = []
         depths: list[int] = []
         proposers: list[int] = []
         finished = False
-        stats.proposed_by_proposer.update(
-            tree.proposer_id[n] for siblings in tree.children.values() for n in siblings
-        )
         for token, depth, proposer in [*drafted, (result.next_token, BONUS, TARGET)]:
             state.token_ids.append(token)
             emitted.append(token)
             depths.append(depth)
             proposers.append(proposer)
-            if depth != BONUS:
-                stats.accepted[depth] += 1
-                stats.accepted_by_proposer[proposer] += 1
             try:
                 finished = state.is_complete()
             except RequestError as error:
@@ -304,8 +298,7 @@ class DecodeBatch:
             if finished:
                 break
         state.is_finished = finished
-        stats.emitted += len(emitted)
-        stats.count_reached(tree, result.visited[: len(emitted)])
+        state.stats.count(tree, result.path, len(emitted))
         return DecodeStep(
             emitted, depths, finished, state.index, proposer_ids=proposers, error=state.error
         )

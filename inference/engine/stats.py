@@ -1,10 +1,10 @@
 """Statistics of decoding, such as tau, which is the mean acceptance length."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from inference.draft_tree import SequenceTree
+from inference.draft_tree import ROOT, SequenceTree
 
 
 @dataclass(repr=False)
@@ -32,15 +32,22 @@ class DecodeStats:
     def __repr__(self) -> str:
         return f"DecodeStats({self.summary})"
 
-    def count_reached(self, tree: SequenceTree, visited: Iterable[int]) -> None:
-        """Count the visited nodes that have candidates below them.
+    def count(self, tree: SequenceTree, path: Sequence[int], num_emitted: int) -> None:
+        """Count the candidates of a verified tree, and the tokens that were emitted.
 
         Args:
-            tree: verified tree.
-            visited: the root and the accepted nodes, as far as a token was emitted after each.
+            tree: verified tree; it has no candidates if the token is the first one, from prefill.
+            path: accepted nodes; those after the end of the text are not counted.
+            num_emitted: number of emitted tokens, including the one after the accepted nodes.
         """
-        nodes = enumerate(visited, start=1)
-        self.reached.update(depth for depth, node in nodes if node in tree.children)
+        self.emitted += num_emitted
+        visited = enumerate((ROOT, *path)[:num_emitted], start=1)
+        self.reached.update(depth for depth, node in visited if node in tree.children)
+        self.proposed_by_proposer.update(
+            tree.proposer_id[node] for siblings in tree.children.values() for node in siblings
+        )
+        self.accepted.update(tree.depth[node] for node in path[:num_emitted])
+        self.accepted_by_proposer.update(tree.proposer_id[node] for node in path[:num_emitted])
 
     @property
     def decoded(self) -> int:

@@ -35,6 +35,7 @@ from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
 from jakiro.cli.regenerate import regenerate
+from jakiro.cli.replay import replay
 from jakiro.cli.serve import serve
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
@@ -56,7 +57,7 @@ _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed s
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, serve, connect, demo),
     "Train": (init, train, features, plot, ablate),
-    "Measure": (bench, verify, throughput),
+    "Measure": (bench, replay, verify, throughput),
     "Data": (prepare, regenerate, synthesize),
     "Exchange": (import_drafter, export_drafter, export_device),
 }

@@ -242,4 +242,4 @@ def test_a_dialogue_that_grows_too_long_is_cut_in_its_last_answer() -> None:
     harness = harness_module.Harness([], settings, texts, torch.device("cpu"))
     prompt = BenchPrompt([{"role": "user", "content": "abcde"}], ("fgh",), "all", "id")
     answer = Continuation([1] * 9, [Arrival(0.1, 9)], DecodeStats(emitted=9))
-    assert len(harness._encoded(prompt, [answer])) <= 20
+    assert len(harness.encoded(prompt, [answer])) <= 20

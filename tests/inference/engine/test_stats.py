@@ -21,12 +21,16 @@ def test_the_summary_names_tokens_drafts_tau_and_speed() -> None:
 
 def test_only_nodes_that_a_token_followed_count_as_reached() -> None:
     children = {ROOT: [0, 1], 0: [2], 2: [3]}
-    tree = SequenceTree([5, 6, 7, 8], [-1, -1, 0, 2], [1, 1, 2, 3], [], [], {}, children, children)
+    parent, depth, proposer = [-1, -1, 0, 2], [1, 1, 2, 3], [0, 1, 1, 0]
+    tree = SequenceTree([5, 6, 7, 8], parent, depth, [], proposer, {}, children, children)
     whole, cut = DecodeStats(), DecodeStats()
-    whole.count_reached(tree, [ROOT, 0, 2])
-    cut.count_reached(tree, [ROOT])  # the sequence ended with its first accepted token
-    assert whole.reached == {1: 1, 2: 1, 3: 1}
-    assert cut.reached == {1: 1}
+    whole.count(tree, [0, 2], 3)
+    cut.count(tree, [0, 2], 1)  # the sequence ended with its first accepted token
+    assert (whole.reached, cut.reached) == ({1: 1, 2: 1, 3: 1}, {1: 1})
+    assert (whole.accepted, cut.accepted) == ({1: 1, 2: 1}, {1: 1})
+    assert (whole.accepted_by_proposer, cut.accepted_by_proposer) == ({0: 1, 1: 1}, {0: 1})
+    assert whole.proposed_by_proposer == cut.proposed_by_proposer == {0: 2, 1: 2}
+    assert (whole.emitted, cut.emitted) == (3, 1)
 
 
 def test_accepted_drafts_after_the_end_of_a_text_count_neither_as_reached_nor_as_accepted() -> None:

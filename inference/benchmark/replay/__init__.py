@@ -1,0 +1,1 @@
+"""Acceptance lengths of drafters on texts that the target has written, without verification."""

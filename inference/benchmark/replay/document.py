@@ -1,0 +1,104 @@
+"""Settings and results of a replay, as stored in JSON."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from inference.benchmark.document import Environment
+from inference.benchmark.settings import Temperatures
+from inference.benchmark.stats import Ratio
+from jakiro.utils.settings import Settings
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+class ReplaySettings(Settings):
+    """Settings of a replay.
+
+    Attributes:
+        drafters: drafters, each as `NAME=PATH` or `PATH`. Several with the same name are trainings
+            of the same drafter with different seeds. The first name is that of the baseline.
+        trees: kinds of trees, each written as the options of a drafter in `jakiro bench`
+            (`candidates=N`, `levels=M`); candidates are deterministic.
+        prompts: path of the file with the prompts.
+        num_prompts: largest number of prompts to use; None for all.
+        max_new_tokens: largest number of new tokens in each chat turn.
+        temperatures: sampling temperatures of the texts; 0 is greedy decoding.
+        top_p: `top_p` of `generate()`; None for the target's default.
+        top_k: `top_k` of `generate()`; None for the target's default.
+        batch_size: number of prompts that are processed together.
+        seed: seed of the texts and of the order of the prompts.
+        other_weights: whether drafters may have been trained for other weights of the target.
+    """
+
+    drafters: tuple[str, ...] = Field(min_length=1)
+    trees: tuple[str, ...] = Field(("candidates=60",), min_length=1)
+    prompts: str
+    num_prompts: PositiveInt | None = None
+    max_new_tokens: PositiveInt = 128
+    temperatures: Temperatures = (0.0,)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: NonNegativeInt | None = None
+    batch_size: PositiveInt = 8
+    seed: NonNegativeInt = 0
+    other_weights: bool = False
+
+
+class ReplayedPrompt(Settings):
+    """Counts of a prompt, summed over its chat turns.
+
+    Attributes:
+        prompt: hash of the prompt's content.
+        category: category of the prompt.
+        decoded: number of tokens after the first one of each chat turn, which prefill delivers.
+        steps: number of decoding steps in which the trained drafter would have produced them.
+    """
+
+    prompt: str
+    category: str
+    decoded: NonNegativeInt
+    steps: NonNegativeInt
+
+
+class ReplayRow(Settings):
+    """Results of a drafter at a temperature with one kind of trees.
+
+    Attributes:
+        drafter: name of the drafter.
+        temperature: sampling temperature of the texts.
+        trees: the kind of trees.
+        tau: tokens per decoding step, pooled over trainings and prompts, with the 95% interval over
+            both, and tau of each training.
+        ratio: tau divided by that of the baseline, with the 95% interval.
+        conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
+            at this depth that accepted one of them, pooled over trainings.
+        counts: counts of each prompt, for each training.
+    """
+
+    drafter: str
+    temperature: float
+    trees: str
+    tau: Ratio
+    ratio: Ratio
+    conditional_acceptance_rate: tuple[float, ...]
+    counts: tuple[tuple[ReplayedPrompt, ...], ...]
+
+
+class ReplayDocument(Settings):
+    """Results of a replay.
+
+    Attributes:
+        version: version of this schema.
+        environment: machine, versions and target.
+        settings: settings of the replay.
+        prompts: number of prompts.
+        tokens: number of tokens of the texts at each temperature.
+        rows: results of each drafter, by temperature and kind of trees.
+    """
+
+    version: Literal[1] = SCHEMA_VERSION
+    environment: Environment
+    settings: ReplaySettings
+    prompts: int
+    tokens: dict[float, int]
+    rows: tuple[ReplayRow, ...]

@@ -1,0 +1,99 @@
+"""The command `jakiro replay`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jakiro.cli import options
+from jakiro.cli.options import Context, settings_from
+from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.utils.logs import quiet_libraries
+
+
+@quiet_libraries()
+def replay(
+    context: Context,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH_OR_HUB_ID",
+            callback=options.existing_model,
+            help="The model that writes the texts.",
+        ),
+    ],
+    drafters: Annotated[
+        list[str],
+        typer.Option(
+            "--drafter",
+            metavar="NAME=PATH",
+            help="A trained drafter; may be repeated. Several with the same name are trainings "
+            "with different seeds. The others are compared with the first name.",
+        ),
+    ],
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            callback=options.existing_file,
+            help="Prompt file, as for `jakiro bench`.",
+        ),
+    ],
+    trees: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTIONS",
+            help="Size of the trees, such as candidates=60,levels=8; may be repeated; by default "
+            "candidates=60, with the levels that the drafter was trained for.",
+        ),
+    ] = None,
+    num_prompts: options.NumPrompts = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens of a text.")
+    ] = 128,
+    temperatures: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--temperature",
+            metavar="T",
+            help="Temperature of the texts; 0, the default, for greedy ones; may be repeated.",
+        ),
+    ] = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    batch_size: Annotated[int, typer.Option(help="Number of prompts to process together.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
+    other_weights: options.OtherWeights = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    json_file: options.JsonOut = None,
+) -> None:
+    """Compare the tokens per step of trained drafters on texts that the target writes once.
+
+    This needs much less time than decoding, and all drafters get the same texts, so that small
+    differences become visible. Candidates are deterministic, and speeds are not measured.
+    """
+    from inference.benchmark.replay.comparison import Replay, prompts_of, trainings_of
+    from inference.benchmark.replay.document import ReplaySettings
+
+    settings = settings_from(context, ReplaySettings, prompts=str(prompts))
+    for training in trainings_of(settings):
+        training.method.refuse_missing()
+    known = prompts_of(settings)
+    store = writer(json_file, standard_output=True)
+    from rich.console import Console
+
+    from inference.benchmark.replay.table import replay_tables
+    from inference.benchmark.subject import Subject, load_target
+    from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.progress import ProgressDisplay, tracked
+
+    model, tokenizer = load_target(target, dtype, choose_device(device))
+    subject = Subject(model, tokenizer, other_weights=other_weights)
+    comparison = Replay(settings, known, subject, target)
+    with ProgressDisplay() as progress:
+        document = comparison.run(tracked(progress))
+    console = Console(stderr=json_file == STANDARD_OUTPUT)
+    for part in replay_tables(document):
+        console.print(part, highlight=False)
+    store(document.model_dump_json(indent=1) + "\n")

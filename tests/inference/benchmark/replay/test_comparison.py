@@ -1,0 +1,154 @@
+"""A replay has the figures of decoding, pools trainings, and refuses what it cannot compare."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import tiny_drafter, tiny_llama
+from helpers.tokenizers import tiny_tokenizer
+
+from inference.benchmark.method_names import parse_methods
+from inference.benchmark.replay.comparison import Replay, prompts_of, trainings_of
+from inference.benchmark.replay.document import ReplayDocument, ReplaySettings
+from inference.benchmark.run import Comparison, prompts_for
+from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.subject import Subject, build_methods, load_target
+from jakiro.errors import ConfigError, PromptError
+from jakiro.target.adapter import TargetAdapter
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+RECORDS = (
+    {"prompt": "def main(", "category": "code"},
+    {"prompt": "print(41)\n", "category": "code"},
+    {"turns": ["main?", "and then?"], "category": "chat"},
+    {"messages": [{"role": "user", "content": "return"}], "category": "chat"},
+    {"prompt": [5, 6, 7, 8], "category": "ids"},
+)
+TREES = "candidates=60"
+Replayed = Callable[..., ReplayDocument]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, three drafters and a file of prompts."""
+    path = tmp_path_factory.mktemp("replay")
+    model = tiny_llama(vocab=300, max_position_embeddings=256)
+    model.save_pretrained(path / "target")
+    tiny_tokenizer(TEMPLATE).save_pretrained(path / "target")
+    for seed in range(3):
+        drafter = tiny_drafter(TargetAdapter(model), seed=seed)
+        drafter.save_pretrained(path / f"drafter-{seed}")
+    (path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def subject(folder: Path) -> Subject:
+    return Subject(*load_target(str(folder / "target"), "float32", torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def replayed(folder: Path, subject: Subject) -> Replayed:
+    """A function that replays the drafters with the given names, which have rising numbers."""
+
+    def run(*names: str, **changes: Any) -> ReplayDocument:
+        settings = _settings(folder, *names, **changes)
+        return Replay(settings, prompts_of(settings), subject, "tiny").run()
+
+    return run
+
+
+def _settings(folder: Path, *names: str, **changes: Any) -> ReplaySettings:
+    drafters = [f"{name}={folder / f'drafter-{number}'}" for number, name in enumerate(names)]
+    fields = {
+        "drafters": tuple(drafters),
+        "trees": (TREES,),
+        "prompts": str(folder / "prompts.jsonl"),
+        "max_new_tokens": 7,
+    }
+    return ReplaySettings(**fields | changes)
+
+
+def test_greedy_figures_are_those_of_decoding(
+    folder: Path, subject: Subject, replayed: Replayed
+) -> None:
+    drafter = f"drafter={folder / 'drafter-0'},{TREES}"
+    settings = ComparisonSettings(
+        methods=(drafter,), prompts=str(folder / "prompts.jsonl"), max_new_tokens=7
+    )
+    methods = build_methods(parse_methods([drafter]), subject)
+    model, tokenizer = subject.model, subject.tokenizer
+    prompts = prompts_for(settings)
+    decoded = Comparison(settings, prompts, methods, model, tokenizer, "tiny").run().methods[0]
+    (row,) = replayed("only", batch_size=3).rows
+    assert row.tau.value == pytest.approx(decoded.tau)
+    assert row.conditional_acceptance_rate == decoded.conditional_acceptance_rate
+    assert {(own.prompt, own.category, own.decoded, own.steps) for own in row.counts[0]} == {
+        (own.prompt, own.category, own.decoded, own.target_forwards) for own in decoded.samples
+    }
+
+
+def test_all_drafters_get_the_same_texts_and_the_first_is_the_baseline(replayed: Replayed) -> None:
+    trees = (TREES, "candidates=20,levels=1")
+    document = replayed("a", "b", temperatures=(0.0, 1.0), trees=trees)
+    found = [(row.drafter, row.temperature, row.trees) for row in document.rows]
+    assert found == [(name, t, kind) for t in (0.0, 1.0) for kind in trees for name in "ab"]
+    for first, second in zip(document.rows[::2], document.rows[1::2], strict=True):
+        assert first.ratio.value == 1.0
+        assert second.ratio.value == pytest.approx(second.tau.value / first.tau.value)
+        assert [own.decoded for own in first.counts[0]] == [own.decoded for own in second.counts[0]]
+    levels = {row.trees: len(row.conditional_acceptance_rate) for row in document.rows}
+    assert levels[trees[1]] < levels[TREES]
+    num_turns = sum(len(record.get("turns", "1")) for record in RECORDS)
+    assert document.tokens == {0.0: 7 * num_turns, 1.0: 7 * num_turns}
+    assert ReplayDocument.model_validate_json(document.model_dump_json()) == document
+
+
+def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
+    (row,) = replayed("a", "a", "a").rows
+    totals = [(sum(p.decoded for p in own), sum(p.steps for p in own)) for own in row.counts]
+    assert row.tau.by_seed == pytest.approx([decoded / steps for decoded, steps in totals])
+    decoded, steps = map(sum, zip(*totals, strict=True))
+    assert row.tau.value == pytest.approx(decoded / steps)
+    assert row.tau.low < row.tau.value < row.tau.high
+
+
+def test_a_path_needs_no_name_and_may_contain_an_equals_sign(tmp_path: Path) -> None:
+    path = tmp_path / "lr=1" / "drafter"
+    path.mkdir(parents=True)
+    (training,) = trainings_of(ReplaySettings(drafters=(str(path),), prompts="p.jsonl"))
+    assert (training.name, training.method.path) == ("drafter", str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafters": ("a=x", "a=y", "b=z")}, "different numbers of trainings"),
+        ({"trees": ("tree=sampled,candidates=6",)}, "candidates are deterministic"),
+        ({"trees": ("candidates=costs",)}, "candidates=N"),
+        ({"trees": ("levels=2",)}, "levels only with"),
+    ],
+)
+def test_mistakes_are_refused_before_models_are_loaded(
+    changes: dict[str, Any], message: str
+) -> None:
+    settings = ReplaySettings(**{"drafters": ("a=x",), "prompts": "p.jsonl"} | changes)
+    with pytest.raises(ConfigError, match=message):
+        trainings_of(settings)
+
+
+def test_a_single_prompt_has_no_interval(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="2 or more different prompts"):
+        prompts_of(_settings(folder, "a", num_prompts=1))
+
+
+def test_prompts_without_room_for_answers_are_refused(folder: Path, subject: Subject) -> None:
+    settings = _settings(folder, "a", max_new_tokens=250)
+    with pytest.raises(PromptError, match="do not fit"):
+        Replay(settings, prompts_of(settings), subject, "tiny")

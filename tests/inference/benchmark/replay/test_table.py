@@ -1,0 +1,42 @@
+"""The tables of a replay name what was compared, and treat names as plain text."""
+
+from io import StringIO
+
+from helpers.comparisons import make_environment
+from rich.console import Console
+
+from inference.benchmark.replay.document import ReplayDocument, ReplayRow, ReplaySettings
+from inference.benchmark.replay.table import replay_tables
+from inference.benchmark.stats import Ratio
+
+
+def _row(name: str, temperature: float, tau: float) -> ReplayRow:
+    return ReplayRow(
+        drafter=name,
+        temperature=temperature,
+        trees="candidates=60",
+        tau=Ratio(value=tau, low=tau - 0.1, high=tau + 0.1, by_seed=(tau,)),
+        ratio=Ratio(value=tau / 2, low=tau / 2 - 0.05, high=tau / 2 + 0.05, by_seed=(tau / 2,)),
+        conditional_acceptance_rate=(0.7, 1.0, 0.051),
+        counts=((),),
+    )
+
+
+def test_each_temperature_has_a_table_with_intervals_and_acceptance_by_depth() -> None:
+    rows = [_row(name, t, tau) for t in (0.0, 0.8) for name, tau in (("[red]a", 2.0), ("b", 2.5))]
+    document = ReplayDocument(
+        environment=make_environment(),
+        settings=ReplaySettings(drafters=("a=x",), prompts="p.jsonl", temperatures=(0.0, 0.8)),
+        prompts=12,
+        tokens={0.0: 1234, 0.8: 999},
+        rows=tuple(rows),
+    )
+    stream = StringIO()
+    for part in replay_tables(document):
+        Console(file=stream, width=120).print(part, highlight=False)
+    shown = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert "T = 0, candidates=60; 12 prompts, 1,234 tokens" in shown
+    assert "T = 0.8, candidates=60; 12 prompts, 999 tokens" in shown
+    assert shown.count("drafter tau tau / [red]a by depth") == 2
+    assert shown.count("[red]a 2.00 [1.90, 2.10] 1.000 [0.95, 1.05] .70 1.00 .05") == 2
+    assert shown.count("b 2.50 [2.40, 2.60] 1.250 [1.20, 1.30] .70 1.00 .05") == 2
