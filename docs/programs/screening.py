@@ -7,7 +7,8 @@ stored for the arms whose run folders are there. Without an argument, the progra
 only writes the tables of the stored results: those of the arms of the screening into
 `docs/benchmarks/screening.md`, and those of the drafters in `configs/drafters/` into
 `docs/benchmarks/published.md`, with the figures of
-`docs/benchmarks/results/published-smollm2-humaneval-*.json`.
+`docs/benchmarks/results/published-smollm2-humaneval-*.json`. Both pages also have the results of
+`jakiro replay` that are stored in `docs/benchmarks/results/replay/`.
 """
 
 import json
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, read_document
+from inference.benchmark.replay.document import ReplayDocument, ReplayRow
 from inference.benchmark.stats import Rate, Ratio, ratio
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
@@ -33,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "screening.md"
 PUBLISHED_PAGE = ROOT / "docs" / "benchmarks" / "published.md"
 RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
+REPLAYS = RESULTS.parent / "replay"
 RATES = RESULTS / "rates.json"
 CURVES = RESULTS / "curves.json"
 NUM_PARTS = 5  # number of parts of a training for which the mean agreement is shown
@@ -130,6 +133,7 @@ def page() -> str:
         "\n".join(_square()) + "\n" if _has_square() else "Not all four arms are measured yet.\n"
     )
     shown = {"rates": rates, "results": tables(is_published=False), "square": square}
+    shown["replays"] = replays("long")
     return _filled(PAGE.read_text(), shown)
 
 
@@ -138,6 +142,7 @@ def published_page() -> str:
     speeds = "\n".join(_speeds()).rstrip() or "No speed is measured yet."
     curves = "\n".join(_curves()) + "\n" if CURVES.exists() else "No curve is stored yet.\n"
     shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
+    shown["replays"] = replays("published")
     return _filled(PUBLISHED_PAGE.read_text(), shown)
 
 
@@ -165,6 +170,40 @@ def tables(*, is_published: bool) -> str:
         for name in cells:
             lines += [*_taus(name, is_published), ""]
     return "\n".join(lines[:-1] or ["No arm is measured yet."]) + "\n"
+
+
+def replays(study: str) -> str:
+    """Return a table in Markdown of the results of `jakiro replay` for a study.
+
+    Args:
+        study: name of the study, with which the names of its result files begin.
+    """
+    found = {
+        title: ReplayDocument.model_validate_json(path.read_text())
+        for name, title in BF16.items()
+        if (path := REPLAYS / f"{study}-{name}.json").exists()
+    }
+    if not found:
+        return "No text is replayed yet.\n"
+    names = ("prompts", "T", "drafter", "tau", "ratio", "accepted by depth")
+    lines = markdown_head(names, ("prompts", "drafter"))
+    lines += [
+        markdown_line([f"{title} ({document.prompts})", *_replay_cells(row, document)])
+        for title, document in found.items()
+        for row in document.rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _replay_cells(row: ReplayRow, document: ReplayDocument) -> list[str]:
+    kind = "" if len(document.settings.trees) == 1 else f" ({row.trees})"
+    return [
+        f"{row.temperature:g}",
+        f"`{row.drafter}`{kind}",
+        _with_interval(row.tau.value, row.tau.low, row.tau.high),
+        "1" if row.drafter == document.rows[0].drafter else _ratio(row.ratio),
+        _by_depth(row.conditional_acceptance_rate),
+    ]
 
 
 def _has_square() -> bool:

@@ -246,7 +246,7 @@ class DecodeBatch:
 
     def _keep(self, is_kept: Sequence[bool]) -> None:
         """Keep some of the live sequences."""
-        still = _remaining(is_kept)
+        still = remaining(is_kept)
         if len(still) < len(is_kept):
             self._select(still)
         self.live = [self.live[index] for index in still]
@@ -348,11 +348,14 @@ def _notify_finished(context: Context, sequences: Sequence[SequenceState]) -> No
             context.session.on_finished(0 if is_single else index, state.token_ids)
 
 
-def _remaining(is_live: Sequence[bool]) -> list[int]:
+def remaining(is_live: Sequence[bool]) -> list[int]:
     """Return the indices of live sequences in their new order.
 
     The last live sequences move into the gaps. All other sequences keep their index, so that few
     caches are copied.
+
+    Args:
+        is_live: whether each sequence is still live.
     """
     count = sum(is_live)
     moving = [index for index in range(count, len(is_live)) if is_live[index]]

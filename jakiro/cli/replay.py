@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from inference.benchmark.method_names import DRAFTER
+from inference.drafters.names import refuse_missing_drafters
 from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
@@ -28,7 +30,8 @@ def replay(
             "--drafter",
             metavar="NAME=PATH",
             help="A trained drafter; may be repeated. Several with the same name are trainings "
-            "with different seeds. The others are compared with the first name.",
+            "with different seeds, in the same order for all names. The others are compared with "
+            "the first name.",
         ),
     ],
     prompts: Annotated[
@@ -43,14 +46,12 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="OPTIONS",
-            help="Size of the trees, such as candidates=60,levels=8; may be repeated; by default "
-            "candidates=60, with the levels that the drafter was trained for.",
+            help="Size of the trees, as candidates=N or candidates=N,levels=M; may be repeated. By "
+            "default candidates=60, with the levels that the drafter was trained for.",
         ),
     ] = None,
     num_prompts: options.NumPrompts = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens of a text.")
-    ] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens of a text.")] = 128,
     temperatures: Annotated[
         list[float] | None,
         typer.Option(
@@ -68,17 +69,20 @@ def replay(
     device: options.Device = "auto",
     json_file: options.JsonOut = None,
 ) -> None:
-    """Compare the tokens per step of trained drafters on texts that the target writes once.
+    """Compare trained drafters by their tokens per step on the same texts of the target.
 
-    This needs much less time than decoding, and all drafters get the same texts, so that small
-    differences become visible. Candidates are deterministic, and speeds are not measured.
+    The target writes each text once. The decoding steps of each drafter follow from the text, so
+    that comparing several drafters takes less time than decoding with each of them. Candidates are
+    deterministic, and speeds are not measured.
     """
-    from inference.benchmark.replay.comparison import Replay, prompts_of, trainings_of
+    from inference.benchmark.replay.comparison import Replay, Size, prompts_of, trainings_of
     from inference.benchmark.replay.document import ReplaySettings
 
     settings = settings_from(context, ReplaySettings, prompts=str(prompts))
+    for size in settings.trees:
+        Size.parse(size)
     for training in trainings_of(settings):
-        training.method.refuse_missing()
+        refuse_missing_drafters(f"{DRAFTER}={training.path}")
     known = prompts_of(settings)
     store = writer(json_file, standard_output=True)
     from rich.console import Console

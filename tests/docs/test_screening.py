@@ -6,10 +6,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.comparisons import make_environment
 from helpers.programs import load_program
 from helpers.studies import made_up_arm, made_up_documents
 
 from inference.benchmark.document import read_document
+from inference.benchmark.replay.document import ReplayDocument, ReplayRow, ReplaySettings
+from inference.benchmark.stats import Ratio
 from training.studies.ablation.analysis import analyse
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import StudyResults
@@ -55,10 +58,12 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         "<!-- rates -->\n<!-- end of rates -->\nbefore\n"
         "<!-- results -->\nold\n<!-- end of results -->\nafter\n"
         "<!-- square -->\n<!-- end of square -->\n"
+        "<!-- replays -->\n<!-- end of replays -->\n"
     )
     monkeypatch.setattr(screening, "PAGE", page)
     monkeypatch.setattr(screening, "RESULTS", stored)
     monkeypatch.setattr(screening, "RATES", stored / "rates.json")
+    monkeypatch.setattr(screening, "REPLAYS", stored / "replay")
     stored.mkdir()
 
     _study(tmp_path / "first" / "humaneval", *NAMES[:2])
@@ -96,8 +101,8 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the program, with pages that have no tables yet and no stored results."""
     screening = load_program("screening")
     for name, groups in {
-        "PAGE": ("rates", "results", "square"),
-        "PUBLISHED_PAGE": ("results", "curves", "speeds"),
+        "PAGE": ("rates", "results", "square", "replays"),
+        "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays"),
     }.items():
         path = tmp_path / f"{name}.md"
         path.write_text("".join(f"<!-- {group} -->\n<!-- end of {group} -->\n" for group in groups))
@@ -107,6 +112,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(screening, "RESULTS", folder)
     monkeypatch.setattr(screening, "RATES", folder / "rates.json")
     monkeypatch.setattr(screening, "CURVES", folder / "curves.json")
+    monkeypatch.setattr(screening, "REPLAYS", folder.parent / "replay")
     return screening
 
 
@@ -165,6 +171,37 @@ def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path:
         (ratios,) = [line for line in table.splitlines() if line.startswith(f"| {reference}")][1:]
         assert ratios.count("| 1 |") == 2
         assert table.count("| 1 |") == 2
+
+
+def test_replays_are_shown_on_the_page_of_their_study(screening: ModuleType) -> None:
+    resolved = Ratio(value=1.25, low=1.1, high=1.4, by_seed=(1.25,))
+    rows = [
+        ReplayRow(
+            drafter=name,
+            temperature=0.0,
+            trees="candidates=60",
+            tau=Ratio(value=tau, low=tau - 0.1, high=tau + 0.1, by_seed=(tau,)),
+            ratio=resolved,
+            conditional_acceptance_rate=(0.7, 0.51),
+            counts=((),),
+        )
+        for name, tau in (("base", 2.0), ("moa", 2.5))
+    ]
+    document = ReplayDocument(
+        environment=make_environment(),
+        settings=ReplaySettings(drafters=("base=x",), prompts="p.jsonl"),
+        prompts=12,
+        tokens={0.0: 1234},
+        rows=tuple(rows),
+    )
+    screening.REPLAYS.mkdir()
+    path = screening.REPLAYS / "published-mt_bench.json"
+    path.write_text(document.model_dump_json())
+    lines = screening.published_page().splitlines()
+    assert "| MT-bench (12) | 0 | `base` | 2.00 [1.90, 2.10] | 1 | .70 .51 |" in lines
+    moa = "| MT-bench (12) | 0 | `moa` | 2.50 [2.40, 2.60] | **1.250 [1.100, 1.400]** | .70 .51 |"
+    assert moa in lines
+    assert "No text is replayed yet." in screening.page()
 
 
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(

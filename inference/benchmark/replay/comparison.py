@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from inference.autotune.search import trees_of_size
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.machine import environment_of
-from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER, MethodName, parse_methods
+from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
 from inference.benchmark.methods import OwnDecoding
 from inference.benchmark.replay.document import (
     ReplayDocument,
@@ -21,47 +21,79 @@ from inference.benchmark.replay.steps import replay
 from inference.benchmark.run import prompts_for
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.stats import Floats, Rate, product, ratio
-from inference.benchmark.subject import Subject, build_methods
+from inference.benchmark.subject import Subject
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
+from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
+from inference.trees.shape import TreePlan
+from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.tracking import Track, untracked
 
 FEWEST_PROMPTS = 2
-_TREES = re.compile(r"(candidates|levels)=\d+(,(candidates|levels)=\d+)?")
+_TREES = re.compile(r"candidates=([0-9]{1,9})(?:,levels=([0-9]{1,9}))?")
 
 
 class Training(NamedTuple):
-    """A trained drafter with one kind of trees.
+    """A trained drafter.
 
     Attributes:
-        name: name of the drafter, which other trainings with other seeds have, too.
-        trees: the kind of trees.
-        method: name of the decoding method.
+        name: name of the drafter, which its trainings with other seeds have, too.
+        path: folder or hub id.
     """
 
     name: str
-    trees: str
-    method: MethodName
+    path: str
+
+
+class Size(NamedTuple):
+    """The size of trees.
+
+    Attributes:
+        candidates: largest number of nodes.
+        levels: number of passes of the drafter; None for the number that it was trained for.
+    """
+
+    candidates: int
+    levels: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Size":
+        """Return the size that is written as `candidates=N` or `candidates=N,levels=M`.
+
+        Raises:
+            ConfigError: the text is malformed, or a number is too large.
+        """
+        found = _TREES.fullmatch(text)
+        numbers = (0,) if found is None else [int(part) for part in found.groups() if part]
+        limits = (MOST_CANDIDATES, MAX_PASSES)
+        if not all(1 <= own <= limit for own, limit in zip(numbers, limits, strict=False)):
+            raise ConfigError(
+                f"--trees {text} cannot be used",
+                expected="candidates=N or candidates=N,levels=M, with N from 1 to "
+                f"{MOST_CANDIDATES} and M from 1 to {MAX_PASSES}; candidates are deterministic",
+                got=text,
+            )
+        return cls(numbers[0], numbers[1] if len(numbers) > 1 else None)
 
 
 def trainings_of(settings: ReplaySettings) -> list[Training]:
-    """Return all trained drafters with each kind of trees; the models need not exist.
+    """Return all trained drafters, which are not loaded.
 
     Raises:
-        ConfigError: a kind of trees is malformed, or the drafters have different numbers of
-            trainings.
+        ConfigError: a drafter is malformed or given twice, or the drafters have different numbers
+            of trainings.
     """
-    for trees in settings.trees:
-        if _TREES.fullmatch(trees) is None:
-            raise ConfigError(
-                f"--trees {trees} cannot be used",
-                expected="candidates=N, or candidates=N,levels=M; candidates are deterministic",
-                got=trees,
-            )
-    named = [_named(text) for text in settings.drafters]
-    names = [name for name, _ in named]
+    trainings = [_training(text) for text in settings.drafters]
+    if repeated := [own for own in trainings if trainings.count(own) > 1]:
+        raise ConfigError(
+            "the same drafter is given twice with the same name",
+            expected="a different path for each training",
+            got=f"{repeated[0].name}={repeated[0].path}",
+            remedy="leave one of them out, or give it another name",
+        )
+    names = [own.name for own in trainings]
     if len({names.count(name) for name in names}) > 1:
         raise ConfigError(
             "the drafters have different numbers of trainings",
@@ -69,25 +101,19 @@ def trainings_of(settings: ReplaySettings) -> list[Training]:
             got=", ".join(f"{name}: {names.count(name)}" for name in dict.fromkeys(names)),
             remedy="pass --drafter NAME=PATH for each seed of each drafter",
         )
-    pairs = [(name, path, trees) for trees in settings.trees for name, path in named]
-    methods = parse_methods(
-        [
-            f"{DRAFTER}={path},tree=deterministic,{trees},name={number}"
-            for number, (_, path, trees) in enumerate(pairs)
-        ]
-    )
-    return [
-        Training(name, trees, method)
-        for (name, _, trees), method in zip(pairs, methods, strict=True)
-    ]
+    return trainings
 
 
-def _named(text: str) -> tuple[str, str]:
-    """Return the name and the path of a drafter, given `NAME=PATH` or `PATH`."""
-    name, separator, path = text.partition("=")
-    if Path(text).exists() or not separator:
-        return Path(text).name, text
-    return name, path
+def _training(text: str) -> Training:
+    name, _, path = text.partition("=")
+    if not name or not path or "/" in name:
+        raise ConfigError(
+            f"--drafter {text} cannot be used",
+            expected="NAME=PATH, with a name without slashes",
+            got=text,
+            remedy="put a name and an equals sign before the path",
+        )
+    return Training(name, path)
 
 
 def prompts_of(settings: ReplaySettings) -> list[BenchPrompt]:
@@ -122,8 +148,9 @@ class _Text(NamedTuple):
     answer: list[int]
 
 
-# For each prompt's hash, the counts of all its chat turns.
-_Tally = dict[str, list[DecodeStats]]
+_Key = tuple[Training, str]  # a training and the size of its trees
+_Tally = dict[str, list[DecodeStats]]  # for each prompt's hash, the counts of all its chat turns
+_Tallies = dict[_Key, _Tally]
 
 
 class Replay:
@@ -138,6 +165,7 @@ class Replay:
     Raises:
         CheckpointError: a drafter cannot be loaded.
         TargetMismatch: a drafter belongs to a different target.
+        ConfigError: a drafter or a size of trees cannot be used.
         PromptError: a prompt cannot be encoded, or leaves no room for its answers.
     """
 
@@ -150,12 +178,8 @@ class Replay:
     ) -> None:
         self.settings = settings
         self.prompts = prompts
-        self.trainings = trainings_of(settings)
-        self._methods = [
-            method
-            for method in build_methods([own.method for own in self.trainings], subject)
-            if isinstance(method, OwnDecoding)
-        ]
+        self._trainings = trainings_of(settings)
+        self._methods = _methods(settings, self._trainings, subject)
         target = TargetAdapter(subject.model)
         self.environment = environment_of(target, name_or_path)
         self._harness = Harness(
@@ -172,27 +196,33 @@ class Replay:
         Args:
             track: function that is called with the name and the number of steps of each part, and
                 returns a function that is called after each step.
+
+        Raises:
+            DataError: all texts at a temperature end with their first token.
         """
         groups = grouped(self.prompts, self._harness.settings)
         temperatures = self.settings.temperatures
-        tallies: dict[tuple[int, float], _Tally] = {}
-        num_tokens = dict.fromkeys(temperatures, 0)
         advance = track("Replaying", len(temperatures) * len(groups) * (1 + len(self._methods)))
+        num_tokens: dict[float, int] = {}
+        rows: list[ReplayRow] = []
         for temperature in temperatures:
+            tallies: _Tallies = {key: {} for key in self._methods}
+            texts: list[_Text] = []
             for number, group in enumerate(groups):
-                texts = self._written(group, temperature, self.settings.seed + 1000 * number)
-                num_tokens[temperature] += sum(len(text.answer) for text in texts)
+                written = self._written(group, temperature, self.settings.seed + 1000 * number)
+                texts += written
                 advance()
-                for index, method in enumerate(self._methods):
-                    tally = tallies.setdefault((index, temperature), {})
-                    self._replay(method, texts, temperature, tally)
+                for key, method in self._methods.items():
+                    self._replay(method, written, temperature, tallies[key])
                     advance()
+            num_tokens[temperature] = sum(len(text.answer) for text in texts)
+            rows += self._rows(temperature, tallies)
         return ReplayDocument(
             environment=self.environment,
             settings=self.settings,
             prompts=len(self.prompts),
             tokens=num_tokens,
-            rows=tuple(self._rows(tallies)),
+            rows=tuple(rows),
         )
 
     def _written(self, group: Sequence[BenchPrompt], temperature: float, seed: int) -> list[_Text]:
@@ -209,50 +239,39 @@ class Replay:
     def _replay(
         self, method: OwnDecoding, texts: Sequence[_Text], temperature: float, tally: _Tally
     ) -> None:
-        sampling = self._harness.sampling(temperature)
-        run = method.start([text.prompt_ids for text in texts], sampling, self.settings.seed)
-        for text, stats in zip(texts, replay(run, [text.answer for text in texts]), strict=True):
-            tally.setdefault(text.prompt.fingerprint, []).append(stats)
+        sampling, size = self._harness.sampling(temperature), self.settings.batch_size
+        for begin in range(0, len(texts), size):
+            some = texts[begin : begin + size]
+            run = method.start([text.prompt_ids for text in some], sampling, self.settings.seed)
+            counts = replay(run, [text.answer for text in some])
+            for text, stats in zip(some, counts, strict=True):
+                tally.setdefault(text.prompt.fingerprint, []).append(stats)
 
-    def _rows(self, tallies: dict[tuple[int, float], _Tally]) -> Iterator[ReplayRow]:
-        names = list(dict.fromkeys(training.name for training in self.trainings))
-        for temperature in self.settings.temperatures:
-            for trees in self.settings.trees:
-                base: Rate | None = None
-                for name in names:
-                    own = [
-                        tallies[index, temperature]
-                        for index, training in enumerate(self.trainings)
-                        if (training.name, training.trees) == (name, trees)
-                    ]
-                    rate = self._rate(own)
-                    base = base or rate
-                    yield self._row(name, temperature, trees, own, rate, base)
-
-    def _row(
-        self,
-        name: str,
-        temperature: float,
-        trees: str,
-        tallies: Sequence[_Tally],
-        rate: Rate,
-        base: Rate,
-    ) -> ReplayRow:
-        pooled = DecodeStats.pooled(
-            stats for tally in tallies for several in tally.values() for stats in several
-        )
-        return ReplayRow(
-            drafter=name,
-            temperature=temperature,
-            trees=trees,
-            tau=product([(1.0, rate)]),
-            ratio=ratio(rate, base),
-            conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
-            counts=tuple(
-                tuple(_counts(prompt, tally[prompt.fingerprint]) for prompt in self.prompts)
-                for tally in tallies
-            ),
-        )
+    def _rows(self, temperature: float, tallies: _Tallies) -> Iterator[ReplayRow]:
+        by_name: dict[str, list[Training]] = {}
+        for training in self._trainings:
+            by_name.setdefault(training.name, []).append(training)
+        for trees in self.settings.trees:
+            base: Rate | None = None
+            for name, trainings in by_name.items():
+                own = [tallies[training, trees] for training in trainings]
+                rate = self._rate(own)
+                base = base or rate
+                pooled = DecodeStats.pooled(
+                    stats for tally in own for several in tally.values() for stats in several
+                )
+                yield ReplayRow(
+                    drafter=name,
+                    temperature=temperature,
+                    trees=trees,
+                    tau=product([(1.0, rate)]),
+                    ratio=ratio(rate, base),
+                    conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
+                    counts=tuple(
+                        tuple(_counts(prompt, tally[prompt.fingerprint]) for prompt in self.prompts)
+                        for tally in own
+                    ),
+                )
 
     def _rate(self, tallies: Sequence[_Tally]) -> Rate:
         """Return tau of several trainings: tokens and decoding steps of each prompt."""
@@ -278,3 +297,18 @@ def _counts(prompt: BenchPrompt, stats: Sequence[DecodeStats]) -> ReplayedPrompt
         decoded=total.decoded,
         steps=total.target_forwards,
     )
+
+
+def _methods(
+    settings: ReplaySettings, trainings: Sequence[Training], subject: Subject
+) -> dict[_Key, OwnDecoding]:
+    """Return a decoding method for each training and size of trees."""
+    methods = {}
+    for training in trainings:
+        drafter = JakiroDrafter.from_pretrained(training.path)
+        for text in settings.trees:
+            size = Size.parse(text)
+            plan = trees_of_size(drafter, size.candidates, size.levels)
+            decoder = subject.decoder(drafter, TreePlan.of(plan.greedy))
+            methods[training, text] = OwnDecoding(training.name, DRAFTER, decoder)
+    return methods

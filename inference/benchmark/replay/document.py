@@ -1,8 +1,8 @@
 """Settings and results of a replay, as stored in JSON."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from inference.benchmark.document import Environment
 from inference.benchmark.settings import Temperatures
@@ -12,30 +12,39 @@ from jakiro.utils.settings import Settings
 SCHEMA_VERSION: Literal[1] = 1
 
 
+def _different(trees: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(trees)) < len(trees):
+        raise ValueError("a size is given twice")
+    return trees
+
+
 class ReplaySettings(Settings):
     """Settings of a replay.
 
     Attributes:
-        drafters: drafters, each as `NAME=PATH` or `PATH`. Several with the same name are trainings
-            of the same drafter with different seeds. The first name is that of the baseline.
-        trees: kinds of trees, each written as the options of a drafter in `jakiro bench`
-            (`candidates=N`, `levels=M`); candidates are deterministic.
+        drafters: drafters, each as `NAME=PATH`. Several with the same name are trainings of the
+            same drafter with different seeds, in the same order for all names. The first name is
+            that of the baseline.
+        trees: sizes of trees, each as `candidates=N` or `candidates=N,levels=M`. Without a number
+            of levels, each drafter has those that it was trained for.
         prompts: path of the file with the prompts.
         num_prompts: largest number of prompts to use; None for all.
         max_new_tokens: largest number of new tokens in each chat turn.
         temperatures: sampling temperatures of the texts; 0 is greedy decoding.
         top_p: `top_p` of `generate()`; None for the target's default.
         top_k: `top_k` of `generate()`; None for the target's default.
-        batch_size: number of prompts that are processed together.
+        batch_size: number of prompts, or of chat turns, that are processed together.
         seed: seed of the texts and of the order of the prompts.
         other_weights: whether drafters may have been trained for other weights of the target.
     """
 
     drafters: tuple[str, ...] = Field(min_length=1)
-    trees: tuple[str, ...] = Field(("candidates=60",), min_length=1)
+    trees: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_different)] = (
+        "candidates=60",
+    )
     prompts: str
     num_prompts: PositiveInt | None = None
-    max_new_tokens: PositiveInt = 128
+    max_new_tokens: int = Field(128, ge=2)  # the first token needs no decoding step
     temperatures: Temperatures = (0.0,)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: NonNegativeInt | None = None
@@ -61,17 +70,18 @@ class ReplayedPrompt(Settings):
 
 
 class ReplayRow(Settings):
-    """Results of a drafter at a temperature with one kind of trees.
+    """Results of a drafter at a temperature with one size of trees.
 
     Attributes:
         drafter: name of the drafter.
         temperature: sampling temperature of the texts.
-        trees: the kind of trees.
+        trees: size of the trees.
         tau: tokens per decoding step, pooled over trainings and prompts, with the 95% interval over
-            both, and tau of each training.
-        ratio: tau divided by that of the baseline, with the 95% interval.
+            prompts and, if there are several, trainings; and tau of each training.
+        ratio: tau divided by that of the baseline, with the same kind of interval. The trainings of
+            both are paired by their order.
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
-            at this depth that accepted one of them, pooled over trainings.
+            to check at this depth that accepted one of them, pooled over trainings.
         counts: counts of each prompt, for each training.
     """
 
@@ -93,7 +103,7 @@ class ReplayDocument(Settings):
         settings: settings of the replay.
         prompts: number of prompts.
         tokens: number of tokens of the texts at each temperature.
-        rows: results of each drafter, by temperature and kind of trees.
+        rows: results of each drafter, by temperature and size of trees.
     """
 
     version: Literal[1] = SCHEMA_VERSION

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import torch
 
+from inference.engine.batch import remaining
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
-from inference.engine.policy import RunProgress
+from inference.engine.policy import AlwaysDraft
 from inference.engine.stats import DecodeStats
 from inference.protocol import AdaptiveSession
 from inference.sampling.random_numbers import StepRandom
@@ -25,19 +26,20 @@ from jakiro.errors import ConfigError
 
 @torch.inference_mode()
 def replay(run: DecodeRun, answers: Sequence[Sequence[int]]) -> list[DecodeStats]:
-    """Return the counts with which a run would produce given answers.
+    """Return the counts with which a run would produce given answers, up to rounding.
 
     Args:
-        run: a run with a drafter that has not started yet; it is closed afterwards.
+        run: a run that has not started yet, and drafts in every step; it is closed afterwards.
         answers: tokens after the prompt of each request, at least one and at most as many as the
             request allows.
 
     Raises:
-        ConfigError: the drafter samples its candidates, or learns from decoding steps.
+        ConfigError: the drafter samples its candidates or learns from decoding steps, or the sizes
+            of its trees depend on measured times.
     """
     context = run.context
     try:
-        _require_replayable(context)
+        _require_replayable(run)
         texts = [
             [*state.token_ids, *answer]
             for state, answer in zip(run.sequences, answers, strict=True)
@@ -49,18 +51,19 @@ def replay(run: DecodeRun, answers: Sequence[Sequence[int]]) -> list[DecodeStats
         run.close()
 
 
-def _require_replayable(context: Context) -> None:
-    session = context.session
+def _require_replayable(run: DecodeRun) -> None:
+    session = run.context.session
     assert session is not None, "there is nothing to replay without a drafter"
     faults = {
         "samples its candidates": session.is_sampled,
         "learns from decoding steps": isinstance(session, AdaptiveSession),
+        "chooses the sizes of its trees": not isinstance(run.policy, AlwaysDraft),
     }
     for fault, is_present in faults.items():
         if is_present:
             raise ConfigError(
                 "the steps of a text cannot be replayed with this drafter",
-                expected="a drafter whose candidates depend only on the tokens before them",
+                expected="a drafter whose trees depend only on the tokens before them",
                 got=f"a drafter that {fault}",
                 remedy="decode the prompts instead (`jakiro bench`)",
             )
@@ -79,11 +82,15 @@ def _read(context: Context, texts: Sequence[list[int]], starts: Sequence[int]) -
 def _steps(run: DecodeRun, texts: list[list[int]], starts: Sequence[int]) -> list[DecodeStats]:
     """Propose trees along the texts, each below the token after those that are cached."""
     context, policy = run.context, run.policy
+    assert isinstance(policy, AlwaysDraft)
+    assert policy.budget is not None
+    last = context.target.spec.max_position - 1
     stats = [DecodeStats(emitted=1) for _ in texts]
     live = list(range(len(texts)))
     lengths = list(starts)
     while True:
-        kept = [own for own, index in enumerate(live) if lengths[own] + 1 < len(texts[index])]
+        pairs = zip(live, lengths, strict=True)
+        kept = remaining([length + 1 < len(texts[index]) for index, length in pairs])
         if not kept:
             return stats
         if len(kept) < len(live):
@@ -92,11 +99,9 @@ def _steps(run: DecodeRun, texts: list[list[int]], starts: Sequence[int]) -> lis
             live = [live[own] for own in kept]
             lengths = [lengths[own] for own in kept]
         context.lengths = lengths
-        budget = policy.next_budget(RunProgress(max(lengths), context.num_unread))
-        assert budget is not None, "a policy that always drafts"
         known = [texts[index][: length + 1] for index, length in zip(live, lengths, strict=True)]
-        trees, _ = context.propose(known, budget, StepRandom()).to_host()
-        for own, tree in enumerate(trees):
+        proposed = context.propose(known, policy.budget, StepRandom()).limited(last)
+        for own, tree in enumerate(proposed.to_host()[0]):
             rest = texts[live[own]][lengths[own] + 1 :]
             path = tree.follow(rest)
             count = min(len(path) + 1, len(rest))

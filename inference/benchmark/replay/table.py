@@ -8,32 +8,34 @@ from rich.table import Table
 from rich.text import Text
 
 from inference.benchmark.replay.document import ReplayDocument, ReplayRow
-from inference.benchmark.report.style import interval
+from inference.benchmark.report.style import fixed
 from inference.benchmark.stats import Ratio
 from jakiro.utils.wording import counted
 
 LEGEND = (
-    "tau: tokens per decoding step, with the 95% interval over prompts and trainings. by depth: "
-    "share of the steps with candidates at each depth that accepted one of them. Speeds are not "
-    "measured; larger trees and slower drafters take more time (see `jakiro bench`)."
+    "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
+    "trainings. An asterisk marks ratios whose interval excludes 1. by depth: share of the steps "
+    "with candidates to check at each depth that accepted one of them. Speeds are not measured; "
+    "larger trees and slower drafters take more time (see `jakiro bench`)."
 )
 
 
 def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
-    """Yield a table for each temperature and kind of trees, and a legend."""
+    """Yield a table for each temperature and size of trees, and a legend."""
     baseline = document.rows[0].drafter
+    trainings = len(document.rows[0].counts)
     for temperature in document.settings.temperatures:
         for trees in document.settings.trees:
             # `Text` is used because brackets in a name would otherwise be read as markup.
             table = Table(
-                title=f"T = {temperature:g}, {trees}; {counted(document.prompts, 'prompt')}, "
-                f"{document.tokens[temperature]:,} tokens",
+                title=f"T = {temperature:g}, {trees}; {counted(trainings, 'training')}, "
+                f"{counted(document.prompts, 'prompt')}, {document.tokens[temperature]:,} tokens",
                 box=box.SIMPLE_HEAD,
                 padding=(0, 1, 0, 0),
                 pad_edge=False,
             )
-            for number, name in enumerate(("drafter", "tau", f"tau / {baseline}", "by depth")):
-                table.add_column(Text(name), justify="right" if number else "left")
+            for name in ("drafter", "tau", f"tau / {baseline}", "by depth"):
+                table.add_column(Text(name), no_wrap=True)
             for row in document.rows:
                 if (row.temperature, row.trees) == (temperature, trees):
                     table.add_row(*map(Text, _cells(row)))
@@ -43,8 +45,10 @@ def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
 
 def _cells(row: ReplayRow) -> tuple[str, ...]:
     depths = " ".join(f"{rate:.2f}".lstrip("0") for rate in row.conditional_acceptance_rate)
-    return row.drafter, _figure(row.tau), _figure(row.ratio, 3), depths
+    mark = " *" if row.ratio.is_resolved else ""
+    return row.drafter, _figure(row.tau, 2), f"{_figure(row.ratio, 3)}{mark}", depths
 
 
-def _figure(figure: Ratio, decimals: int = 2) -> str:
-    return f"{figure.value:.{decimals}f} {interval(figure.low, figure.high)}"
+def _figure(figure: Ratio, decimals: int) -> str:
+    low, high = fixed(figure.low, decimals), fixed(figure.high, decimals)
+    return f"{fixed(figure.value, decimals)} [{low}, {high}]"

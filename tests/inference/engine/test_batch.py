@@ -186,4 +186,4 @@ def test_scores_of_rows_that_have_ended_are_zero() -> None:
 def test_the_last_sequences_take_the_places_of_finished_ones(
     is_live: list[bool], order: list[int]
 ) -> None:
-    assert batch._remaining(is_live) == order
+    assert batch.remaining(is_live) == order

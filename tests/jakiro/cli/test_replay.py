@@ -42,7 +42,7 @@ def test_one_command_compares_drafters(
     file = tmp_path / "result.json"
     assert _run(folder, *words, "--num-prompts", "3", "--json", str(file)) == 0
     printed = capsys.readouterr().out
-    assert "T = 1, candidates=5; 3 prompts, 18 tokens" in printed
+    assert "T = 1, candidates=5; 1 training, 3 prompts, 18 tokens" in printed
     assert "tau / one" in printed
     document = ReplayDocument.model_validate_json(file.read_text())
     assert document.prompts == 3
@@ -53,8 +53,10 @@ def test_one_command_compares_drafters(
     ("words", "message"),
     [
         (("--drafter", "one=nowhere/at/all"), "nowhere/at/all"),
-        (("--drafter", "DRAFTER", "--trees", "candidates=0"), "candidates=N with N from 1"),
-        (("--drafter", "DRAFTER", "--batch-size", "0"), "--batch-size"),
+        (("--drafter", "DRAFTER"), "expected: NAME=PATH"),
+        (("--drafter", "one=DRAFTER", "--trees", "candidates=0"), "with N from 1 to"),
+        (("--drafter", "one=DRAFTER", "--batch-size", "0"), "--batch-size"),
+        (("--drafter", "one=DRAFTER", "--max-new-tokens", "1"), "--max-new-tokens"),
     ],
 )
 def test_mistakes_are_reported(

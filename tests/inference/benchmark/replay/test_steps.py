@@ -83,3 +83,19 @@ def test_drafters_whose_steps_do_not_follow_from_a_text_are_refused(
         with pytest.raises(ConfigError, match=fault):
             replay(run, [[4]] * len(PROMPTS))
         assert run.is_closed
+
+
+def test_trees_whose_sizes_depend_on_measured_times_are_refused(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="auto")
+    run = decoder.start(PROMPTS[:1], temperature=0.0, max_new_tokens=LIMIT)
+    with pytest.raises(ConfigError, match="chooses the sizes of its trees"):
+        replay(run, [[4]])
+
+
+def test_trees_are_cut_where_the_target_reads_no_further_tokens(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    prompt = [1 + index % 50 for index in range(model.config.max_position_embeddings - LIMIT)]
+    (output,) = decoder.generate_batch([prompt], temperature=0.0, max_new_tokens=LIMIT)
+    run = decoder.start([prompt], temperature=0.0, max_new_tokens=LIMIT)
+    (replayed,) = replay(run, [output.new_token_ids])
+    assert _counts(replayed) == _counts(output.stats)

@@ -35,8 +35,8 @@ def test_each_temperature_has_a_table_with_intervals_and_acceptance_by_depth() -
     for part in replay_tables(document):
         Console(file=stream, width=120).print(part, highlight=False)
     shown = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
-    assert "T = 0, candidates=60; 12 prompts, 1,234 tokens" in shown
-    assert "T = 0.8, candidates=60; 12 prompts, 999 tokens" in shown
+    assert "T = 0, candidates=60; 1 training, 12 prompts, 1,234 tokens" in shown
+    assert "T = 0.8, candidates=60; 1 training, 12 prompts, 999 tokens" in shown
     assert shown.count("drafter tau tau / [red]a by depth") == 2
-    assert shown.count("[red]a 2.00 [1.90, 2.10] 1.000 [0.95, 1.05] .70 1.00 .05") == 2
-    assert shown.count("b 2.50 [2.40, 2.60] 1.250 [1.20, 1.30] .70 1.00 .05") == 2
+    assert shown.count("[red]a 2.00 [1.90, 2.10] 1.000 [0.950, 1.050] .70 1.00 .05") == 2
+    assert shown.count("b 2.50 [2.40, 2.60] 1.250 [1.200, 1.300] * .70 1.00 .05") == 2
