@@ -35,7 +35,7 @@ def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
                 pad_edge=False,
             )
             for name in ("drafter", "tau", f"tau / {baseline}", "by depth"):
-                table.add_column(Text(name), no_wrap=True)
+                table.add_column(Text(name), no_wrap=name != "by depth")
             for row in document.rows:
                 if (row.temperature, row.trees) == (temperature, trees):
                     table.add_row(*map(Text, _cells(row)))
