@@ -75,14 +75,16 @@ def replay(
     that comparing several drafters takes less time than decoding with each of them. Candidates are
     deterministic, and speeds are not measured.
     """
-    from inference.benchmark.replay.comparison import Replay, Size, prompts_of, trainings_of
     from inference.benchmark.replay.document import ReplaySettings
+    from inference.benchmark.replay.names import Size, trainings_of
 
     settings = settings_from(context, ReplaySettings, prompts=str(prompts))
     for size in settings.trees:
         Size.parse(size)
     for training in trainings_of(settings):
         refuse_missing_drafters(f"{DRAFTER}={training.path}")
+    from inference.benchmark.replay.comparison import Replay, prompts_of
+
     known = prompts_of(settings)
     store = writer(json_file, standard_output=True)
     from rich.console import Console
@@ -98,6 +100,8 @@ def replay(
     with ProgressDisplay() as progress:
         document = comparison.run(tracked(progress))
     console = Console(stderr=json_file == STANDARD_OUTPUT)
-    for part in replay_tables(document):
-        console.print(part, highlight=False)
-    store(document.model_dump_json(indent=1) + "\n")
+    try:  # the table first, because a full disk can prevent the file
+        for part in replay_tables(document):
+            console.print(part, highlight=False)
+    finally:
+        store(document.model_dump_json(indent=1) + "\n")

@@ -1,6 +1,5 @@
 """Comparison of several drafters on the same texts, which the target writes once."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,103 +16,21 @@ from inference.benchmark.replay.document import (
     ReplayRow,
     ReplaySettings,
 )
+from inference.benchmark.replay.names import Size, Training, trainings_of
 from inference.benchmark.replay.steps import replay
 from inference.benchmark.run import prompts_for
 from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.stats import Floats, Rate, product, ratio
+from inference.benchmark.stats import Rate, product, ratio
 from inference.benchmark.subject import Subject
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
-from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
 from inference.trees.shape import TreePlan
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.tracking import Track, untracked
 
-FEWEST_PROMPTS = 2
-_TREES = re.compile(r"candidates=([0-9]{1,9})(?:,levels=([0-9]{1,9}))?")
-
-
-class Training(NamedTuple):
-    """A trained drafter.
-
-    Attributes:
-        name: name of the drafter, which its trainings with other seeds have, too.
-        path: folder or hub id.
-    """
-
-    name: str
-    path: str
-
-
-class Size(NamedTuple):
-    """The size of trees.
-
-    Attributes:
-        candidates: largest number of nodes.
-        levels: number of passes of the drafter; None for the number that it was trained for.
-    """
-
-    candidates: int
-    levels: int | None
-
-    @classmethod
-    def parse(cls, text: str) -> "Size":
-        """Return the size that is written as `candidates=N` or `candidates=N,levels=M`.
-
-        Raises:
-            ConfigError: the text is malformed, or a number is too large.
-        """
-        found = _TREES.fullmatch(text)
-        numbers = (0,) if found is None else [int(part) for part in found.groups() if part]
-        limits = (MOST_CANDIDATES, MAX_PASSES)
-        if not all(1 <= own <= limit for own, limit in zip(numbers, limits, strict=False)):
-            raise ConfigError(
-                f"--trees {text} cannot be used",
-                expected="candidates=N or candidates=N,levels=M, with N from 1 to "
-                f"{MOST_CANDIDATES} and M from 1 to {MAX_PASSES}; candidates are deterministic",
-                got=text,
-            )
-        return cls(numbers[0], numbers[1] if len(numbers) > 1 else None)
-
-
-def trainings_of(settings: ReplaySettings) -> list[Training]:
-    """Return all trained drafters, which are not loaded.
-
-    Raises:
-        ConfigError: a drafter is malformed or given twice, or the drafters have different numbers
-            of trainings.
-    """
-    trainings = [_training(text) for text in settings.drafters]
-    if repeated := [own for own in trainings if trainings.count(own) > 1]:
-        raise ConfigError(
-            "the same drafter is given twice with the same name",
-            expected="a different path for each training",
-            got=f"{repeated[0].name}={repeated[0].path}",
-            remedy="leave one of them out, or give it another name",
-        )
-    names = [own.name for own in trainings]
-    if len({names.count(name) for name in names}) > 1:
-        raise ConfigError(
-            "the drafters have different numbers of trainings",
-            expected="as many paths for each name",
-            got=", ".join(f"{name}: {names.count(name)}" for name in dict.fromkeys(names)),
-            remedy="pass --drafter NAME=PATH for each seed of each drafter",
-        )
-    return trainings
-
-
-def _training(text: str) -> Training:
-    name, _, path = text.partition("=")
-    if not name or not path or "/" in name:
-        raise ConfigError(
-            f"--drafter {text} cannot be used",
-            expected="NAME=PATH, with a name without slashes",
-            got=text,
-            remedy="put a name and an equals sign before the path",
-        )
-    return Training(name, path)
+_FEWEST_PROMPTS = 2
 
 
 def prompts_of(settings: ReplaySettings) -> list[BenchPrompt]:
@@ -124,10 +41,10 @@ def prompts_of(settings: ReplaySettings) -> list[BenchPrompt]:
         ConfigError: there is only one prompt.
     """
     prompts = prompts_for(_decoding(settings))
-    if len(prompts) < FEWEST_PROMPTS:
+    if len(prompts) < _FEWEST_PROMPTS:
         raise ConfigError(
             "an interval needs more than one prompt",
-            expected=f"{FEWEST_PROMPTS} or more different prompts",
+            expected=f"{_FEWEST_PROMPTS} or more different prompts",
             got=len(prompts),
             remedy="add prompts to the file of --prompts, or raise --num-prompts",
         )
@@ -203,19 +120,17 @@ class Replay:
         groups = grouped(self.prompts, self._harness.settings)
         temperatures = self.settings.temperatures
         advance = track("Replaying", len(temperatures) * len(groups) * (1 + len(self._methods)))
-        num_tokens: dict[float, int] = {}
+        num_tokens = dict.fromkeys(temperatures, 0)
         rows: list[ReplayRow] = []
         for temperature in temperatures:
             tallies: _Tallies = {key: {} for key in self._methods}
-            texts: list[_Text] = []
             for number, group in enumerate(groups):
-                written = self._written(group, temperature, self.settings.seed + 1000 * number)
-                texts += written
+                texts = self._written(group, temperature, self.settings.seed + 1000 * number)
+                num_tokens[temperature] += sum(len(text.answer) for text in texts)
                 advance()
                 for key, method in self._methods.items():
-                    self._replay(method, written, temperature, tallies[key])
+                    self._replay(method, texts, temperature, tallies[key])
                     advance()
-            num_tokens[temperature] = sum(len(text.answer) for text in texts)
             rows += self._rows(temperature, tallies)
         return ReplayDocument(
             environment=self.environment,
@@ -255,7 +170,11 @@ class Replay:
             base: Rate | None = None
             for name, trainings in by_name.items():
                 own = [tallies[training, trees] for training in trainings]
-                rate = self._rate(own)
+                counts = [
+                    [_counts(prompt, tally[prompt.fingerprint]) for prompt in self.prompts]
+                    for tally in own
+                ]
+                rate = _rate(counts)
                 base = base or rate
                 pooled = DecodeStats.pooled(
                     stats for tally in own for several in tally.values() for stats in several
@@ -267,26 +186,15 @@ class Replay:
                     tau=product([(1.0, rate)]),
                     ratio=ratio(rate, base),
                     conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
-                    counts=tuple(
-                        tuple(_counts(prompt, tally[prompt.fingerprint]) for prompt in self.prompts)
-                        for tally in own
-                    ),
+                    counts=tuple(map(tuple, counts)),
                 )
 
-    def _rate(self, tallies: Sequence[_Tally]) -> Rate:
-        """Return tau of several trainings: tokens and decoding steps of each prompt."""
 
-        def summed(field: str) -> Floats:
-            rows = [
-                [
-                    sum(getattr(stats, field) for stats in tally[prompt.fingerprint])
-                    for prompt in self.prompts
-                ]
-                for tally in tallies
-            ]
-            return np.array(rows, dtype=np.float64)
-
-        return Rate(summed("decoded"), summed("target_forwards"))
+def _rate(counts: Sequence[Sequence[ReplayedPrompt]]) -> Rate:
+    """Return tau of several trainings: tokens and decoding steps of each prompt."""
+    decoded = [[own.decoded for own in training] for training in counts]
+    steps = [[own.steps for own in training] for training in counts]
+    return Rate(np.array(decoded, np.float64), np.array(steps, np.float64))
 
 
 def _counts(prompt: BenchPrompt, stats: Sequence[DecodeStats]) -> ReplayedPrompt:

@@ -11,7 +11,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.method_names import parse_methods
-from inference.benchmark.replay.comparison import Replay, Size, prompts_of, trainings_of
+from inference.benchmark.replay.comparison import Replay, prompts_of
 from inference.benchmark.replay.document import ReplayDocument, ReplaySettings
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings
@@ -117,40 +117,6 @@ def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
     decoded, steps = map(sum, zip(*totals, strict=True))
     assert row.tau.value == pytest.approx(decoded / steps)
     assert row.tau.low < row.tau.value < row.tau.high
-
-
-def test_paths_may_contain_commas_and_equals_signs() -> None:
-    settings = ReplaySettings(drafters=("a=runs/lr=1,levels=2/drafter",), prompts="p.jsonl")
-    assert trainings_of(settings) == [("a", "runs/lr=1,levels=2/drafter")]
-
-
-@pytest.mark.parametrize(
-    ("drafters", "message"),
-    [
-        (("a=x", "a=y", "b=z"), "different numbers of trainings"),
-        (("a=x", "a=x"), "given twice"),
-        (("runs/drafter",), "expected: NAME=PATH"),
-        (("runs/lr=1/drafter",), "expected: NAME=PATH"),
-        (("=x",), "expected: NAME=PATH"),
-        (("a=",), "expected: NAME=PATH"),
-    ],
-)
-def test_mistaken_drafters_are_refused(drafters: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trainings_of(ReplaySettings(drafters=drafters, prompts="p.jsonl"))
-
-
-def test_sizes_of_trees_are_parsed_and_mistakes_refused() -> None:
-    assert Size.parse("candidates=6") == (6, None)
-    assert Size.parse("candidates=60,levels=16") == (60, 16)
-    for text in (
-        *("tree=sampled,candidates=6", "candidates=costs", "levels=2", "candidates=6,levels=0"),
-        *("candidates=0", "candidates=5000", "candidates=6,levels=17", "candidates=5,candidates=6"),
-    ):
-        with pytest.raises(ConfigError, match="expected: candidates=N or candidates=N,levels=M"):
-            Size.parse(text)
-    with pytest.raises(ValueError, match="a size is given twice"):
-        ReplaySettings(drafters=("a=x",), prompts="p.jsonl", trees=(TREES, TREES))
 
 
 def test_a_single_prompt_has_no_interval(folder: Path) -> None:
