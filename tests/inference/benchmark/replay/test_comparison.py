@@ -113,6 +113,7 @@ def test_all_drafters_get_the_same_texts_and_the_first_is_the_baseline(replayed:
 def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
     (row,) = replayed("a", "a", "a").rows
     totals = [(sum(p.decoded for p in own), sum(p.steps for p in own)) for own in row.counts]
+    assert len(row.counts) == 3
     assert row.tau.by_seed == pytest.approx([decoded / steps for decoded, steps in totals])
     decoded, steps = map(sum, zip(*totals, strict=True))
     assert row.tau.value == pytest.approx(decoded / steps)

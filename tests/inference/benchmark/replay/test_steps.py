@@ -63,6 +63,18 @@ def test_a_smaller_model_and_texts_that_end_at_different_places(model: LlamaForC
     assert sum(stats.accepted.total() for stats in counts) > 0
 
 
+def test_a_long_text_moves_as_a_whole_when_a_shorter_one_ends(model: LlamaForCausalLM) -> None:
+    drafter = tiny_drafter(TargetAdapter(model))
+    shape = TreeShape(**drafter.levels, children=2, num_nodes=4)
+    decoder = SpeculativeDecoder(model, drafter, tree=TreePlan.of(shape))
+    options: dict[str, Any] = {"temperature": 1.0, "top_k": 2, "max_new_tokens": 110}
+    (output,) = decoder.generate_batch(PROMPTS[:1], seed=0, **options)
+    assert output.stats.accepted
+    run = decoder.start([PROMPTS[1], PROMPTS[0]], seed=0, **options)
+    _, replayed = replay(run, [[4, 5], output.new_token_ids])
+    assert _counts(replayed) == _counts(output.stats)
+
+
 def test_a_text_of_a_single_token_has_no_steps(model: LlamaForCausalLM) -> None:
     drafter = tiny_drafter(TargetAdapter(model))
     decoder = SpeculativeDecoder(model, drafter, tree=TreePlan.of(TreeShape()))
