@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter, tiny_llama
-from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.compute import Compute
@@ -24,19 +24,7 @@ from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.engine.stats import DecodeStats
 from inference.trees.shape import TreeShape
 from jakiro.errors import CheckpointError, ConfigError, PromptError
-from jakiro.target.adapter import TargetAdapter
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-RECORDS = (
-    {"prompt": "def main(", "category": "code"},
-    {"prompt": "print(41)\n", "category": "code"},
-    {"turns": ["main?", "and then?"], "category": "chat"},
-    {"messages": [{"role": "user", "content": "return"}], "category": "chat"},
-    {"prompt": [5, 6, 7, 8], "category": "ids"},
-)
 NEW_TOKENS = 7
 
 
@@ -44,12 +32,8 @@ NEW_TOKENS = 7
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, a drafter, a smaller model and a file of prompts."""
     path = tmp_path_factory.mktemp("comparison")
-    model = tiny_llama(vocab=300, max_position_embeddings=256)
-    model.save_pretrained(path / "target")
-    tiny_tokenizer(TEMPLATE).save_pretrained(path / "target")
-    tiny_drafter(TargetAdapter(model)).save_pretrained(path / "drafter")
+    tiny_drafter(write_target_and_prompts(path)).save_pretrained(path / "drafter")
     tiny_llama(vocab=300, num_hidden_layers=1).save_pretrained(path / "small")
-    (path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     return path
 
 

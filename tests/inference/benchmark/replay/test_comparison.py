@@ -1,14 +1,13 @@
 """A replay has the figures of decoding, pools trainings, and refuses what it cannot compare."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_drafter, tiny_llama
-from helpers.tokenizers import tiny_tokenizer
+from helpers.mixed_prompts import RECORDS, write_target_and_prompts
+from helpers.models import tiny_drafter
 
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.replay.comparison import Replay, prompts_of
@@ -17,19 +16,7 @@ from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
 from jakiro.errors import ConfigError, PromptError
-from jakiro.target.adapter import TargetAdapter
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-RECORDS = (
-    {"prompt": "def main(", "category": "code"},
-    {"prompt": "print(41)\n", "category": "code"},
-    {"turns": ["main?", "and then?"], "category": "chat"},
-    {"messages": [{"role": "user", "content": "return"}], "category": "chat"},
-    {"prompt": [5, 6, 7, 8], "category": "ids"},
-)
 TREES = "candidates=60"
 Replayed = Callable[..., ReplayDocument]
 
@@ -38,13 +25,9 @@ Replayed = Callable[..., ReplayDocument]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, three drafters and a file of prompts."""
     path = tmp_path_factory.mktemp("replay")
-    model = tiny_llama(vocab=300, max_position_embeddings=256)
-    model.save_pretrained(path / "target")
-    tiny_tokenizer(TEMPLATE).save_pretrained(path / "target")
+    target = write_target_and_prompts(path)
     for seed in range(3):
-        drafter = tiny_drafter(TargetAdapter(model), seed=seed)
-        drafter.save_pretrained(path / f"drafter-{seed}")
-    (path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+        tiny_drafter(target, seed=seed).save_pretrained(path / f"drafter-{seed}")
     return path
 
 
