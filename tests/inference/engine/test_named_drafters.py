@@ -59,3 +59,11 @@ def test_arms_of_the_screening_change_no_token(name: str) -> None:
     screening = CONFIGS / "screening"
     settings = _drafter(screening / f"{name}.yaml", screening / "base.yaml")
     _assert_tokens_are_the_targets(settings, num_layers=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARMS)
+def test_arms_with_fused_features_change_no_token(name: str) -> None:
+    screening = CONFIGS / "screening"
+    settings = _drafter(screening / f"{name}.yaml", screening / "final.yaml")
+    _assert_tokens_are_the_targets(settings, num_layers=30)

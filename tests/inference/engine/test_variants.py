@@ -32,6 +32,13 @@ KINDS = {
     "hybrid": tiny_settings(parallel_levels=2, trunk=HYBRID),
     "sparse": tiny_settings(8, parallel_levels=1, active_experts=2, trunk=HYBRID),
     "sparse-one": VARIANTS["E8-1-active"],
+    "sparse-sixteen": VARIANTS["E16-2-active-P2"],
+    "feedback-two-experts": VARIANTS["feedback-mixture-P2"],
+    "memory-hidden": VARIANTS["hidden"],
+    "memory-start": VARIANTS["layer-input"],  # memory is the input of the target's last layer
+    "memory-not-rotated": VARIANTS["kv-not-rotated"],
+    "fused-hybrid": VARIANTS["hybrid-sum-hidden-fused"],
+    "hybrid-tail-1": VARIANTS["hybrid-tail-1"],
     "tail-1": tiny_settings(**TAIL, tail_layers=1),
     "draft-vocabulary": tiny_settings(parallel_levels=2, draft_vocab_size=5),
     "eagle": tiny_settings(1, "sum", 0, trunk=EAGLE, norm_eps=1e-3),
@@ -42,6 +49,11 @@ KINDS = {
     "masks-E2": VARIANTS["masks-E2"],
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
+}
+# Kinds whose code also runs in others.
+SAME_CODE = {
+    *("feedback-fused", "hybrid", "sparse-one", "sparse-sixteen", "feedback-two-experts"),
+    *("memory-hidden", "memory-start", "memory-not-rotated", "fused-hybrid", "hybrid-tail-1"),
 }
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])
@@ -90,12 +102,7 @@ def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: Draft
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("feedback-fused", "hybrid", "sparse-one")  # their code runs in others, too
-        else name
-        for name in KINDS
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) if name in SAME_CODE else name for name in KINDS],
 )
 def test_greedy_tokens_alone_and_in_a_batch_are_the_targets(name: str) -> None:
     assert_greedy_tokens_are_the_targets(tiny_llama(vocab=11), KINDS[name])

@@ -71,6 +71,7 @@ def test_gradients_are_those_of_finite_differences_and_end_with_the_text() -> No
 KINDS = {
     "moa-P2": (tiny_settings(parallel_levels=2), 1),
     "feedback-A3-P1": (tiny_settings(trunk=FEEDBACK | {"ttt_steps": 3}), 3),
+    "sparse-P1": (tiny_settings(8, active_experts=2), 1),
     "draft-vocabulary-P2": (tiny_settings(parallel_levels=2, draft_vocab_size=23), 1),
 }
 COUNT, CHILDREN = 9, 3
