@@ -22,10 +22,17 @@ import numpy as np
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, read_document
 from inference.benchmark.replay.document import ReplayDocument, ReplayRow
-from inference.benchmark.stats import Rate, Ratio, ratio
+from inference.benchmark.stats import Rate, Ratio, product, ratio
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
-from training.studies.ablation.contrasts import Cells, Counts, counts_of, prompts_in, two_by_two
+from training.studies.ablation.contrasts import (
+    Cells,
+    Counts,
+    counts_of,
+    mean_rates,
+    prompts_in,
+    two_by_two,
+)
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import ArmRow, StudyResults
 from training.studies.ablation.runs import MeasuredRun
@@ -172,38 +179,90 @@ def tables(*, is_published: bool) -> str:
     return "\n".join(lines[:-1] or ["No arm is measured yet."]) + "\n"
 
 
-def replays(study: str) -> str:
+def replays(study: str, trees: str = "candidates=60") -> str:
     """Return a table in Markdown of the results of `jakiro replay` for a study.
 
     Args:
         study: name of the study, with which the names of its result files begin.
+        trees: size of the trees.
     """
-    found = {
-        title: ReplayDocument.model_validate_json(path.read_text())
-        for name, title in BF16.items()
-        if (path := REPLAYS / f"{study}-{name}.json").exists()
-    }
-    if not found:
+    found = {title: _replayed(study, name) for name, title in BF16.items()}
+    rows = {title: _pooled(documents, trees) for title, documents in found.items()}
+    if not any(rows.values()):
         return "No text is replayed yet.\n"
-    names = ("prompts", "T", "drafter", "tau", "ratio", "accepted by depth")
-    lines = markdown_head(names, ("prompts", "drafter"))
-    lines += [
-        markdown_line([f"{title} ({document.prompts})", *_replay_cells(row, document)])
-        for title, document in found.items()
-        for row in document.rows
-    ]
+    names = ["prompts", "T", "drafter", "tau", "ratio", "accepted by depth"]
+    has_seeds = any(
+        len(row.ratio.by_seed) > 1 and row.drafter != pooled[0].drafter
+        for pooled in rows.values()
+        for row in pooled
+    )
+    if has_seeds:
+        names.insert(-1, "ratio by seed")
+    lines = markdown_head(names, ("prompts", "drafter", "ratio by seed"))
+    for title, pooled in rows.items():
+        for row in pooled:
+            is_base = row.drafter == pooled[0].drafter
+            by_seed = "-" if is_base else " ".join(f"{value:.3f}" for value in row.ratio.by_seed)
+            cells = [
+                f"{title} ({found[title][0].prompts})",
+                f"{row.temperature:g}",
+                f"`{row.drafter}`",
+                _with_interval(row.tau.value, row.tau.low, row.tau.high),
+                "1" if is_base else _ratio(row.ratio),
+                *([by_seed] if has_seeds else []),
+                _by_depth(row.conditional_acceptance_rate),
+            ]
+            lines.append(markdown_line(cells))
     return "\n".join(lines) + "\n"
 
 
-def _replay_cells(row: ReplayRow, document: ReplayDocument) -> list[str]:
-    kind = "" if len(document.settings.trees) == 1 else f" ({row.trees})"
-    return [
-        f"{row.temperature:g}",
-        f"`{row.drafter}`{kind}",
-        _with_interval(row.tau.value, row.tau.low, row.tau.high),
-        "1" if row.drafter == document.rows[0].drafter else _ratio(row.ratio),
-        _by_depth(row.conditional_acceptance_rate),
-    ]
+def _replayed(study: str, cell: str) -> list[ReplayDocument]:
+    """Return the replays of a kind of prompts, which differ in the seeds of the trainings."""
+    paths = [REPLAYS / f"{study}{seed}-{cell}.json" for seed in ("", "-seed1")]
+    return [ReplayDocument.model_validate_json(path.read_text()) for path in paths if path.exists()]
+
+
+def _pooled(documents: Sequence[ReplayDocument], trees: str) -> list[ReplayRow]:
+    """Return the rows of all documents, with those of the same drafter and temperature pooled."""
+    rows: dict[tuple[float, str], list[ReplayRow]] = {}
+    bases: dict[tuple[float, str], list[ReplayRow]] = {}
+    for document in documents:
+        shown = [row for row in document.rows if row.trees == trees]
+        for row in shown:
+            key = (row.temperature, row.drafter)
+            rows.setdefault(key, []).append(row)
+            bases.setdefault(key, []).append(
+                next(base for base in shown if base.temperature == row.temperature)
+            )
+    pooled = [_pooled_row(several, bases[key]) for key, several in rows.items()]
+    return sorted(pooled, key=lambda row: row.temperature)
+
+
+def _pooled_row(rows: Sequence[ReplayRow], bases: Sequence[ReplayRow]) -> ReplayRow:
+    """Return the row of several trainings, which are compared with the base of their replay."""
+    if len(rows) == 1:
+        return rows[0]
+    rate, base = _replay_rate(rows), _replay_rate(bases)
+    return rows[0].model_copy(
+        update={
+            "tau": product([(1.0, rate)]),
+            "ratio": ratio(rate, base),
+            "conditional_acceptance_rate": mean_rates(
+                [row.conditional_acceptance_rate for row in rows]
+            ),
+            "counts": tuple(training for row in rows for training in row.counts),
+        }
+    )
+
+
+def _replay_rate(rows: Sequence[ReplayRow]) -> Rate:
+    trainings = [training for row in rows for training in row.counts]
+    assert len({tuple(each.prompt for each in training) for training in trainings}) == 1
+    decoded, steps = (
+        np.array([[getattr(each, name) for each in training] for training in trainings], float)
+        for name in ("decoded", "steps")
+    )
+    return Rate(decoded, steps)
 
 
 def _has_square() -> bool:

@@ -1,6 +1,7 @@
 """The program that stores the results of the screening and writes their tables."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,12 @@ from helpers.programs import load_program
 from helpers.studies import made_up_arm, made_up_documents
 
 from inference.benchmark.document import read_document
-from inference.benchmark.replay.document import ReplayDocument, ReplayRow, ReplaySettings
+from inference.benchmark.replay.document import (
+    ReplayDocument,
+    ReplayedPrompt,
+    ReplayRow,
+    ReplaySettings,
+)
 from inference.benchmark.stats import Ratio
 from training.studies.ablation.analysis import analyse
 from training.studies.ablation.evaluation import MeasurementInputs
@@ -173,35 +179,68 @@ def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path:
         assert table.count("| 1 |") == 2
 
 
-def test_replays_are_shown_on_the_page_of_their_study(screening: ModuleType) -> None:
-    resolved = Ratio(value=1.25, low=1.1, high=1.4, by_seed=(1.25,))
-    rows = [
-        ReplayRow(
-            drafter=name,
-            temperature=0.0,
-            trees="candidates=60",
-            tau=Ratio(value=tau, low=tau - 0.1, high=tau + 0.1, by_seed=(tau,)),
-            ratio=resolved,
-            conditional_acceptance_rate=(0.7, 0.51),
-            counts=((),),
+def _replay(path: Path, **steps: Sequence[int]) -> None:
+    """Store a replay in which each drafter needs these numbers of steps for 60 tokens per prompt.
+
+    Each interval is 0.1 on both sides of a figure.
+    """
+    first = next(iter(steps.values()))
+    rows = []
+    for name, own in steps.items():
+        tau, ratio = 60 * len(own) / sum(own), sum(first) / sum(own)
+        counts = [
+            ReplayedPrompt(prompt=f"p{number}", category="any", decoded=60, steps=count)
+            for number, count in enumerate(own)
+        ]
+        rows.append(
+            ReplayRow(
+                drafter=name,
+                temperature=0.0,
+                trees="candidates=60",
+                tau=Ratio(value=tau, low=tau - 0.1, high=tau + 0.1, by_seed=(tau,)),
+                ratio=Ratio(value=ratio, low=ratio - 0.1, high=ratio + 0.1, by_seed=(ratio,)),
+                conditional_acceptance_rate=(0.7, ratio / 2),
+                counts=(tuple(counts),),
+            )
         )
-        for name, tau in (("base", 2.0), ("moa", 2.5))
-    ]
     document = ReplayDocument(
         environment=make_environment(),
         settings=ReplaySettings(drafters=("base=x",), prompts="p.jsonl"),
-        prompts=12,
+        prompts=len(first),
         tokens={0.0: 1234},
         rows=tuple(rows),
     )
-    screening.REPLAYS.mkdir()
-    path = screening.REPLAYS / "published-mt_bench.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(document.model_dump_json())
+
+
+def test_replays_are_shown_on_the_page_of_their_study(screening: ModuleType) -> None:
+    _replay(screening.REPLAYS / "published-mt_bench.json", base=[30] * 12, moa=[24] * 12)
     lines = screening.published_page().splitlines()
-    assert "| MT-bench (12) | 0 | `base` | 2.00 [1.90, 2.10] | 1 | .70 .51 |" in lines
-    moa = "| MT-bench (12) | 0 | `moa` | 2.50 [2.40, 2.60] | **1.250 [1.100, 1.400]** | .70 .51 |"
+    assert "| MT-bench (12) | 0 | `base` | 2.00 [1.90, 2.10] | 1 | .70 .50 |" in lines
+    moa = "| MT-bench (12) | 0 | `moa` | 2.50 [2.40, 2.60] | **1.250 [1.150, 1.350]** | .70 .62 |"
     assert moa in lines
-    assert "No text is replayed yet." in screening.page()
+    assert screening.page().count("No text is replayed yet.") == 1
+
+
+def test_replays_of_further_trainings_are_pooled_with_the_first_ones(
+    screening: ModuleType,
+) -> None:
+    _replay(screening.REPLAYS / "long-mt_bench.json", base=[30, 34], moa=[24, 26], old=[40, 40])
+    further = screening.REPLAYS / "long-seed1-mt_bench.json"
+    _replay(further, base=[20, 22], new=[9, 9])
+    assert "ratio by seed" not in screening.page()  # the base alone was trained twice
+    _replay(further, base=[20, 22], moa=[30, 31], new=[9, 9])
+    lines = [line for line in screening.page().splitlines() if line.startswith("| MT-bench (2)")]
+    assert [line.split("`")[1] for line in lines] == ["base", "moa", "old", "new"]
+    base, moa, old, new = (line.split(" | ") for line in lines)
+    assert base[3].startswith("2.26 ")  # 240 tokens in 106 steps
+    assert base[4:6] == ["1", "-"]
+    assert moa[4].startswith("0.955 ")  # 106 / 111
+    assert moa[5] == "1.280 0.689"
+    assert moa[6] == ".70 .49 |"  # the means of both trainings
+    assert old[4:6] == ["**0.800 [0.700, 0.900]**", "0.800"]
+    assert new[5] == "2.333"
 
 
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(

@@ -74,9 +74,21 @@ def counts_of(
     return Counts(
         tau=Rate(summed("decoded"), summed("target_forwards")),
         speed=Rate(summed("tokens"), summed("seconds")),
-        conditional_acceptance_rate=_means([each.conditional_acceptance_rate for each in figures]),
+        conditional_acceptance_rate=mean_rates(
+            [each.conditional_acceptance_rate for each in figures]
+        ),
         seconds_per_draft=_seconds_per_draft(figures),
     )
+
+
+def mean_rates(rates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Return the mean rate at each depth, over the seeds that reached this depth.
+
+    Args:
+        rates: rates of each seed by depth, not all of which reach the same depth.
+    """
+    depths = range(max(map(len, rates)))
+    return tuple(fmean(own[depth] for own in rates if len(own) > depth) for depth in depths)
 
 
 def _figures(document: ComparisonDocument, name: str, temperature: float) -> MethodFigures:
@@ -97,12 +109,6 @@ def _prompts(figures: MethodFigures) -> set[str]:
 
 def _value(sample: SampleRecord, field: str) -> float:
     return float(getattr(sample, field))
-
-
-def _means(rates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the mean rate at each depth, over the seeds that reached this depth."""
-    depths = range(max(map(len, rates)))
-    return tuple(fmean(own[depth] for own in rates if len(own) > depth) for depth in depths)
 
 
 def _seconds_per_draft(figures: Sequence[MethodFigures]) -> float:
