@@ -62,7 +62,7 @@ def test_arms_of_the_screening_change_no_token(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", [name for name in ARMS if not name.startswith("far/")])
 def test_arms_with_fused_features_change_no_token(name: str) -> None:
     screening = CONFIGS / "screening"
     settings = _drafter(screening / f"{name}.yaml", screening / "final.yaml")
