@@ -179,67 +179,66 @@ def tables(*, is_published: bool) -> str:
     return "\n".join(lines[:-1] or ["No arm is measured yet."]) + "\n"
 
 
-def replays(study: str, trees: str = "candidates=60") -> str:
+def replays(study: str) -> str:
     """Return a table in Markdown of the results of `jakiro replay` for a study.
 
     Args:
         study: name of the study, with which the names of its result files begin.
-        trees: size of the trees.
     """
-    found = {title: _replayed(study, name) for name, title in BF16.items()}
-    rows = {title: _pooled(documents, trees) for title, documents in found.items()}
-    if not any(rows.values()):
+    found = {
+        title: documents
+        for name, title in BF16.items()
+        if (documents := _replays_of_all_seeds(study, name))
+    }
+    if not found:
         return "No text is replayed yet.\n"
-    names = ["prompts", "T", "drafter", "tau", "ratio", "accepted by depth"]
-    has_seeds = any(
-        len(row.ratio.by_seed) > 1 and row.drafter != pooled[0].drafter
-        for pooled in rows.values()
-        for row in pooled
-    )
-    if has_seeds:
-        names.insert(-1, "ratio by seed")
-    lines = markdown_head(names, ("prompts", "drafter", "ratio by seed"))
-    for title, pooled in rows.items():
-        for row in pooled:
-            is_base = row.drafter == pooled[0].drafter
-            by_seed = "-" if is_base else " ".join(f"{value:.3f}" for value in row.ratio.by_seed)
-            cells = [
-                f"{title} ({found[title][0].prompts})",
-                f"{row.temperature:g}",
-                f"`{row.drafter}`",
-                _with_interval(row.tau.value, row.tau.low, row.tau.high),
-                "1" if is_base else _ratio(row.ratio),
-                *([by_seed] if has_seeds else []),
-                _by_depth(row.conditional_acceptance_rate),
-            ]
-            lines.append(markdown_line(cells))
+    names = ("prompts", "T", "drafter", "seeds", "tau", "ratio", "accepted by depth")
+    lines = markdown_head(names, ("prompts", "drafter"))
+    lines += [
+        markdown_line([f"{title} ({documents[0].prompts})", *_replay_cells(row, documents[0])])
+        for title, documents in found.items()
+        for row in _pooled(documents)
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _replayed(study: str, cell: str) -> list[ReplayDocument]:
+def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
+    size = "" if row.trees in first.settings.trees else f" ({row.trees})"
+    return [
+        f"{row.temperature:g}",
+        f"`{row.drafter}`{size}",
+        str(len(row.counts)),
+        _with_interval(row.tau.value, row.tau.low, row.tau.high),
+        "1" if row.drafter == first.rows[0].drafter else _ratio(row.ratio),
+        _by_depth(row.conditional_acceptance_rate),
+    ]
+
+
+def _replays_of_all_seeds(study: str, cell: str) -> list[ReplayDocument]:
     """Return the replays of a kind of prompts, which differ in the seeds of the trainings."""
     paths = [REPLAYS / f"{study}{seed}-{cell}.json" for seed in ("", "-seed1")]
     return [ReplayDocument.model_validate_json(path.read_text()) for path in paths if path.exists()]
 
 
-def _pooled(documents: Sequence[ReplayDocument], trees: str) -> list[ReplayRow]:
-    """Return the rows of all documents, with those of the same drafter and temperature pooled."""
-    rows: dict[tuple[float, str], list[ReplayRow]] = {}
-    bases: dict[tuple[float, str], list[ReplayRow]] = {}
+def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:
+    """Return the rows of all documents by temperature; those of the same drafter are pooled."""
+    pairs: dict[tuple[float, str, str], list[tuple[ReplayRow, ReplayRow]]] = {}
     for document in documents:
-        shown = [row for row in document.rows if row.trees == trees]
-        for row in shown:
-            key = (row.temperature, row.drafter)
-            rows.setdefault(key, []).append(row)
-            bases.setdefault(key, []).append(
-                next(base for base in shown if base.temperature == row.temperature)
-            )
-    pooled = [_pooled_row(several, bases[key]) for key, several in rows.items()]
+        bases: dict[tuple[float, str], ReplayRow] = {}
+        for row in document.rows:  # the base comes first
+            base = bases.setdefault((row.temperature, row.trees), row)
+            pairs.setdefault((row.temperature, row.trees, row.drafter), []).append((row, base))
+    pooled = [_pooled_row(*zip(*several, strict=True)) for several in pairs.values()]
     return sorted(pooled, key=lambda row: row.temperature)
 
 
 def _pooled_row(rows: Sequence[ReplayRow], bases: Sequence[ReplayRow]) -> ReplayRow:
-    """Return the row of several trainings, which are compared with the base of their replay."""
+    """Return the row of several trainings, each of which is compared with the base of its replay.
+
+    Args:
+        rows: rows of a drafter in several replays of the same prompts.
+        bases: rows of the base in the same replays.
+    """
     if len(rows) == 1:
         return rows[0]
     rate, base = _replay_rate(rows), _replay_rate(bases)
