@@ -1,8 +1,6 @@
 """The command `jakiro bench`."""
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +21,7 @@ from jakiro.cli.bench_server import (
     UnstreamedShare,
     bench_server,
 )
+from jakiro.cli.interruption import terminated_like_interrupted
 from jakiro.cli.options import Context, refuse_given, refuse_others, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, say, writer
 from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
@@ -218,7 +217,7 @@ def bench(
     store_page = None if report is None else writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
-    with _terminated_like_interrupted():
+    with terminated_like_interrupted():
         document = _measured(settings, target, dtype, device)
         _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
 
@@ -257,16 +256,6 @@ def _measured(
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
     with ProgressDisplay() as progress:
         return comparison.run(tracked(progress))
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, after which the finished measurements are shown and stored."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _finish(

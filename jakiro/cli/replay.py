@@ -1,16 +1,22 @@
 """The command `jakiro replay`."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inference.benchmark.method_names import DRAFTER
 from inference.drafters.names import refuse_missing_drafters
 from jakiro.cli import options
+from jakiro.cli.interruption import terminated_like_interrupted
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.errors import EXIT_CODE_INTERRUPTED
 from jakiro.utils.logs import quiet_libraries
+
+if TYPE_CHECKING:
+    from inference.benchmark.replay.document import ReplayDocument
 
 
 @quiet_libraries()
@@ -87,9 +93,6 @@ def replay(
 
     known = prompts_of(settings)
     store = writer(json_file, standard_output=True)
-    from rich.console import Console
-
-    from inference.benchmark.replay.table import replay_tables
     from inference.benchmark.subject import Subject, load_target
     from jakiro.utils.pretrained import choose_device
     from jakiro.utils.progress import ProgressDisplay, tracked
@@ -97,11 +100,22 @@ def replay(
     model, tokenizer = load_target(target, dtype, choose_device(device))
     subject = Subject(model, tokenizer, other_weights=other_weights)
     comparison = Replay(settings, known, subject, target)
-    with ProgressDisplay() as progress:
-        document = comparison.run(tracked(progress))
-    console = Console(stderr=json_file == STANDARD_OUTPUT)
+    with terminated_like_interrupted():
+        with ProgressDisplay() as progress:
+            document = comparison.run(tracked(progress))
+        _finish(document, store, to_stderr=json_file == STANDARD_OUTPUT)
+
+
+def _finish(document: "ReplayDocument", store: Callable[[str], None], *, to_stderr: bool) -> None:
+    from rich.console import Console
+
+    from inference.benchmark.replay.table import replay_tables
+
+    console = Console(stderr=to_stderr)
     try:  # the table first, because a full disk can prevent the file
         for part in replay_tables(document):
             console.print(part, highlight=False)
     finally:
         store(document.model_dump_json(indent=1) + "\n")
+    if not document.is_complete:
+        raise typer.Exit(EXIT_CODE_INTERRUPTED)

@@ -67,7 +67,13 @@ class _Text(NamedTuple):
 
 _Key = tuple[Training, str]  # a training and the size of its trees
 _Tally = dict[str, list[DecodeStats]]  # for each prompt's hash, the counts of all its chat turns
-_Tallies = dict[_Key, _Tally]
+
+
+class _Replayed(NamedTuple):
+    """What is finished at a temperature."""
+
+    prompts: set[str]  # hashes of the prompts that all drafters have replayed
+    tallies: dict[_Key, _Tally]
 
 
 class Replay:
@@ -110,35 +116,48 @@ class Replay:
     def run(self, track: Track = untracked) -> ReplayDocument:
         """Write the texts, replay them with each drafter, and return the results.
 
+        After an interruption, the results contain only prompts that all drafters have replayed, and
+        only temperatures with enough such prompts for an interval.
+
         Args:
             track: function that is called with the name and the number of steps of each part, and
                 returns a function that is called after each step.
 
         Raises:
             DataError: all texts at a temperature end with their first token.
+            KeyboardInterrupt: the replay was interrupted before it had any results.
         """
-        groups = grouped(self.prompts, self._harness.settings)
         temperatures = self.settings.temperatures
-        advance = track("Replaying", len(temperatures) * len(groups) * (1 + len(self._methods)))
-        num_tokens = dict.fromkeys(temperatures, 0)
-        rows: list[ReplayRow] = []
-        for temperature in temperatures:
-            tallies: _Tallies = {key: {} for key in self._methods}
-            for number, group in enumerate(groups):
-                texts = self._written(group, temperature, self.settings.seed + 1000 * number)
-                num_tokens[temperature] += sum(len(text.answer) for text in texts)
-                advance()
-                for key, method in self._methods.items():
-                    self._replay(method, texts, temperature, tallies[key])
-                    advance()
-            rows += self._rows(temperature, tallies)
+        every = {t: _Replayed(set(), {key: {} for key in self._methods}) for t in temperatures}
+        is_complete = True
+        try:
+            self._replay_all(every, track)
+        except KeyboardInterrupt:
+            is_complete = False
+            every = {t: own for t, own in every.items() if len(own.prompts) >= _FEWEST_PROMPTS}
+            if not every:
+                raise
         return ReplayDocument(
             environment=self.environment,
             settings=self.settings,
-            prompts=len(self.prompts),
-            tokens=num_tokens,
-            rows=tuple(rows),
+            is_complete=is_complete,
+            prompts=max(len(own.prompts) for own in every.values()),
+            tokens={temperature: self._num_tokens(own) for temperature, own in every.items()},
+            rows=tuple(row for t, own in every.items() for row in self._rows(t, own)),
         )
+
+    def _replay_all(self, every: dict[float, _Replayed], track: Track) -> None:
+        """Replay all prompts at all temperatures, and note each group that is finished."""
+        groups = grouped(self.prompts, self._harness.settings)
+        advance = track("Replaying", len(every) * len(groups) * (1 + len(self._methods)))
+        for temperature, replayed in every.items():
+            for number, group in enumerate(groups):
+                texts = self._written(group, temperature, self.settings.seed + 1000 * number)
+                advance()
+                for key, method in self._methods.items():
+                    self._replay(method, texts, temperature, replayed.tallies[key])
+                    advance()
+                replayed.prompts.update(prompt.fingerprint for prompt in group)
 
     def _written(self, group: Sequence[BenchPrompt], temperature: float, seed: int) -> list[_Text]:
         """Return the target's answers to all chat turns of a group of prompts."""
@@ -162,22 +181,28 @@ class Replay:
             for text, stats in zip(some, counts, strict=True):
                 tally.setdefault(text.prompt.fingerprint, []).append(stats)
 
-    def _rows(self, temperature: float, tallies: _Tallies) -> Iterator[ReplayRow]:
+    @staticmethod
+    def _num_tokens(replayed: _Replayed) -> int:
+        tally = next(iter(replayed.tallies.values()))  # the texts are the same for all drafters
+        return sum(turn.emitted for prompt in replayed.prompts for turn in tally[prompt])
+
+    def _rows(self, temperature: float, replayed: _Replayed) -> Iterator[ReplayRow]:
+        prompts = [own for own in self.prompts if own.fingerprint in replayed.prompts]
         by_name: dict[str, list[Training]] = {}
         for training in self._trainings:
             by_name.setdefault(training.name, []).append(training)
         for trees in self.settings.trees:
             base: Rate | None = None
             for name, trainings in by_name.items():
-                own = [tallies[training, trees] for training in trainings]
-                counts = [
-                    [_counts(prompt, tally[prompt.fingerprint]) for prompt in self.prompts]
-                    for tally in own
+                stats = [
+                    [replayed.tallies[training, trees][own.fingerprint] for own in prompts]
+                    for training in trainings
                 ]
+                counts = [list(map(_counts, prompts, own)) for own in stats]
                 rate = _rate(counts)
                 base = base or rate
                 pooled = DecodeStats.pooled(
-                    stats for tally in own for several in tally.values() for stats in several
+                    turn for own in stats for prompt in own for turn in prompt
                 )
                 yield ReplayRow(
                     drafter=name,

@@ -101,7 +101,9 @@ class ReplayDocument(Settings):
         version: version of this schema.
         environment: machine, versions and target.
         settings: settings of the replay.
-        prompts: number of prompts.
+        is_complete: whether all texts were replayed; if not, the replay was interrupted, and each
+            temperature has only the prompts that all drafters had replayed by then, if any.
+        prompts: number of prompts at the first temperature.
         tokens: number of tokens of the texts at each temperature.
         rows: results of each drafter, by temperature and size of trees.
     """
@@ -109,6 +111,7 @@ class ReplayDocument(Settings):
     version: Literal[1] = SCHEMA_VERSION
     environment: Environment
     settings: ReplaySettings
+    is_complete: bool = True
     prompts: int
     tokens: dict[float, int]
     rows: tuple[ReplayRow, ...]

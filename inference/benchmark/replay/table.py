@@ -21,24 +21,28 @@ LEGEND = (
 
 
 def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
-    """Yield a table for each temperature and size of trees, and a legend."""
+    """Yield a note after an interruption, tables by temperature and size of trees, and a legend."""
+    if not document.is_complete:
+        yield "The replay was interrupted: only prompts that all drafters replayed are included."
     baseline = document.rows[0].drafter
     trainings = len(document.rows[0].counts)
-    for temperature in document.settings.temperatures:
+    for temperature, num_tokens in document.tokens.items():
         for trees in document.settings.trees:
+            shown = [
+                row for row in document.rows if (row.temperature, row.trees) == (temperature, trees)
+            ]
             # `Text` is used because brackets in a name would otherwise be read as markup.
             table = Table(
                 title=f"T = {temperature:g}, {trees}; {counted(trainings, 'training')}, "
-                f"{counted(document.prompts, 'prompt')}, {document.tokens[temperature]:,} tokens",
+                f"{counted(len(shown[0].counts[0]), 'prompt')}, {num_tokens:,} tokens",
                 box=box.SIMPLE_HEAD,
                 padding=(0, 1, 0, 0),
                 pad_edge=False,
             )
             for name in ("drafter", "tau", f"tau / {baseline}", "by depth"):
                 table.add_column(Text(name), no_wrap=name != "by depth")
-            for row in document.rows:
-                if (row.temperature, row.trees) == (temperature, trees):
-                    table.add_row(*map(Text, _cells(row)))
+            for row in shown:
+                table.add_row(*map(Text, _cells(row)))
             yield table
     yield LEGEND
 

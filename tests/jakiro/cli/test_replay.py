@@ -1,13 +1,16 @@
 """`jakiro replay` prints a table, stores the results, and refuses mistakes before it starts."""
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.replay.document import ReplayDocument
+from inference.benchmark.replay.steps import replay
 from jakiro.cli import main
 from jakiro.target.adapter import TargetAdapter
 
@@ -47,6 +50,31 @@ def test_one_command_compares_drafters(
     document = ReplayDocument.model_validate_json(file.read_text())
     assert document.prompts == 3
     assert [row.drafter for row in document.rows] == ["one", "two"] * 2
+
+
+def test_sigterm_ends_with_what_was_replayed(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    read, count = replay, [0]
+
+    def interrupted(*args: Any) -> Any:
+        count[0] += 1
+        if count[0] == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return read(*args)
+
+    monkeypatch.setattr("inference.benchmark.replay.comparison.replay", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    file = tmp_path / "result.json"
+    words = [f"--drafter=one={folder / 'drafter-0'}", "--batch-size", "2", "--temperature", "0"]
+    assert _run(folder, *words, "--temperature", "1", "--json", str(file)) == 130
+    document = ReplayDocument.model_validate_json(file.read_text())
+    assert (document.is_complete, document.prompts, len(document.rows)) == (False, 4, 1)
+    assert "The replay was interrupted" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

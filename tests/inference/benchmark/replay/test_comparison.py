@@ -16,6 +16,7 @@ from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
 from jakiro.errors import ConfigError, PromptError
+from jakiro.utils.tracking import Track
 
 TREES = "candidates=60"
 Replayed = Callable[..., ReplayDocument]
@@ -101,6 +102,47 @@ def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
     decoded, steps = map(sum, zip(*totals, strict=True))
     assert row.tau.value == pytest.approx(decoded / steps)
     assert row.tau.low < row.tau.value < row.tau.high
+
+
+@pytest.mark.parametrize(("last", "num_prompts"), [(7, [4]), (13, [5, 2])])
+def test_an_interrupted_replay_has_the_prompts_that_all_drafters_replayed(
+    last: int, num_prompts: list[int], folder: Path, subject: Subject, replayed: Replayed
+) -> None:
+    fields = {"temperatures": (0.0, 1.0), "batch_size": 2}
+    whole = replayed("a", "b", **fields)
+    settings = _settings(folder, "a", "b", **fields)
+    found = Replay(settings, prompts_of(settings), subject, "tiny").run(_interrupted_after(last))
+    assert whole.is_complete
+    assert not found.is_complete
+    assert [len(row.counts[0]) for row in found.rows[::2]] == num_prompts
+    for own, same in zip(found.rows, whole.rows, strict=False):
+        assert (own.drafter, own.temperature) == (same.drafter, same.temperature)
+        assert set(own.counts[0]) <= set(same.counts[0])
+    assert found.tokens[0.0] == whole.tokens[0.0] or num_prompts == [4]
+    assert ReplayDocument.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_replay_that_is_interrupted_too_early_has_no_results(
+    folder: Path, subject: Subject
+) -> None:
+    settings = _settings(folder, "a", batch_size=1)
+    with pytest.raises(KeyboardInterrupt):
+        Replay(settings, prompts_of(settings), subject, "tiny").run(_interrupted_after(3))
+
+
+def _interrupted_after(last: int) -> Track:
+    """Return a `track` whose progress raises KeyboardInterrupt at a step."""
+
+    def track(name: str, num_steps: int) -> Callable[[], None]:
+        steps = iter(range(1, num_steps))
+
+        def advance() -> None:
+            if next(steps) == last:
+                raise KeyboardInterrupt
+
+        return advance
+
+    return track
 
 
 def test_a_single_prompt_has_no_interval(folder: Path) -> None:

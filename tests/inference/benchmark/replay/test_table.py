@@ -4,8 +4,14 @@ from io import StringIO
 
 from helpers.comparisons import make_environment
 from rich.console import Console
+from rich.table import Table
 
-from inference.benchmark.replay.document import ReplayDocument, ReplayRow, ReplaySettings
+from inference.benchmark.replay.document import (
+    ReplayDocument,
+    ReplayedPrompt,
+    ReplayRow,
+    ReplaySettings,
+)
 from inference.benchmark.replay.table import replay_tables
 from inference.benchmark.stats import Ratio
 
@@ -18,7 +24,7 @@ def _row(name: str, temperature: float, tau: float) -> ReplayRow:
         tau=Ratio(value=tau, low=tau - 0.1, high=tau + 0.1, by_seed=(tau,)),
         ratio=Ratio(value=tau / 2, low=tau / 2 - 0.05, high=tau / 2 + 0.05, by_seed=(tau / 2,)),
         conditional_acceptance_rate=(0.7, 1.0, 0.051),
-        counts=((),),
+        counts=((ReplayedPrompt(prompt="a", category="", decoded=6, steps=3),) * 12,),
     )
 
 
@@ -37,6 +43,22 @@ def test_each_temperature_has_a_table_with_intervals_and_acceptance_by_depth() -
     shown = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
     assert "T = 0, candidates=60; 1 training, 12 prompts, 1,234 tokens" in shown
     assert "T = 0.8, candidates=60; 1 training, 12 prompts, 999 tokens" in shown
+    assert "interrupted" not in stream.getvalue()
     assert shown.count("drafter tau tau / [red]a by depth") == 2
     assert shown.count("[red]a 2.00 [1.90, 2.10] 1.000 [0.950, 1.050] .70 1.00 .05") == 2
     assert shown.count("b 2.50 [2.40, 2.60] 1.250 [1.200, 1.300] * .70 1.00 .05") == 2
+
+
+def test_an_interruption_is_named() -> None:
+    document = ReplayDocument(
+        environment=make_environment(),
+        settings=ReplaySettings(drafters=("a=x",), prompts="p.jsonl", temperatures=(0.0, 0.8)),
+        is_complete=False,
+        prompts=12,
+        tokens={0.0: 1234},
+        rows=(_row("a", 0.0, 2.0),),
+    )
+    note, table, _ = replay_tables(document)
+    assert "interrupted" in str(note)
+    assert isinstance(table, Table)
+    assert "T = 0, candidates=60; 1 training, 12 prompts" in str(table.title)
