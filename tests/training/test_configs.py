@@ -54,8 +54,9 @@ def test_a_config_loads_and_its_batch_can_be_shared_between_processes(
 def test_named_drafters_are_these() -> None:
     names = [path.stem for path in DRAFTERS]
     relatives = ["chimera", "gumiho", "hidden-transfer", "parallel-spec", "tensor"]
-    published = ["eagle2", "eagle3-exact", "eagle3", "jakiro-published", "jakiro", "moa"]
-    assert sorted(names) == sorted([*relatives, *published, "recommended"])
+    published = ["eagle2", "eagle3-exact", "eagle3", "jakiro-published", "jakiro"]
+    mixtures = ["moa", "moa-tail"]
+    assert sorted(names) == sorted([*relatives, *published, *mixtures, "recommended"])
 
 
 @pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
