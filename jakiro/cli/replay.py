@@ -97,10 +97,10 @@ def replay(
     from jakiro.utils.pretrained import choose_device
     from jakiro.utils.progress import ProgressDisplay, tracked
 
-    model, tokenizer = load_target(target, dtype, choose_device(device))
-    subject = Subject(model, tokenizer, other_weights=other_weights)
-    comparison = Replay(settings, known, subject, target)
     with terminated_like_interrupted():
+        model, tokenizer = load_target(target, dtype, choose_device(device))
+        subject = Subject(model, tokenizer, other_weights=other_weights)
+        comparison = Replay(settings, known, subject, target)
         with ProgressDisplay() as progress:
             document = comparison.run(tracked(progress))
         _finish(document, store, to_stderr=json_file == STANDARD_OUTPUT)

@@ -1,5 +1,6 @@
 """Comparison of several drafters on the same texts, which the target writes once."""
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -70,10 +71,25 @@ _Tally = dict[str, list[DecodeStats]]  # for each prompt's hash, the counts of a
 
 
 class _Replayed(NamedTuple):
-    """What is finished at a temperature."""
+    """The replays at a temperature."""
 
     prompts: set[str]  # hashes of the prompts that all drafters have replayed
-    tallies: dict[_Key, _Tally]
+    tallies: dict[_Key, _Tally]  # may also contain other prompts
+
+    def turns(self, prompt: str) -> list[DecodeStats]:
+        """Return the counts of the first drafter, whose texts are those of all drafters."""
+        return next(iter(self.tallies.values()))[prompt]
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there is an interval over prompts."""
+        decoded = (any(turn.decoded for turn in self.turns(own)) for own in self.prompts)
+        return sum(decoded) >= _FEWEST_PROMPTS
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the texts that all drafters have replayed."""
+        return sum(turn.emitted for own in self.prompts for turn in self.turns(own))
 
 
 class Replay:
@@ -125,7 +141,7 @@ class Replay:
 
         Raises:
             DataError: all texts at a temperature end with their first token.
-            KeyboardInterrupt: the replay was interrupted before it had any results.
+            KeyboardInterrupt: the replay was interrupted before there were enough prompts.
         """
         temperatures = self.settings.temperatures
         every = {t: _Replayed(set(), {key: {} for key in self._methods}) for t in temperatures}
@@ -134,7 +150,7 @@ class Replay:
             self._replay_all(every, track)
         except KeyboardInterrupt:
             is_complete = False
-            every = {t: own for t, own in every.items() if len(own.prompts) >= _FEWEST_PROMPTS}
+            every = {t: own for t, own in every.items() if own.has_enough}
             if not every:
                 raise
         return ReplayDocument(
@@ -142,22 +158,23 @@ class Replay:
             settings=self.settings,
             is_complete=is_complete,
             prompts=max(len(own.prompts) for own in every.values()),
-            tokens={temperature: self._num_tokens(own) for temperature, own in every.items()},
+            tokens={temperature: own.num_tokens for temperature, own in every.items()},
             rows=tuple(row for t, own in every.items() for row in self._rows(t, own)),
         )
 
     def _replay_all(self, every: dict[float, _Replayed], track: Track) -> None:
-        """Replay all prompts at all temperatures, and note each group that is finished."""
+        """Replay all groups of prompts in a random order, and note which ones are finished."""
         groups = grouped(self.prompts, self._harness.settings)
         advance = track("Replaying", len(every) * len(groups) * (1 + len(self._methods)))
-        for temperature, replayed in every.items():
-            for number, group in enumerate(groups):
-                texts = self._written(group, temperature, self.settings.seed + 1000 * number)
+        seed = self.settings.seed
+        for number in random.Random(seed).sample(range(len(groups)), len(groups)):
+            for temperature, replayed in every.items():
+                texts = self._written(groups[number], temperature, seed + 1000 * number)
                 advance()
                 for key, method in self._methods.items():
                     self._replay(method, texts, temperature, replayed.tallies[key])
                     advance()
-                replayed.prompts.update(prompt.fingerprint for prompt in group)
+                replayed.prompts.update(prompt.fingerprint for prompt in groups[number])
 
     def _written(self, group: Sequence[BenchPrompt], temperature: float, seed: int) -> list[_Text]:
         """Return the target's answers to all chat turns of a group of prompts."""
@@ -180,11 +197,6 @@ class Replay:
             counts = replay(run, [text.answer for text in some])
             for text, stats in zip(some, counts, strict=True):
                 tally.setdefault(text.prompt.fingerprint, []).append(stats)
-
-    @staticmethod
-    def _num_tokens(replayed: _Replayed) -> int:
-        tally = next(iter(replayed.tallies.values()))  # the texts are the same for all drafters
-        return sum(turn.emitted for prompt in replayed.prompts for turn in tally[prompt])
 
     def _rows(self, temperature: float, replayed: _Replayed) -> Iterator[ReplayRow]:
         prompts = [own for own in self.prompts if own.fingerprint in replayed.prompts]

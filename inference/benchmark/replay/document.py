@@ -101,10 +101,11 @@ class ReplayDocument(Settings):
         version: version of this schema.
         environment: machine, versions and target.
         settings: settings of the replay.
-        is_complete: whether all texts were replayed; if not, the replay was interrupted, and each
-            temperature has only the prompts that all drafters had replayed by then, if any.
-        prompts: number of prompts at the first temperature.
-        tokens: number of tokens of the texts at each temperature.
+        is_complete: whether all texts were replayed; if not, the replay was interrupted, and only
+            prompts that all drafters had replayed are included, and only temperatures with at least
+            two such prompts that have tokens after the first one.
+        prompts: number of prompts at the temperature with the most prompts.
+        tokens: number of tokens of the included texts at each temperature.
         rows: results of each drafter, by temperature and size of trees.
     """
 

@@ -62,7 +62,7 @@ def test_sigterm_ends_with_what_was_replayed(
 
     def interrupted(*args: Any) -> Any:
         count[0] += 1
-        if count[0] == 3:
+        if count[0] == 4:
             signal.raise_signal(signal.SIGTERM)
         return read(*args)
 
@@ -72,7 +72,7 @@ def test_sigterm_ends_with_what_was_replayed(
     words = [f"--drafter=one={folder / 'drafter-0'}", "--batch-size", "2", "--temperature", "0"]
     assert _run(folder, *words, "--temperature", "1", "--json", str(file)) == 130
     document = ReplayDocument.model_validate_json(file.read_text())
-    assert (document.is_complete, document.prompts, len(document.rows)) == (False, 4, 1)
+    assert (document.is_complete, document.prompts, len(document.rows)) == (False, 4, 2)
     assert "The replay was interrupted" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -1,6 +1,6 @@
 """A replay has the figures of decoding, pools trainings, and refuses what it cannot compare."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from inference.benchmark.replay.document import ReplayDocument, ReplaySettings
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
+from inference.generation.prompt_file import BenchPrompt
 from jakiro.errors import ConfigError, PromptError
 from jakiro.utils.tracking import Track
 
@@ -46,6 +47,14 @@ def replayed(folder: Path, subject: Subject) -> Replayed:
         return Replay(settings, prompts_of(settings), subject, "tiny").run()
 
     return run
+
+
+@pytest.fixture(scope="module")
+def whole(replayed: Replayed) -> ReplayDocument:
+    """The results of two drafters at two temperatures."""
+    document = replayed("a", "b", temperatures=(0.0, 1.0), batch_size=1)
+    assert document.is_complete
+    return document
 
 
 def _settings(folder: Path, *names: str, **changes: Any) -> ReplaySettings:
@@ -104,37 +113,53 @@ def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
     assert row.tau.low < row.tau.value < row.tau.high
 
 
-@pytest.mark.parametrize(("last", "num_prompts"), [(7, [4]), (13, [5, 2])])
+@pytest.mark.parametrize("last", range(3, 31))
 def test_an_interrupted_replay_has_the_prompts_that_all_drafters_replayed(
-    last: int, num_prompts: list[int], folder: Path, subject: Subject, replayed: Replayed
+    last: int, folder: Path, subject: Subject, whole: ReplayDocument
 ) -> None:
-    fields = {"temperatures": (0.0, 1.0), "batch_size": 2}
-    whole = replayed("a", "b", **fields)
-    settings = _settings(folder, "a", "b", **fields)
-    found = Replay(settings, prompts_of(settings), subject, "tiny").run(_interrupted_after(last))
-    assert whole.is_complete
+    settings = _settings(folder, "a", "b", temperatures=(0.0, 1.0), batch_size=1)
+    replay = Replay(settings, prompts_of(settings), subject, "tiny")
+    # A prompt has three steps at each temperature: the text is written, and replayed twice.
+    prompts = {0.0: (last + 2) // 6, 1.0: (last - 1) // 6}
+    expected = {t: count for t, count in prompts.items() if count >= 2}
+    if not expected:
+        with pytest.raises(KeyboardInterrupt):
+            replay.run(_interrupted_after(last))
+        return
+    found = replay.run(_interrupted_after(last))
     assert not found.is_complete
-    assert [len(row.counts[0]) for row in found.rows[::2]] == num_prompts
+    assert found.prompts == prompts[0.0]
+    assert list(found.tokens) == list(expected)
+    assert len(found.rows) == 2 * len(expected)
     for own, same in zip(found.rows, whole.rows, strict=False):
         assert (own.drafter, own.temperature) == (same.drafter, same.temperature)
+        assert len(own.counts[0]) == expected[own.temperature]
         assert set(own.counts[0]) <= set(same.counts[0])
-    assert found.tokens[0.0] == whole.tokens[0.0] or num_prompts == [4]
+        turns = sum(count.decoded // 6 for count in own.counts[0])  # the first token is not counted
+        assert found.tokens[own.temperature] == 7 * turns
     assert ReplayDocument.model_validate_json(found.model_dump_json()) == found
 
 
-def test_a_replay_that_is_interrupted_too_early_has_no_results(
-    folder: Path, subject: Subject
+def test_prompts_without_decoded_tokens_are_not_enough_for_an_interval(
+    folder: Path, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Replay, "_written", _only_first_tokens)
     settings = _settings(folder, "a", batch_size=1)
     with pytest.raises(KeyboardInterrupt):
-        Replay(settings, prompts_of(settings), subject, "tiny").run(_interrupted_after(3))
+        Replay(settings, prompts_of(settings), subject, "tiny").run(_interrupted_after(8))
+
+
+def _only_first_tokens(
+    own: Replay, group: Sequence[BenchPrompt], *args: Any, written: Any = Replay._written
+) -> Any:
+    return [text._replace(answer=text.answer[:1]) for text in written(own, group, *args)]
 
 
 def _interrupted_after(last: int) -> Track:
     """Return a `track` whose progress raises KeyboardInterrupt at a step."""
 
     def track(name: str, num_steps: int) -> Callable[[], None]:
-        steps = iter(range(1, num_steps))
+        steps = iter(range(1, num_steps + 1))
 
         def advance() -> None:
             if next(steps) == last:
