@@ -48,7 +48,7 @@ CURVES = RESULTS / "curves.json"
 NUM_PARTS = 5  # number of parts of a training for which the mean agreement is shown
 SEED = 0
 PUBLISHED = {
-    *("eagle2", "jakiro-published", "moa"),
+    *("eagle2", "jakiro-published", "moa", "moa-tail"),
     *("chimera", "gumiho", "hidden-transfer", "parallel-spec", "tensor"),
 }
 PUBLISHED_REFERENCE = "eagle2"  # with random weights at the start, as most of the others
@@ -149,7 +149,8 @@ def published_page() -> str:
     speeds = "\n".join(_speeds()).rstrip() or "No speed is measured yet."
     curves = "\n".join(_curves()) + "\n" if CURVES.exists() else "No curve is stored yet.\n"
     shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
-    shown["replays"] = replays("published")
+    shown |= {"replays": replays("published"), "long-replays": replays("published-long")}
+    shown["scaling"] = scaling()
     return _filled(PUBLISHED_PAGE.read_text(), shown)
 
 
@@ -202,13 +203,36 @@ def replays(study: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def scaling() -> str:
+    """Return a table in Markdown of tau on greedy texts after different numbers of training tokens.
+
+    The drafters of the replay are named `ARM@TOKENS`.
+    """
+    path = REPLAYS / "scaling-humaneval.json"
+    if not path.exists():
+        return "No text is replayed yet.\n"
+    document = _replay(path)
+    assert (document.settings.temperatures, len(document.settings.trees)) == ((0.0,), 1)
+    taus = {tuple(row.drafter.split("@")): row.tau for row in document.rows}
+    arms, tokens = (list(dict.fromkeys(names)) for names in zip(*taus, strict=True))
+    lines = markdown_head(["arm", *tokens], ("arm",))
+    for arm in arms:
+        cells = [taus[arm, number] for number in tokens]
+        lines.append(markdown_line([f"`{arm}`", *(_with_interval(*_bounds(tau)) for tau in cells)]))
+    return "\n".join(lines) + "\n"
+
+
+def _bounds(figure: Ratio) -> tuple[float, float, float]:
+    return figure.value, figure.low, figure.high
+
+
 def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
     size = "" if row.trees in first.settings.trees else f" ({row.trees})"
     return [
         f"{row.temperature:g}",
         f"`{row.drafter}`{size}",
         str(len(row.counts)),
-        _with_interval(row.tau.value, row.tau.low, row.tau.high),
+        _with_interval(*_bounds(row.tau)),
         "1" if row.drafter == first.rows[0].drafter else _ratio(row.ratio),
         _by_depth(row.conditional_acceptance_rate),
     ]
@@ -217,7 +241,13 @@ def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
 def _replays_of_all_seeds(study: str, cell: str) -> list[ReplayDocument]:
     """Return the replays of a kind of prompts, which differ in the seeds of the trainings."""
     paths = [REPLAYS / f"{study}{seed}-{cell}.json" for seed in ("", "-seed1")]
-    return [ReplayDocument.model_validate_json(path.read_text()) for path in paths if path.exists()]
+    return [_replay(path) for path in paths if path.exists()]
+
+
+def _replay(path: Path) -> ReplayDocument:
+    document = ReplayDocument.model_validate_json(path.read_text())
+    assert document.is_complete, f"{path} has the results of an interrupted replay"
+    return document
 
 
 def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:

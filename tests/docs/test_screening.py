@@ -108,7 +108,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     screening = load_program("screening")
     for name, groups in {
         "PAGE": ("rates", "results", "square", "replays"),
-        "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays"),
+        "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays", "long-replays", "scaling"),
     }.items():
         path = tmp_path / f"{name}.md"
         path.write_text("".join(f"<!-- {group} -->\n<!-- end of {group} -->\n" for group in groups))
@@ -237,6 +237,15 @@ def test_replays_of_further_trainings_are_pooled_with_the_first_ones(
     assert moa[6] == ".70 .49 |"  # the means of both trainings
     assert old[3:6:2] == ["1", "**0.800 [0.700, 0.900]**"]
     assert new[3:6:2] == ["1", "**2.333 [2.233, 2.433]**"]  # compared with the base of its seed
+
+
+def test_tau_over_training_tokens_is_shown(screening: ModuleType) -> None:
+    taus = {"a@0.5M": [30], "a@1M": [24], "b@0.5M": [60], "b@1M": [20]}
+    _replay(screening.REPLAYS / "scaling-humaneval.json", **taus)
+    lines = screening.published_page().splitlines()
+    begin = lines.index("| arm | 0.5M | 1M |")
+    assert lines[begin + 2] == "| `a` | 2.00 [1.90, 2.10] | 2.50 [2.40, 2.60] |"
+    assert lines[begin + 3] == "| `b` | 1.00 [0.90, 1.10] | 3.00 [2.90, 3.10] |"
 
 
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(
