@@ -82,7 +82,7 @@ class _Replayed(NamedTuple):
 
     @property
     def has_enough(self) -> bool:
-        """Whether there is an interval over prompts."""
+        """Whether these prompts are enough for an interval."""
         decoded = (any(turn.decoded for turn in self.turns(own)) for own in self.prompts)
         return sum(decoded) >= _FEWEST_PROMPTS
 

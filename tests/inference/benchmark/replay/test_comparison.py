@@ -9,6 +9,7 @@ import torch
 from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter
 
+from inference.benchmark.harness import grouped
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.replay.comparison import Replay, prompts_of
 from inference.benchmark.replay.document import ReplayDocument, ReplaySettings
@@ -138,6 +139,30 @@ def test_an_interrupted_replay_has_the_prompts_that_all_drafters_replayed(
         turns = sum(count.decoded // 6 for count in own.counts[0])  # the first token is not counted
         assert found.tokens[own.temperature] == 7 * turns
     assert ReplayDocument.model_validate_json(found.model_dump_json()) == found
+
+
+def test_prompts_are_visited_in_a_random_order_with_the_seeds_of_their_places(
+    folder: Path, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, visited = Replay._written, []
+
+    def noted(own: Replay, group: Sequence[BenchPrompt], temperature: float, seed: int) -> Any:
+        visited.append((group[0].fingerprint, temperature, seed))
+        return written(own, group, temperature, seed)
+
+    monkeypatch.setattr(Replay, "_written", noted)
+    settings = _settings(folder, "a", temperatures=(0.0, 1.0), batch_size=1)
+    prompts = prompts_of(settings)
+    Replay(settings, prompts, subject, "tiny").run()
+    shared = ComparisonSettings(methods=("autoregressive",), prompts="any", batch_size=1)
+    in_order = [
+        (group[0].fingerprint, temperature, 1000 * number)
+        for number, group in enumerate(grouped(prompts, shared))
+        for temperature in settings.temperatures
+    ]
+    assert visited != in_order
+    assert sorted(visited) == sorted(in_order)
+    assert [own[1] for own in visited] == [0.0, 1.0] * len(prompts)  # one prompt after the other
 
 
 def test_prompts_without_decoded_tokens_are_not_enough_for_an_interval(
