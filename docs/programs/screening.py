@@ -14,29 +14,29 @@ only writes the tables of the stored results: those of the arms of the screening
 import json
 import shutil
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from replay_tables import replays, scaling
+from table_cells import PROMPTS, by_depth_cell, figure_cell, ratio_cell
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, read_document
-from inference.benchmark.replay.document import ReplayDocument, ReplayRow
-from inference.benchmark.stats import Rate, Ratio, product, ratio
+from inference.benchmark.stats import Rate, ratio
 from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.contrasts import (
     Cells,
     Counts,
     counts_of,
-    mean_rates,
     prompts_in,
     two_by_two,
 )
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import ArmRow, StudyResults
 from training.studies.ablation.runs import MeasuredRun
-from training.studies.ablation.tables import markdown_head, markdown_line, with_interval
+from training.studies.ablation.tables import markdown_head, markdown_line
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "screening.md"
@@ -53,9 +53,8 @@ PUBLISHED = {
 }
 PUBLISHED_REFERENCE = "eagle2"  # with random weights at the start, as most of the others
 SQUARE = Cells("experts-2-contrast", "experts-2", "contrast", BASE)
-BF16 = {"humaneval": "HumanEval", "mt_bench": "MT-bench", "summarize": "Articles to summarize"}
 FP32 = {"humaneval-fp32": "HumanEval, target in fp32"}
-CELLS = BF16 | FP32
+CELLS = PROMPTS | FP32
 
 
 def store(study: Path) -> None:
@@ -140,7 +139,7 @@ def page() -> str:
         "\n".join(_square()) + "\n" if _has_square() else "Not all four arms are measured yet.\n"
     )
     shown = {"rates": rates, "results": tables(is_published=False), "square": square}
-    shown["replays"] = replays("long")
+    shown["replays"] = replays(REPLAYS, "long")
     return _filled(PAGE.read_text(), shown)
 
 
@@ -149,8 +148,9 @@ def published_page() -> str:
     speeds = "\n".join(_speeds()).rstrip() or "No speed is measured yet."
     curves = "\n".join(_curves()) + "\n" if CURVES.exists() else "No curve is stored yet.\n"
     shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
-    shown |= {"replays": replays("published"), "long-replays": replays("published-long")}
-    shown["scaling"] = scaling()
+    shown["replays"] = replays(REPLAYS, "published")
+    shown["long-replays"] = replays(REPLAYS, "published-long")
+    shown["scaling"] = scaling(REPLAYS)
     return _filled(PUBLISHED_PAGE.read_text(), shown)
 
 
@@ -169,7 +169,7 @@ def tables(*, is_published: bool) -> str:
         is_published: show the published drafters instead of the arms of the screening; the base is
             shown with both.
     """
-    titles = {"Trainings:": BF16, "Trainings with the target in fp32:": FP32}
+    titles = {"Trainings:": PROMPTS, "Trainings with the target in fp32:": FP32}
     lines = []
     for title, names in titles.items():
         cells = [name for name in names if len(_arms(name, is_published)) > 1]
@@ -178,120 +178,6 @@ def tables(*, is_published: bool) -> str:
         for name in cells:
             lines += [*_taus(name, is_published), ""]
     return "\n".join(lines[:-1] or ["No arm is measured yet."]) + "\n"
-
-
-def replays(study: str) -> str:
-    """Return a table in Markdown of the results of `jakiro replay` for a study.
-
-    Args:
-        study: name of the study, with which the names of its result files begin.
-    """
-    found = {
-        title: documents
-        for name, title in BF16.items()
-        if (documents := _replays_of_all_seeds(study, name))
-    }
-    if not found:
-        return "No text is replayed yet.\n"
-    names = ("prompts", "T", "drafter", "seeds", "tau", "ratio", "accepted by depth")
-    lines = markdown_head(names, ("prompts", "drafter"))
-    lines += [
-        markdown_line([f"{title} ({documents[0].prompts})", *_replay_cells(row, documents[0])])
-        for title, documents in found.items()
-        for row in _pooled(documents)
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def scaling() -> str:
-    """Return a table in Markdown of tau on greedy texts after different numbers of training tokens.
-
-    The drafters of the replay are named `ARM@TOKENS`.
-    """
-    path = REPLAYS / "scaling-humaneval.json"
-    if not path.exists():
-        return "No text is replayed yet.\n"
-    document = _replay(path)
-    assert (document.settings.temperatures, len(document.settings.trees)) == ((0.0,), 1)
-    taus = {tuple(row.drafter.split("@")): row.tau for row in document.rows}
-    arms, tokens = (list(dict.fromkeys(names)) for names in zip(*taus, strict=True))
-    lines = markdown_head(["arm", *tokens], ("arm",))
-    for arm in arms:
-        cells = [taus[arm, number] for number in tokens]
-        lines.append(markdown_line([f"`{arm}`", *(_with_interval(*_bounds(tau)) for tau in cells)]))
-    return "\n".join(lines) + "\n"
-
-
-def _bounds(figure: Ratio) -> tuple[float, float, float]:
-    return figure.value, figure.low, figure.high
-
-
-def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
-    size = "" if row.trees in first.settings.trees else f" ({row.trees})"
-    return [
-        f"{row.temperature:g}",
-        f"`{row.drafter}`{size}",
-        str(len(row.counts)),
-        _with_interval(*_bounds(row.tau)),
-        "1" if row.drafter == first.rows[0].drafter else _ratio(row.ratio),
-        _by_depth(row.conditional_acceptance_rate),
-    ]
-
-
-def _replays_of_all_seeds(study: str, cell: str) -> list[ReplayDocument]:
-    """Return the replays of a kind of prompts, which differ in the seeds of the trainings."""
-    paths = [REPLAYS / f"{study}{seed}-{cell}.json" for seed in ("", "-seed1")]
-    return [_replay(path) for path in paths if path.exists()]
-
-
-def _replay(path: Path) -> ReplayDocument:
-    document = ReplayDocument.model_validate_json(path.read_text())
-    assert document.is_complete, f"{path} has the results of an interrupted replay"
-    return document
-
-
-def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:
-    """Return the rows of all documents by temperature; those of the same drafter are pooled."""
-    pairs: dict[tuple[float, str, str], list[tuple[ReplayRow, ReplayRow]]] = {}
-    for document in documents:
-        bases: dict[tuple[float, str], ReplayRow] = {}
-        for row in document.rows:  # the base comes first
-            base = bases.setdefault((row.temperature, row.trees), row)
-            pairs.setdefault((row.temperature, row.trees, row.drafter), []).append((row, base))
-    pooled = [_pooled_row(*zip(*several, strict=True)) for several in pairs.values()]
-    return sorted(pooled, key=lambda row: row.temperature)
-
-
-def _pooled_row(rows: Sequence[ReplayRow], bases: Sequence[ReplayRow]) -> ReplayRow:
-    """Return the row of several trainings, each of which is compared with the base of its replay.
-
-    Args:
-        rows: rows of a drafter in several replays of the same prompts.
-        bases: rows of the base in the same replays.
-    """
-    if len(rows) == 1:
-        return rows[0]
-    rate, base = _replay_rate(rows), _replay_rate(bases)
-    return rows[0].model_copy(
-        update={
-            "tau": product([(1.0, rate)]),
-            "ratio": ratio(rate, base),
-            "conditional_acceptance_rate": mean_rates(
-                [row.conditional_acceptance_rate for row in rows]
-            ),
-            "counts": tuple(training for row in rows for training in row.counts),
-        }
-    )
-
-
-def _replay_rate(rows: Sequence[ReplayRow]) -> Rate:
-    trainings = [training for row in rows for training in row.counts]
-    assert len({tuple(each.prompt for each in training) for training in trainings}) == 1
-    decoded, steps = (
-        np.array([[getattr(each, name) for each in training] for training in trainings], float)
-        for name in ("decoded", "steps")
-    )
-    return Rate(decoded, steps)
 
 
 def _has_square() -> bool:
@@ -317,7 +203,7 @@ def _square() -> Iterator[str]:
         "interaction": [each.interaction for each in squares],
     }
     for name, ratios in named.items():
-        yield markdown_line([name, *(_ratio(ratio) for ratio in ratios)])
+        yield markdown_line([name, *map(ratio_cell, ratios)])
 
 
 def _square_rates(temperature: float) -> dict[str, Rate]:
@@ -354,8 +240,8 @@ def _speeds() -> Iterator[str]:
             yield markdown_line(
                 [
                     f"`{name}`",
-                    _with_interval(method.tau, method.tau_low, method.tau_high),
-                    _by_depth(method.conditional_acceptance_rate) or "-",
+                    figure_cell(method.tau, method.tau_low, method.tau_high),
+                    by_depth_cell(method.conditional_acceptance_rate) or "-",
                     f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
                     f"{method.tokens_per_second:.1f}",
                     "-" if chosen is None else f"{chosen.tokens_per_second:.1f}",
@@ -365,13 +251,9 @@ def _speeds() -> Iterator[str]:
         yield ""
 
 
-def _with_interval(value: float, low: float, high: float) -> str:
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
-
-
 def _speedup(method: MethodFigures) -> str:
     """Return the speed-up over the baseline with its interval."""
-    return _with_interval(method.speedup, method.speedup_low, method.speedup_high)
+    return figure_cell(method.speedup, method.speedup_low, method.speedup_high)
 
 
 def _curves() -> Iterator[str]:
@@ -450,17 +332,13 @@ def _taus(cell: str, is_published: bool) -> Iterator[str]:
         for group in groups:
             (row,), (other,) = arm.at(*group), reference.at(*group)
             taus = [_counts(cell, each, prompts).tau for each in (row, other)]
-            cells += [_tau(document, row), "1" if arm is reference else _ratio(ratio(*taus))]
-            accepted.append(_by_depth(row.conditional_acceptance_rate))
+            cells += [_tau(document, row), "1" if arm is reference else ratio_cell(ratio(*taus))]
+            accepted.append(by_depth_cell(row.conditional_acceptance_rate))
         yield markdown_line([*cells, *accepted])
 
 
 def _counts(cell: str, row: ArmRow, prompts: Mapping[str, int]) -> Counts:
     return counts_of({SEED: _document(cell, row.arm)}, _method(row), row.temperature, prompts)
-
-
-def _by_depth(rates: Sequence[float]) -> str:
-    return " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates)
 
 
 def _tau(document: ComparisonDocument, row: ArmRow) -> str:
@@ -474,11 +352,6 @@ def _method(row: ArmRow) -> str:
 
 def _document(cell: str, name: str) -> ComparisonDocument:
     return read_document(RESULTS / cell / "measurements" / f"{name}-{SEED}.json")
-
-
-def _ratio(ratio: Ratio) -> str:
-    text = with_interval(ratio)
-    return f"**{text}**" if ratio.is_resolved else text
 
 
 def _arms(cell: str, is_published: bool) -> list[StudyResults]:

@@ -10,6 +10,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "programs"
 
 def load_program(name: str) -> ModuleType:
     """Return a program as a module, without running it."""
+    if str(FOLDER) not in sys.path:  # programs import each other
+        sys.path.append(str(FOLDER))
     spec = spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

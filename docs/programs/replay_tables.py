@@ -1,0 +1,130 @@
+"""Tables of the stored results of `jakiro replay`, in which several trainings are pooled."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from table_cells import PROMPTS, by_depth_cell, figure_cell, ratio_cell
+
+from inference.benchmark.replay.document import ReplayDocument, ReplayRow
+from inference.benchmark.stats import Rate, Ratio, product, ratio
+from training.studies.ablation.contrasts import mean_rates
+from training.studies.ablation.tables import markdown_head, markdown_line
+
+
+def replays(folder: Path, study: str) -> str:
+    """Return a table in Markdown of the results of `jakiro replay` for a study.
+
+    Args:
+        folder: folder of the stored results.
+        study: name of the study, with which the names of its result files begin.
+    """
+    found = {
+        title: documents
+        for name, title in PROMPTS.items()
+        if (documents := _replays_of_all_seeds(folder, study, name))
+    }
+    if not found:
+        return "No text is replayed yet.\n"
+    names = ("prompts", "T", "drafter", "seeds", "tau", "ratio", "accepted by depth")
+    lines = markdown_head(names, ("prompts", "drafter"))
+    lines += [
+        markdown_line([f"{title} ({documents[0].prompts})", *_replay_cells(row, documents[0])])
+        for title, documents in found.items()
+        for row in _pooled(documents)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def scaling(folder: Path) -> str:
+    """Return a table in Markdown of tau on greedy texts after different numbers of training tokens.
+
+    The drafters of the replay are named `ARM@TOKENS`.
+
+    Args:
+        folder: folder of the stored results.
+    """
+    path = folder / "scaling-humaneval.json"
+    if not path.exists():
+        return "No text is replayed yet.\n"
+    document = _replay(path)
+    assert (document.settings.temperatures, len(document.settings.trees)) == ((0.0,), 1)
+    taus = {tuple(row.drafter.split("@")): row.tau for row in document.rows}
+    arms, tokens = (list(dict.fromkeys(names)) for names in zip(*taus, strict=True))
+    lines = markdown_head(["arm", *tokens], ("arm",))
+    for arm in arms:
+        cells = [taus[arm, number] for number in tokens]
+        lines.append(markdown_line([f"`{arm}`", *(figure_cell(*_bounds(tau)) for tau in cells)]))
+    return "\n".join(lines) + "\n"
+
+
+def _bounds(figure: Ratio) -> tuple[float, float, float]:
+    return figure.value, figure.low, figure.high
+
+
+def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
+    size = "" if row.trees in first.settings.trees else f" ({row.trees})"
+    return [
+        f"{row.temperature:g}",
+        f"`{row.drafter}`{size}",
+        str(len(row.counts)),
+        figure_cell(*_bounds(row.tau)),
+        "1" if row.drafter == first.rows[0].drafter else ratio_cell(row.ratio),
+        by_depth_cell(row.conditional_acceptance_rate),
+    ]
+
+
+def _replays_of_all_seeds(folder: Path, study: str, cell: str) -> list[ReplayDocument]:
+    """Return the replays of a kind of prompts, which differ in the seeds of the trainings."""
+    paths = [folder / f"{study}{seed}-{cell}.json" for seed in ("", "-seed1")]
+    return [_replay(path) for path in paths if path.exists()]
+
+
+def _replay(path: Path) -> ReplayDocument:
+    document = ReplayDocument.model_validate_json(path.read_text())
+    assert document.is_complete, f"{path} has the results of an interrupted replay"
+    return document
+
+
+def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:
+    """Return the rows of all documents by temperature; those of the same drafter are pooled."""
+    pairs: dict[tuple[float, str, str], list[tuple[ReplayRow, ReplayRow]]] = {}
+    for document in documents:
+        bases: dict[tuple[float, str], ReplayRow] = {}
+        for row in document.rows:  # the base comes first
+            base = bases.setdefault((row.temperature, row.trees), row)
+            pairs.setdefault((row.temperature, row.trees, row.drafter), []).append((row, base))
+    pooled = [_pooled_row(*zip(*several, strict=True)) for several in pairs.values()]
+    return sorted(pooled, key=lambda row: row.temperature)
+
+
+def _pooled_row(rows: Sequence[ReplayRow], bases: Sequence[ReplayRow]) -> ReplayRow:
+    """Return the row of several trainings, each of which is compared with the base of its replay.
+
+    Args:
+        rows: rows of a drafter in several replays of the same prompts.
+        bases: rows of the base in the same replays.
+    """
+    if len(rows) == 1:
+        return rows[0]
+    rate, base = _replay_rate(rows), _replay_rate(bases)
+    return rows[0].model_copy(
+        update={
+            "tau": product([(1.0, rate)]),
+            "ratio": ratio(rate, base),
+            "conditional_acceptance_rate": mean_rates(
+                [row.conditional_acceptance_rate for row in rows]
+            ),
+            "counts": tuple(training for row in rows for training in row.counts),
+        }
+    )
+
+
+def _replay_rate(rows: Sequence[ReplayRow]) -> Rate:
+    trainings = [training for row in rows for training in row.counts]
+    assert len({tuple(each.prompt for each in training) for training in trainings}) == 1
+    decoded, steps = (
+        np.array([[getattr(each, name) for each in training] for training in trainings], float)
+        for name in ("decoded", "steps")
+    )
+    return Rate(decoded, steps)
