@@ -11,7 +11,7 @@ from moa.rotary import Rotary
 
 
 class LayerSelfAttention(nn.Module):
-    """One pre-norm transformer layer whose sequence axis is the target's layer axis.
+    """One pre-norm transformer layer whose sequence axis is the target's layer axis, and its mean.
 
     Attention is bidirectional, with a rotary embedding of the layer index. The layers of one token
     attend to each other, never to the layers of another token.
@@ -44,13 +44,12 @@ class LayerSelfAttention(nn.Module):
         self.down = nn.Linear(mlp_width, width, bias=False)
         self.rotary = rotary or Rotary(head_dim, base=10_000.0)
 
-    def forward(
-        self, state: Float[Tensor, "tokens layers width"]
-    ) -> Float[Tensor, "tokens layers width"]:
-        """Return `state` after each token's layers have attended to each other."""
+    def forward(self, state: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
+        """Return each token's mean over layers after its layers have attended to each other."""
         state = state + self.output(self._mix(self.attention_norm(state)))
         gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
-        return state + self.down(silu(gate) * up)
+        # The last matrix is linear, so the mean of its products is its product with the mean.
+        return state.mean(dim=1) + self.down((silu(gate) * up).mean(dim=1))
 
     def _mix(self, normed: Tensor) -> Tensor:
         packed = rearrange(
@@ -191,5 +190,5 @@ class MemoryEncoder(nn.Module):
         if self.layer_attention is None:
             joined = tokens.flatten(start_dim=1)
         else:
-            joined = self.layer_attention(tokens).mean(dim=1)
+            joined = self.layer_attention(tokens)
         return rearrange(self.output(joined), "(b t) h -> b t h", b=state.shape[0])

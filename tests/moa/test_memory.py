@@ -23,7 +23,7 @@ def _rotated(head: Tensor, layer: int, base: float) -> Tensor:
 
 
 def _by_hand(state: Tensor, weight: dict[str, Tensor], base: float) -> Tensor:
-    """Return the output for all layers of one token."""
+    """Return the mean over all layers of one token."""
     size = NUM_HEADS * HEAD_DIM
     packed = [
         weight["query_key_value.weight"] @ _rms(x, weight["attention_norm.weight"]) for x in state
@@ -45,7 +45,7 @@ def _by_hand(state: Tensor, weight: dict[str, Tensor], base: float) -> Tensor:
     for x in mixed:
         gate, up = (weight["gate_up.weight"] @ _rms(x, weight["mlp_norm.weight"])).chunk(2)
         results.append(x + weight["down.weight"] @ (gate * gate.sigmoid() * up))
-    return torch.stack(results)
+    return torch.stack(results).mean(dim=0)
 
 
 @pytest.mark.parametrize("base", [10_000.0, 50.0])
@@ -69,7 +69,7 @@ def test_memory_is_the_projected_mean_over_layers() -> None:
     state = torch.randn(2, 3, 4, WIDTH)
     assert encoder.layer_attention is not None
     for sequence, token in ((0, 1), (1, 2)):
-        mean = encoder.layer_attention(state[sequence, token][None])[0].mean(dim=0)
+        mean = encoder.layer_attention(state[sequence, token][None])[0]
         torch.testing.assert_close(encoder(state)[sequence, token], encoder.output(mean))
     swapped = state[:, :, [1, 0, 2, 3]]
     assert not torch.allclose(encoder(swapped), encoder(state), atol=1e-3)
