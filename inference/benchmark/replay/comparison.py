@@ -13,6 +13,7 @@ from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
 from inference.benchmark.methods import OwnDecoding
 from inference.benchmark.replay.document import (
     ReplayDocument,
+    ReplayedCategory,
     ReplayedPrompt,
     ReplayRow,
     ReplaySettings,
@@ -21,7 +22,7 @@ from inference.benchmark.replay.names import Size, Training, trainings_of
 from inference.benchmark.replay.steps import replay
 from inference.benchmark.run import prompts_for
 from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.stats import Rate, product, ratio
+from inference.benchmark.stats import FEWEST_PROMPTS, Rate, product, ratio
 from inference.benchmark.subject import Subject
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
@@ -204,15 +205,14 @@ class Replay:
         for training in self._trainings:
             by_name.setdefault(training.name, []).append(training)
         for trees in self.settings.trees:
-            base: Rate | None = None
+            base: _Counts | None = None
             for name, trainings in by_name.items():
                 stats = [
                     [replayed.tallies[training, trees][own.fingerprint] for own in prompts]
                     for training in trainings
                 ]
                 counts = [list(map(_counts, prompts, own)) for own in stats]
-                rate = _rate(counts)
-                base = base or rate
+                base = base or counts
                 pooled = DecodeStats.pooled(
                     turn for own in stats for prompt in own for turn in prompt
                 )
@@ -220,14 +220,40 @@ class Replay:
                     drafter=name,
                     temperature=temperature,
                     trees=trees,
-                    tau=product([(1.0, rate)]),
-                    ratio=ratio(rate, base),
+                    tau=product([(1.0, _rate(counts))]),
+                    ratio=ratio(_rate(counts), _rate(base)),
                     conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
                     counts=tuple(map(tuple, counts)),
+                    categories=_categories(counts, base),
                 )
 
 
-def _rate(counts: Sequence[Sequence[ReplayedPrompt]]) -> Rate:
+_Counts = Sequence[Sequence[ReplayedPrompt]]  # of several trainings, for each prompt
+
+
+def _categories(counts: _Counts, base: _Counts) -> dict[str, ReplayedCategory]:
+    """Return the results by category, if there are several, for those with enough prompts."""
+    names = dict.fromkeys(prompt.category for prompt in counts[0])
+    if len(names) == 1:
+        return {}
+    own, first = ({name: _of(every, name) for name in names} for every in (counts, base))
+    return {
+        name: ReplayedCategory(
+            prompts=len(several[0]),
+            tau=product([(1.0, _rate(several))]),
+            ratio=ratio(_rate(several), _rate(first[name])),
+        )
+        for name, several in own.items()
+        if sum(prompt.decoded > 0 for prompt in several[0]) >= FEWEST_PROMPTS
+    }
+
+
+def _of(counts: _Counts, category: str) -> _Counts:
+    """Return the counts of the prompts of one category."""
+    return [[own for own in training if own.category == category] for training in counts]
+
+
+def _rate(counts: _Counts) -> Rate:
     """Return tau of several trainings: tokens and decoding steps of each prompt."""
     decoded = [[own.decoded for own in training] for training in counts]
     steps = [[own.steps for own in training] for training in counts]

@@ -69,6 +69,20 @@ class ReplayedPrompt(Settings):
     steps: NonNegativeInt
 
 
+class ReplayedCategory(Settings):
+    """Results of a drafter for the prompts of one category.
+
+    Attributes:
+        prompts: number of prompts.
+        tau: as in `ReplayRow`.
+        ratio: as in `ReplayRow`.
+    """
+
+    prompts: int
+    tau: Ratio
+    ratio: Ratio
+
+
 class ReplayRow(Settings):
     """Results of a drafter at a temperature with one size of trees.
 
@@ -83,6 +97,8 @@ class ReplayRow(Settings):
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
             to check at this depth that accepted one of them, pooled over trainings.
         counts: counts of each prompt, for each training.
+        categories: results by category of prompts, if there are several; without categories in
+            which fewer than five prompts have tokens after the first one.
     """
 
     drafter: str
@@ -92,6 +108,7 @@ class ReplayRow(Settings):
     ratio: Ratio
     conditional_acceptance_rate: tuple[float, ...]
     counts: tuple[tuple[ReplayedPrompt, ...], ...]
+    categories: dict[str, ReplayedCategory] = Field(default_factory=dict)
 
 
 class ReplayDocument(Settings):

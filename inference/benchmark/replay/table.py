@@ -1,13 +1,13 @@
 """Tables of a replay's results for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inference.benchmark.replay.document import ReplayDocument, ReplayRow
+from inference.benchmark.replay.document import ReplayDocument, ReplayedCategory, ReplayRow
 from inference.benchmark.report.style import fixed
 from inference.benchmark.stats import Ratio
 from jakiro.utils.wording import counted
@@ -21,7 +21,10 @@ LEGEND = (
 
 
 def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
-    """Yield a note after an interruption, tables by temperature and size of trees, and a legend."""
+    """Yield a note after an interruption, tables by temperature and size of trees, and a legend.
+
+    If there are several categories of prompts, each table is followed by one with their results.
+    """
     if not document.is_complete:
         yield "The replay was interrupted: only prompts that all drafters replayed are included."
     baseline = document.rows[0].drafter
@@ -31,26 +34,46 @@ def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
             shown = [
                 row for row in document.rows if (row.temperature, row.trees) == (temperature, trees)
             ]
-            # `Text` is used because brackets in a name would otherwise be read as markup.
-            table = Table(
-                title=f"T = {temperature:g}, {trees}; {counted(trainings, 'training')}, "
+            yield _table(
+                f"T = {temperature:g}, {trees}; {counted(trainings, 'training')}, "
                 f"{counted(len(shown[0].counts[0]), 'prompt')}, {num_tokens:,} tokens",
-                box=box.SIMPLE_HEAD,
-                padding=(0, 1, 0, 0),
-                pad_edge=False,
+                ("drafter", "tau", f"tau / {baseline}", "by depth"),
+                map(_cells, shown),
             )
-            for name in ("drafter", "tau", f"tau / {baseline}", "by depth"):
-                table.add_column(Text(name), no_wrap=name != "by depth")
-            for row in shown:
-                table.add_row(*map(Text, _cells(row)))
-            yield table
+            if shown[0].categories:
+                yield _table(
+                    f"T = {temperature:g}, {trees}, by category",
+                    ("category", "prompts", "drafter", "tau", f"tau / {baseline}"),
+                    _category_cells(shown),
+                )
     yield LEGEND
+
+
+def _table(title: str, names: Sequence[str], rows: Iterable[Iterable[str]]) -> Table:
+    # `Text` is used because brackets in a name would otherwise be read as markup.
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(Text(name), no_wrap=name not in ("by depth", "category"))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _cells(row: ReplayRow) -> tuple[str, ...]:
     depths = " ".join(f"{rate:.2f}".lstrip("0") for rate in row.conditional_acceptance_rate)
-    mark = " *" if row.ratio.is_resolved else ""
-    return row.drafter, _figure(row.tau, 2), f"{_figure(row.ratio, 3)}{mark}", depths
+    return row.drafter, *_results(row), depths
+
+
+def _category_cells(rows: Sequence[ReplayRow]) -> Iterator[tuple[str, ...]]:
+    for name in rows[0].categories:
+        for row in rows:
+            category = row.categories[name]
+            yield name, str(category.prompts), row.drafter, *_results(category)
+
+
+def _results(results: ReplayRow | ReplayedCategory) -> tuple[str, str]:
+    mark = " *" if results.ratio.is_resolved else ""
+    return _figure(results.tau, 2), f"{_figure(results.ratio, 3)}{mark}"
 
 
 def _figure(figure: Ratio, decimals: int) -> str:

@@ -1,5 +1,6 @@
 """A replay has the figures of decoding, pools trainings, and refuses what it cannot compare."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from helpers.models import tiny_drafter
 from inference.benchmark.harness import grouped
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.replay.comparison import Replay, prompts_of
-from inference.benchmark.replay.document import ReplayDocument, ReplaySettings
+from inference.benchmark.replay.document import (
+    ReplayDocument,
+    ReplayedPrompt,
+    ReplaySettings,
+)
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
@@ -112,6 +117,33 @@ def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
     decoded, steps = map(sum, zip(*totals, strict=True))
     assert row.tau.value == pytest.approx(decoded / steps)
     assert row.tau.low < row.tau.value < row.tau.high
+
+
+def test_categories_with_enough_prompts_have_results_of_their_own(
+    folder: Path, replayed: Replayed
+) -> None:
+    sizes = {"code": 6, "chat": 5, "rare": 4}
+    records = [
+        {"prompt": f"{name} {number}", "category": name}
+        for name, size in sizes.items()
+        for number in range(size)
+    ]
+    path = folder / "categories.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    base, row = replayed("a", "b", prompts=str(path)).rows
+    assert list(row.categories) == ["code", "chat"]
+    for name, found in row.categories.items():
+        tau = {own.drafter: _tau_of(own.counts[0], name) for own in (base, row)}
+        assert found.prompts == sizes[name]
+        assert found.tau.value == pytest.approx(tau["b"])
+        assert found.ratio.value == pytest.approx(tau["b"] / tau["a"])
+        assert found.tau.low < found.tau.value < found.tau.high
+    assert not replayed("a", prompts=str(path), num_prompts=6).rows[0].categories
+
+
+def _tau_of(counts: Sequence[ReplayedPrompt], category: str) -> float:
+    own = [count for count in counts if count.category == category]
+    return sum(count.decoded for count in own) / sum(count.steps for count in own)
 
 
 @pytest.mark.parametrize("last", range(3, 31))
