@@ -31,7 +31,7 @@ from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
 from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
-from jakiro.utils.processor import computes_bfloat16
+from jakiro.utils.processor import native_dtype
 from jakiro.utils.progress import ProgressDisplay
 
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
@@ -94,10 +94,7 @@ def default_dtype() -> torch.dtype:
     A GGUF file does not prescribe a dtype: its weights can be dequantized to any floating-point
     dtype.
     """
-    if torch.cuda.is_available():
-        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if is_native else torch.float32
-    return torch.bfloat16 if computes_bfloat16() else torch.float32
+    return native_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The processor of this machine: its name, and what it computes in hardware."""
+"""The processor of this machine: its name, and what it and a GPU compute in hardware."""
 
 import platform
 from functools import cache
@@ -16,6 +16,19 @@ def computes_bfloat16() -> bool:
     Only processors of the x86 family are recognized.
     """
     return any(getattr(torch.cpu, check, bool)() for check in _CHECKS)
+
+
+def native_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 if a device multiplies matrices in this dtype in hardware, else float32.
+
+    Args:
+        device: a processor or a GPU; other kinds of devices are taken to compute in float32.
+    """
+    if device.type == "cuda":
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        is_native = device.type == "cpu" and computes_bfloat16()
+    return torch.bfloat16 if is_native else torch.float32
 
 
 def instructions() -> list[object]:

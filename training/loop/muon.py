@@ -1,9 +1,10 @@
 """Muon: an optimizer that orthogonalizes the momentum of each matrix before applying it.
 
-`torch.optim.Muon` does the same in bfloat16, one matrix at a time; this implementation computes in
-float32 and in batches. On a CPU with AVX2, which has no bfloat16 instructions, torch's
-implementation took 26 times as long as this one (12 layers of width 128). On a CPU with AVX-512 but
-without bfloat16 instructions, it took 3 times as long.
+`torch.optim.Muon` does the same in bfloat16, one matrix at a time. This implementation computes in
+batches, and in bfloat16 only on devices with instructions for it. On a CPU with AVX2, which has no
+such instructions, torch's implementation took 26 times as long as this one (12 layers of width
+128), and on a CPU with AVX-512 but without bfloat16 instructions, 3 times as long. On a CPU with
+such instructions, bfloat16 takes 0.46 times as long as float32 (16 matrices of 768 x 576).
 """
 
 from collections.abc import Callable, Iterable, MutableMapping
@@ -12,6 +13,8 @@ from typing import overload
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from jakiro.utils.processor import native_dtype
 
 # Quintic polynomial of K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024).
 # The polynomial is steep at zero, so that a few iterations bring even small singular values near 1,
@@ -25,6 +28,8 @@ def orthogonalize(
 ) -> Float[Tensor, "matrices rows columns"]:
     """Return matrices with the singular vectors of `matrices` and singular values of 0.7 to 1.2.
 
+    The iterations compute in bfloat16 on devices with instructions for it, otherwise in float32.
+
     Args:
         matrices: a batch of matrices, each of any scale.
         num_steps: number of iterations of the Newton-Schulz quintic, each with three matrix
@@ -34,11 +39,12 @@ def orthogonalize(
     is_tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if is_tall else matrices  # so that the Gram matrix is as small as possible
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_SMALLEST_NORM)
+    x = x.to(native_dtype(x.device))
     for _ in range(num_steps):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
         x = torch.baddbmm(x, polynomial, x, beta=linear)
-    return x.mT if is_tall else x
+    return (x.mT if is_tall else x).to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):

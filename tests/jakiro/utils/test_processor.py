@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from jakiro.utils import gguf
-from jakiro.utils.processor import computes_bfloat16
+from jakiro.utils.processor import computes_bfloat16, native_dtype
 
 
 @pytest.mark.parametrize("name", ["_is_avx512_bf16_supported", "_is_amx_tile_supported", None])
@@ -15,8 +15,11 @@ def test_bfloat16_is_native_with_either_extension(
     for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, check, lambda check=check: check == name)
     assert computes_bfloat16() == (name is not None)
+    dtype = torch.float32 if name is None else torch.bfloat16
+    assert native_dtype(torch.device("cpu")) == dtype
+    assert native_dtype(torch.device("meta")) == torch.float32
     if not torch.cuda.is_available():
-        assert (gguf.default_dtype() == torch.bfloat16) == (name is not None)
+        assert gguf.default_dtype() == dtype
     computes_bfloat16.cache_clear()
 
 

@@ -4,15 +4,33 @@ import pytest
 import torch
 from torch import nn
 
+from training.loop import muon
 from training.loop.muon import Muon, orthogonalize
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 32, 8), (2, 8, 32)])
-def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+def test_orthogonalized_matrices_have_singular_values_near_one(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "native_dtype", lambda _device: dtype)
     matrices = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonalize(matrices, num_steps=8))
     assert values.min() > 0.6
     assert values.max() < 1.3
+
+
+def test_orthogonalized_matrices_are_about_the_same_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matrices = torch.randn(4, 48, 32, generator=torch.Generator().manual_seed(0))
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(muon, "native_dtype", lambda _device, dtype=dtype: dtype)
+        results.append(orthogonalize(matrices))
+    full, half = results
+    assert half.dtype == torch.float32
+    assert 0 < (half - full).norm() < 0.02 * full.norm()
 
 
 def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
@@ -33,7 +51,7 @@ def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
 def test_muon_update_does_not_depend_on_the_scale_of_gradients() -> None:
     small, large = (nn.Parameter(torch.zeros(6, 4)) for _ in range(2))
     small.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    large.grad = 1000 * small.grad
+    large.grad = 1024 * small.grad  # a power of two, so that both have the same rounding
     for parameter in (small, large):
         Muon([parameter]).step()
     torch.testing.assert_close(small, large)
