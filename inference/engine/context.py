@@ -1,12 +1,12 @@
 """The target's cache and the drafter's session for sequences that are decoded together."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
@@ -123,40 +123,42 @@ class Context:
 
     def read(
         self, token_ids: Sequence[Sequence[int]], offset: int, count: int
-    ) -> tuple[StepOutput, list[int]]:
-        """Run the target over up to `count` tokens of each sequence.
+    ) -> list[Float[Tensor, "tokens hidden"]]:
+        """Run the target over up to `count` tokens of each sequence, and return their features.
+
+        Sequences without further tokens take no part.
 
         Args:
             token_ids: all tokens of each sequence.
             offset: number of tokens to skip after the `lengths` cached tokens of each sequence,
                 because earlier calls have already read them.
             count: number of tokens to read from the longest sequence; shorter sequences are padded.
-
-        Returns:
-            The target's output, and the number of tokens read from each sequence.
         """
         starts = [length + offset for length in self.lengths]
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
         if self.target.modules.is_like_generate and len(read) > 1:
             return self._read_apart(read)
-        padded = [[*ids, *[0] * (count - len(ids))] for ids in read]
+        rows = [index for index, ids in enumerate(read) if ids]
         # Padding is written to slots that the sequence overwrites before any token attends to them.
-        step = self._chain(self._on_device(padded), self._on_device(starts), max(starts))
-        return self.target.forward(step, self.cache), [len(ids) for ids in read]
+        padded = [[*read[index], *[0] * (count - len(read[index]))] for index in rows]
+        own_starts = [starts[index] for index in rows]
+        step = self._chain(self._on_device(padded), self._on_device(own_starts), max(own_starts))
+        if len(rows) < len(read):
+            step = replace(step, rows=self._on_device(rows))
+        features = self.target.forward(step, self.cache).features
+        found = dict(zip(rows, features, strict=True))
+        return [found.get(index, features[0])[: len(ids)] for index, ids in enumerate(read)]
 
-    def _read_apart(self, prompts: Sequence[list[int]]) -> tuple[StepOutput, list[int]]:
+    def _read_apart(self, prompts: Sequence[list[int]]) -> list[Float[Tensor, "tokens hidden"]]:
         """Read whole prompts one after the other, because padding may affect rounding."""
-        counts, features = [len(ids) for ids in prompts], []
+        features = []
         for index, ids in enumerate(prompts):
             cache = self.target.new_cache(1, len(ids), self.cache.hidden_states)
             step = self._chain(self._on_device([ids]), self._on_device([0]), 0)
-            own = self.target.forward(step, cache).features
+            features.append(self.target.forward(step, cache).features[0])
             self.cache.overwrite(index, cache)
-            features.append(pad(own, (0, 0, 0, max(counts) - len(ids))))
-        padded = [[*ids, *[0] * (max(counts) - len(ids))] for ids in prompts]
-        step = self._chain(self._on_device(padded), self._on_device([0] * len(prompts)), 0)
-        return StepOutput(torch.cat(features), step, self.cache), counts
+        return features
 
     def propose(
         self,

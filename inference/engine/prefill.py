@@ -63,11 +63,11 @@ class Prefill:
         """Read the next tokens of every prompt."""
         prompts = [state.token_ids for state in self.sequences]
         width = self.chunk_size
-        output, read = self.context.read(prompts, self._offset, width)
-        self._record(output.features[0, : read[0]])
-        for index, count in enumerate(read):
-            if count > 0 and self._offset + count == self._counts[index]:
-                self._features[index] = output.features[index, count - 1]
+        features = self.context.read(prompts, self._offset, width)
+        self._record(features[0])
+        for index, own in enumerate(features):
+            if len(own) and self._offset + len(own) == self._counts[index]:
+                self._features[index] = own[-1]
         self._offset += width
         if self.is_complete:
             self.context.lengths = [len(ids) for ids in prompts]

@@ -100,9 +100,9 @@ def _read_singly(
     context = _after_prompt(target, known, prompt)
     differs = []
     for length in range(prompt, prompt + new_tokens):
-        output, _ = context.read([known], 0, 1)
+        (features,) = context.read([known], 0, 1)
         context.lengths = [length + 1]
-        best = int(target.logits(output.features)[0, -1].argmax())
+        best = int(target.logits(features)[-1].argmax())
         differs.append(best != known[length + 1])
     return differs
 

@@ -193,7 +193,7 @@ class TargetAdapter(TargetEnds):
         if self.modules.is_like_generate and _reads_prompt(step):
             return StepOutput(self._read_as_generate(step, cache), step, cache)
         num_visible = cache.visible_for(step.highest_slot)
-        cache.set_slots(step.slots, num_visible)
+        cache.set_slots(step.slots, num_visible, step.rows)
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
         is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
@@ -252,7 +252,7 @@ class TargetAdapter(TargetEnds):
 
     def _read_as_generate(self, step: StepInput, cache: SlotCache) -> Tensor:
         """Return the features of a prompt that the model itself reads, with exactly its keys."""
-        cache.set_slots(step.slots, step.highest_slot + 1)
+        cache.set_slots(step.slots, step.highest_slot + 1, step.rows)
         return self._run(self.decoder, step, cache, None)
 
     def _run(
@@ -268,7 +268,8 @@ class TargetAdapter(TargetEnds):
             **{self._cache_argument: cache},
         )
         if cache.hidden_states:
-            cache.store_hidden([output.hidden_states[k] for k in cache.hidden_states], step.slots)
+            hidden = [output.hidden_states[k] for k in cache.hidden_states]
+            cache.store_hidden(hidden, step.slots, step.rows)
         features: Tensor = output.last_hidden_state
         return features
 

@@ -25,22 +25,25 @@ def in_place(buffer: Tensor) -> Tensor:
 
 def write_kv(
     buffer: Float[Tensor, "batch heads slots dim"],
-    kv: Float[Tensor, "batch heads tokens dim"],
-    slots: Int[Tensor, "batch tokens"],
+    kv: Float[Tensor, "rows heads tokens dim"],
+    slots: Int[Tensor, "rows tokens"],
+    rows: Int[Tensor, " rows"] | None = None,
 ) -> None:
-    """Store keys or values of each sequence at the given slots, in place.
+    """Store keys or values of sequences at the given slots, in place.
 
     Args:
         buffer: cached keys or values.
         kv: new keys or values.
         slots: slot of each token.
+        rows: index of each sequence in the buffer; None for all sequences in order.
     """
-    if buffer.is_cuda and not torch.compiler.is_compiling():
+    if rows is None and buffer.is_cuda and not torch.compiler.is_compiling():
         buffer.scatter_(2, slots[:, None, :, None].expand_as(kv), kv)
         return
     # `scatter_` is up to 200 times slower in bf16 on a CPU and, if compiled, copies the buffer.
-    sequence = torch.arange(len(buffer), device=buffer.device)[:, None]
-    buffer[sequence, :, slots] = kv.transpose(1, 2)
+    if rows is None:
+        rows = torch.arange(len(buffer), device=buffer.device)
+    buffer[rows[:, None], :, slots] = kv.transpose(1, 2)
 
 
 class StateSource(NamedTuple):
@@ -82,15 +85,17 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
         self.slots: Tensor | None = None
         self.num_visible = 0
+        self.rows: Tensor | None = None
 
-    def set_slots(self, slots: Tensor, num_visible: int) -> None:
+    def set_slots(self, slots: Tensor, num_visible: int, rows: Tensor | None = None) -> None:
         """Set the slots of the next update.
 
         Args:
-            slots: slots to write [batch, queries].
+            slots: slots to write [sequences, queries].
             num_visible: number of slots, starting from slot 0, that the update returns.
+            rows: index of each of the sequences [sequences]; None for all sequences in order.
         """
-        self.slots, self.num_visible = slots, num_visible
+        self.slots, self.num_visible, self.rows = slots, num_visible, rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -98,15 +103,20 @@ class SlotLayer(CacheLayerMixin):
         """Write new keys and values to the slots and return those of all visible slots.
 
         Args:
-            key_states: new keys [batch, heads, queries, dim].
-            value_states: new values [batch, heads, queries, dim].
+            key_states: new keys [sequences, heads, queries, dim].
+            value_states: new values [sequences, heads, queries, dim].
             *args: ignored.
             **kwargs: ignored.
         """
         assert self.slots is not None
-        write_kv(self.keys, key_states, self.slots)
-        write_kv(self.values, value_states, self.slots)
-        return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
+        write_kv(self.keys, key_states, self.slots, self.rows)
+        write_kv(self.values, value_states, self.slots, self.rows)
+        return self._visible(self.keys), self._visible(self.values)
+
+    def _visible(self, buffer: Tensor) -> Tensor:
+        """Return the visible slots of the sequences that the update writes."""
+        visible = buffer[:, :, : self.num_visible]
+        return visible if self.rows is None else visible[self.rows]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing, because the buffers exist from the start.
@@ -201,15 +211,21 @@ class SlotCache(SequenceStorages, Cache):
         """The number of sequences for which there is room without further memory."""
         return self._storages[0].num_rows
 
-    def set_slots(self, slots: Int[Tensor, "batch queries"], num_visible: int) -> None:
+    def set_slots(
+        self,
+        slots: Int[Tensor, "rows queries"],
+        num_visible: int,
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> None:
         """Prepare every layer for a forward pass.
 
         Args:
             slots: slots that the forward pass writes.
             num_visible: number of slots, starting from slot 0, that the forward pass reads.
+            rows: index of each sequence of the forward pass; None for all sequences in order.
         """
         for layer in self.slot_layers:
-            layer.set_slots(slots, num_visible)
+            layer.set_slots(slots, num_visible, rows)
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the number of slots, in whole buckets, that includes `highest_slot`."""
@@ -261,17 +277,19 @@ class SlotCache(SequenceStorages, Cache):
 
     def store_hidden(
         self,
-        hidden: Sequence[Float[Tensor, "batch queries hidden"]],
-        slots: Int[Tensor, "batch queries"],
+        hidden: Sequence[Float[Tensor, "rows queries hidden"]],
+        slots: Int[Tensor, "rows queries"],
+        rows: Int[Tensor, " rows"] | None = None,
     ) -> None:
         """Store hidden states at the given slots.
 
         Args:
             hidden: hidden states to store, in the order of `hidden_states`.
             slots: slot of each token.
+            rows: index of each sequence; None for all sequences in order.
         """
         for block, states in zip(self._hidden_views, hidden, strict=True):
-            write_kv(block, states.unsqueeze(1), slots)
+            write_kv(block, states.unsqueeze(1), slots, rows)
 
     def state(
         self, slots: Int[Tensor, "batch tokens"], source: StateSource

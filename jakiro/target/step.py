@@ -42,6 +42,7 @@ class StepInput:
             attend to each other; None if each sequence is one document.
         written: all cached nodes of a tree that is processed in several steps, used instead of
             `parents`; None if this step processes a chain or a whole tree.
+        rows: index of each sequence of this step in the cache; None for all sequences in order.
     """
 
     token_ids: Int[Tensor, "batch queries"]
@@ -53,6 +54,7 @@ class StepInput:
     max_depth: int = 1
     documents: Int[Tensor, "batch queries"] | None = None
     written: WrittenNodes | None = None
+    rows: Int[Tensor, " batch"] | None = None
 
 
 @dataclass(frozen=True)

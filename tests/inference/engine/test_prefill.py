@@ -2,26 +2,33 @@
 
 import pytest
 import torch
-from helpers.models import tiny_llama
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.context import Context
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState, StopRule
+from inference.protocol import Drafter
 from inference.sampling.options import Sampling
+from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import SlotCache, StateSource
+from jakiro.target.step import StepInput, StepOutput
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 
 
-def _prefill(target: TargetAdapter, prompts: list[list[int]]) -> Prefill:
+def _prefill(
+    target: TargetAdapter, prompts: list[list[int]], drafter: Drafter | None = None
+) -> Prefill:
     stop = StopRule(StoppingCriteriaList(), target.device)
     states = [
         SequenceState.of(index, Request(prompt, GREEDY, stop, len(prompt) + 1))
         for index, prompt in enumerate(prompts)
     ]
-    return Prefill(Context(target, None, GREEDY, len(prompts), 16), states)
+    return Prefill(Context(target, drafter, GREEDY, len(prompts), 16), states)
 
 
 @torch.inference_mode()
@@ -43,3 +50,36 @@ def test_prompts_are_complete_after_their_last_chunk(
     assert together.is_complete
     assert together.context.lengths == [3, 7, 1]
     assert [result.next_token for result in together.select_first(together.sequences)] == alone
+
+
+@torch.inference_mode()
+def test_sequences_take_no_part_in_chunks_after_their_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = TargetAdapter(tiny_llama(vocab=11))
+    settings = tiny_settings(trunk={"kind": "hybrid"}, source="hidden")
+    drafter = TrainedDrafter(tiny_drafter(target, settings), target, TreeShape())
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
+    together = _prefill(target, PROMPTS, drafter)
+    forward, num_rows = target.forward, []
+
+    def counted(step: StepInput, cache: SlotCache) -> StepOutput:
+        num_rows.append(len(step.token_ids))
+        return forward(step, cache)
+
+    monkeypatch.setattr(target, "forward", counted)
+    while not together.is_complete:
+        together.read_chunk()
+    assert num_rows == [3, 2, 1, 1]  # of 3, 7 and 1 tokens
+    cache = together.context.cache
+    assert cache.hidden_states
+    for index, prompt in enumerate(PROMPTS):
+        alone = _prefill(target, [prompt], drafter)
+        while not alone.is_complete:
+            alone.read_chunk()
+        slots = torch.arange(len(prompt))[None]
+        for kind, layers in (("kv", (0, 1)), ("hidden", cache.hidden_states)):
+            source = StateSource(kind, layers)
+            expected = alone.context.cache.state(slots, source)
+            got = cache.state(slots.expand(len(PROMPTS), -1), source)[index : index + 1]
+            torch.testing.assert_close(got, expected)
