@@ -7,6 +7,7 @@ import numpy as np
 from table_cells import PROMPTS, by_depth_cell, figure_cell, ratio_cell
 
 from inference.benchmark.replay.document import ReplayDocument, ReplayRow
+from inference.benchmark.replay.names import trainings_of
 from inference.benchmark.stats import Rate, Ratio, product, ratio
 from training.studies.ablation.contrasts import mean_rates
 from training.studies.ablation.tables import markdown_head, markdown_line
@@ -36,15 +37,37 @@ def replays(folder: Path, study: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def scaling(folder: Path) -> str:
+def by_category(path: Path) -> str:
+    """Return a table in Markdown of the results of a replay by category of prompts.
+
+    Args:
+        path: stored results.
+    """
+    if not path.exists():
+        return "No text is replayed yet.\n"
+    document = _replay(path)
+    names = ("prompts", "T", "drafter", "tau", "ratio")
+    lines = markdown_head(names, ("prompts", "drafter"))
+    assert len(document.settings.trees) == 1
+    base = document.rows[0].drafter
+    for category in dict.fromkeys(name for row in document.rows for name in row.categories):
+        for row in document.rows:
+            if (own := row.categories.get(category)) is None:  # too few prompts
+                continue
+            ratio = "1" if row.drafter == base else ratio_cell(own.ratio)
+            cells = [f"{category} ({own.prompts})", f"{row.temperature:g}", f"`{row.drafter}`"]
+            lines.append(markdown_line([*cells, figure_cell(*_bounds(own.tau)), ratio]))
+    return "\n".join(lines) + "\n"
+
+
+def scaling(path: Path) -> str:
     """Return a table in Markdown of tau on greedy texts after different numbers of training tokens.
 
     The drafters of the replay are named `ARM@TOKENS`.
 
     Args:
-        folder: folder of the stored results.
+        path: stored results.
     """
-    path = folder / "scaling-humaneval.json"
     if not path.exists():
         return "No text is replayed yet.\n"
     document = _replay(path)
@@ -75,8 +98,8 @@ def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
 
 
 def _replays_of_all_seeds(folder: Path, study: str, cell: str) -> list[ReplayDocument]:
-    """Return the replays of a kind of prompts, which differ in the seeds of the trainings."""
-    paths = [folder / f"{study}{seed}-{cell}.json" for seed in ("", "-seed1")]
+    """Return the replays of a kind of prompts, which differ in seeds of the trainings or arms."""
+    paths = [folder / f"{study}{part}-{cell}.json" for part in ("", "-seed1", "-seed1-memory")]
     return [_replay(path) for path in paths if path.exists()]
 
 
@@ -87,14 +110,21 @@ def _replay(path: Path) -> ReplayDocument:
 
 
 def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:
-    """Return the rows of all documents by temperature; those of the same drafter are pooled."""
-    pairs: dict[tuple[float, str, str], list[tuple[ReplayRow, ReplayRow]]] = {}
+    """Return the rows of all documents by temperature; those of the same drafter are pooled.
+
+    A drafter that was loaded from the same path for two documents is included once.
+    """
+    # By temperature, size of trees and drafter: by path, the row of the drafter and of its base.
+    found: dict[tuple[float, str, str], dict[str, tuple[ReplayRow, ReplayRow]]] = {}
     for document in documents:
+        paths = {training.name: training.path for training in trainings_of(document.settings)}
         bases: dict[tuple[float, str], ReplayRow] = {}
         for row in document.rows:  # the base comes first
             base = bases.setdefault((row.temperature, row.trees), row)
-            pairs.setdefault((row.temperature, row.trees, row.drafter), []).append((row, base))
-    pooled = [_pooled_row(*zip(*several, strict=True)) for several in pairs.values()]
+            same = found.setdefault((row.temperature, row.trees, row.drafter), {})
+            known, _ = same.setdefault(paths[row.drafter], (row, base))
+            assert known.counts == row.counts, f"{row.drafter} was replayed on other texts"
+    pooled = [_pooled_row(*zip(*several.values(), strict=True)) for several in found.values()]
     return sorted(pooled, key=lambda row: row.temperature)
 
 

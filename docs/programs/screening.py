@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from replay_tables import replays, scaling
+from replay_tables import by_category, replays, scaling
 from table_cells import PROMPTS, by_depth_cell, figure_cell, ratio_cell
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, read_document
@@ -140,6 +140,8 @@ def page() -> str:
     )
     shown = {"rates": rates, "results": tables(is_published=False), "square": square}
     shown["replays"] = replays(REPLAYS, "long")
+    shown["scaling"] = scaling(REPLAYS / "scaling-long-humaneval.json")
+    shown["long-prompts"] = by_category(REPLAYS / "long-prompts.json")
     return _filled(PAGE.read_text(), shown)
 
 
@@ -150,7 +152,7 @@ def published_page() -> str:
     shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
     shown["replays"] = replays(REPLAYS, "published")
     shown["long-replays"] = replays(REPLAYS, "published-long")
-    shown["scaling"] = scaling(REPLAYS)
+    shown["scaling"] = scaling(REPLAYS / "scaling-humaneval.json")
     return _filled(PUBLISHED_PAGE.read_text(), shown)
 
 

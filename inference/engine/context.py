@@ -126,7 +126,8 @@ class Context:
     ) -> list[Float[Tensor, "tokens hidden"]]:
         """Run the target over up to `count` tokens of each sequence, and return their features.
 
-        Sequences without further tokens take no part.
+        Sequences without further tokens take no part, and have no features in the result, which has
+        one item for each sequence.
 
         Args:
             token_ids: all tokens of each sequence.

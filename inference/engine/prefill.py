@@ -60,7 +60,7 @@ class Prefill:
         return num_read == 0 or self.context.is_chunk(num_read + self.chunk_size)
 
     def read_chunk(self) -> None:
-        """Read the next tokens of every prompt."""
+        """Read the next tokens of every prompt that has further tokens."""
         prompts = [state.token_ids for state in self.sequences]
         width = self.chunk_size
         features = self.context.read(prompts, self._offset, width)

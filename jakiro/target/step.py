@@ -117,4 +117,5 @@ def with_sibling(step: StepInput) -> StepInput:
         highest_slot=step.highest_slot + 1,
         parents=torch.full_like(step.slots, -1).expand(-1, 2),
         max_depth=1,
+        rows=step.rows,
     )

@@ -14,6 +14,7 @@ from helpers.studies import made_up_arm, made_up_documents
 from inference.benchmark.document import read_document
 from inference.benchmark.replay.document import (
     ReplayDocument,
+    ReplayedCategory,
     ReplayedPrompt,
     ReplayRow,
     ReplaySettings,
@@ -65,6 +66,8 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         "<!-- results -->\nold\n<!-- end of results -->\nafter\n"
         "<!-- square -->\n<!-- end of square -->\n"
         "<!-- replays -->\n<!-- end of replays -->\n"
+        "<!-- scaling -->\n<!-- end of scaling -->\n"
+        "<!-- long-prompts -->\n<!-- end of long-prompts -->\n"
     )
     monkeypatch.setattr(screening, "PAGE", page)
     monkeypatch.setattr(screening, "RESULTS", stored)
@@ -107,7 +110,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the program, with pages that have no tables yet and no stored results."""
     screening = load_program("screening")
     for name, groups in {
-        "PAGE": ("rates", "results", "square", "replays"),
+        "PAGE": ("rates", "results", "square", "replays", "scaling", "long-prompts"),
         "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays", "long-replays", "scaling"),
     }.items():
         path = tmp_path / f"{name}.md"
@@ -179,10 +182,15 @@ def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path:
         assert table.count("| 1 |") == 2
 
 
-def _replay(path: Path, **steps: Sequence[int]) -> None:
+def _replay(path: Path, seed: int = 0, **steps: Sequence[int]) -> None:
     """Store a replay in which each drafter needs these numbers of steps for 60 tokens per prompt.
 
     Each interval is 0.1 on both sides of a figure.
+
+    Args:
+        path: file to write.
+        seed: seed of the trainings.
+        **steps: steps for each prompt, by name of the drafter.
     """
     first = next(iter(steps.values()))
     rows = []
@@ -205,7 +213,9 @@ def _replay(path: Path, **steps: Sequence[int]) -> None:
         )
     document = ReplayDocument(
         environment=make_environment(),
-        settings=ReplaySettings(drafters=("base=x",), prompts="p.jsonl"),
+        settings=ReplaySettings(
+            drafters=tuple(f"{name}={name}/{seed}" for name in steps), prompts="p.jsonl"
+        ),
         prompts=len(first),
         tokens={0.0: 1234},
         rows=tuple(rows),
@@ -220,14 +230,16 @@ def test_replays_are_shown_on_the_page_of_their_study(screening: ModuleType) -> 
     assert "| MT-bench (12) | 0 | `base` | 1 | 2.00 [1.90, 2.10] | 1 | .70 .50 |" in lines
     moa = "| MT-bench (12) | 0 | `moa` | 1 | 2.50 [2.40, 2.60] | **1.250 [1.150, 1.350]** |"
     assert f"{moa} .70 .62 |" in lines
-    assert screening.page().count("No text is replayed yet.") == 1
+    assert screening.page().count("No text is replayed yet.") == 3
 
 
 def test_replays_of_further_trainings_are_pooled_with_the_first_ones(
     screening: ModuleType,
 ) -> None:
     _replay(screening.REPLAYS / "long-mt_bench.json", base=[30, 34], moa=[24, 26], old=[40, 40])
-    _replay(screening.REPLAYS / "long-seed1-mt_bench.json", base=[20, 22], moa=[30, 31], new=[9, 9])
+    _replay(
+        screening.REPLAYS / "long-seed1-mt_bench.json", 1, base=[20, 22], moa=[30, 31], new=[9, 9]
+    )
     lines = [line for line in screening.page().splitlines() if line.startswith("| MT-bench (2)")]
     assert [line.split("`")[1] for line in lines] == ["base", "moa", "old", "new"]
     base, moa, old, new = (line.split(" | ") for line in lines)
@@ -239,13 +251,56 @@ def test_replays_of_further_trainings_are_pooled_with_the_first_ones(
     assert new[3:6:2] == ["1", "**2.333 [2.233, 2.433]**"]  # compared with the base of its seed
 
 
+def test_a_base_that_is_replayed_twice_is_one_training(screening: ModuleType) -> None:
+    _replay(screening.REPLAYS / "long-seed1-mt_bench.json", base=[20, 22], old=[40, 40])
+    path = screening.REPLAYS / "long-seed1-memory-mt_bench.json"
+    _replay(path, base=[20, 22], memory=[21, 21])
+    lines = [line for line in screening.page().splitlines() if line.startswith("| MT-bench (2)")]
+    assert [line.split("`")[1] for line in lines] == ["base", "old", "memory"]
+    assert lines[0].split(" | ")[3] == "1"
+    assert lines[2].split(" | ")[5] == "1.000 [0.900, 1.100]"
+    _replay(path, base=[20, 21], memory=[21, 21])
+    with pytest.raises(AssertionError, match="base was replayed on other texts"):
+        screening.page()
+
+
+def test_results_by_category_are_shown(screening: ModuleType) -> None:
+    path = screening.REPLAYS / "long-prompts.json"
+    _replay(path, base=[30, 30], memory=[24, 24])
+    document = ReplayDocument.model_validate_json(path.read_text())
+    rows = [
+        row.model_copy(
+            update={
+                "categories": {
+                    name: ReplayedCategory(prompts=7, tau=row.tau, ratio=row.ratio)
+                    for name in ("short", "long")
+                }
+            }
+        )
+        for row in document.rows
+    ]
+    path.write_text(document.model_copy(update={"rows": tuple(rows)}).model_dump_json())
+    lines = screening.page().splitlines()
+    start = lines.index("| short (7) | 0 | `base` | 2.00 [1.90, 2.10] | 1 |")
+    memory = "0 | `memory` | 2.50 [2.40, 2.60] | **1.250 [1.150, 1.350]** |"
+    assert lines[start + 1] == f"| short (7) | {memory}"
+    assert lines[start + 3] == f"| long (7) | {memory}"
+    rows[0] = rows[0].model_copy(update={"categories": {}})  # too few prompts at this temperature
+    path.write_text(document.model_copy(update={"rows": tuple(rows)}).model_dump_json())
+    assert [line for line in screening.page().splitlines() if "(7)" in line] == [
+        f"| short (7) | {memory}",
+        f"| long (7) | {memory}",
+    ]
+
+
 def test_tau_over_training_tokens_is_shown(screening: ModuleType) -> None:
     taus = {"a@0.5M": [30], "a@1M": [24], "b@0.5M": [60], "b@1M": [20]}
-    _replay(screening.REPLAYS / "scaling-humaneval.json", **taus)
-    lines = screening.published_page().splitlines()
-    begin = lines.index("| arm | 0.5M | 1M |")
-    assert lines[begin + 2] == "| `a` | 2.00 [1.90, 2.10] | 2.50 [2.40, 2.60] |"
-    assert lines[begin + 3] == "| `b` | 1.00 [0.90, 1.10] | 3.00 [2.90, 3.10] |"
+    for name, page in (("", screening.published_page), ("-long", screening.page)):
+        _replay(screening.REPLAYS / f"scaling{name}-humaneval.json", **taus)
+        lines = page().splitlines()
+        begin = lines.index("| arm | 0.5M | 1M |")
+        assert lines[begin + 2] == "| `a` | 2.00 [1.90, 2.10] | 2.50 [2.40, 2.60] |"
+        assert lines[begin + 3] == "| `b` | 1.00 [0.90, 1.10] | 3.00 [2.90, 3.10] |"
 
 
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(

@@ -73,7 +73,7 @@ class ReplayedCategory(Settings):
     """Results of a drafter for the prompts of one category.
 
     Attributes:
-        prompts: number of prompts.
+        prompts: number of prompts, including those without tokens after the first one.
         tau: as in `ReplayRow`.
         ratio: as in `ReplayRow`.
     """

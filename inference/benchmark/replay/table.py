@@ -51,7 +51,12 @@ def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Iterable[str]]) -> Table:
     # `Text` is used because brackets in a name would otherwise be read as markup.
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=Text(title, style="table.title"),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for name in names:
         table.add_column(Text(name), no_wrap=name not in ("by depth", "category"))
     for row in rows:

@@ -33,6 +33,7 @@ from inference.remote.messages import TreeLimits
 from inference.remote.provisional import ProvisionalToken
 from inference.sampling.options import Sampling
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.step import chain_step
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 NOW = OfflineWriting(after_seconds=0.0)
@@ -168,7 +169,7 @@ def _rows(decoder: SpeculativeDecoder, rows: RowFormat) -> np.ndarray:
     """Return the rows of memory of the prompt."""
     drafter = _device_drafter(decoder)
     context = Context(decoder.target, drafter, Sampling(LogitsProcessorList(), False), 1, 400)
-    output, _ = context.read([PROMPT], 0, len(PROMPT))
+    output = decoder.target.forward(chain_step(torch.tensor([PROMPT]), start=0), context.cache)
     return rows.encoded(drafter.encode_memory(output).tensors)
 
 

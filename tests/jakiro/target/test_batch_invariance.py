@@ -129,14 +129,23 @@ def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
     assert sum(output.stats.accepted.total() for output in outputs) > 0
     together = decoder.generate_batch(prompts, max_new_tokens=40)
     assert [output.new_token_ids for output in together] == expected
+    assert _admitted(decoder, prompts) == expected
+    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
+    outputs = [decoder.generate(prompt, max_new_tokens=40) for prompt in prompts]
+    assert [output.new_token_ids for output in outputs] == expected
+    # In the last chunk, the longest prompt has a single token, and the others have none.
+    together = decoder.generate_batch(prompts, max_new_tokens=40)
+    assert [output.new_token_ids for output in together] == expected
+    assert _admitted(decoder, prompts) == expected
+
+
+def _admitted(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[list[int]]:
+    """Return the new tokens of prompts, all but the first of which join a running batch."""
     run = decoder.start(prompts[:1], max_new_tokens=40)
     for number, _ in enumerate(run):
         if number == 2:
             decoder.admit(run, prompts[1:], max_new_tokens=40)
-    assert [state.new_token_ids for state in run.sequences] == expected
-    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
-    outputs = [decoder.generate(prompt, max_new_tokens=40) for prompt in prompts]
-    assert [output.new_token_ids for output in outputs] == expected
+    return [state.new_token_ids for state in run.sequences]
 
 
 @pytest.mark.skipif(not can_pack(nn.Linear(32, 32).bfloat16()), reason="no packing here")
