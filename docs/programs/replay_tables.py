@@ -38,7 +38,7 @@ def replays(folder: Path, study: str) -> str:
 
 
 def by_category(path: Path) -> str:
-    """Return a table in Markdown of the results of a replay by category of prompts.
+    """Return a table in Markdown of the results of a replay: all prompts, and each category.
 
     Args:
         path: stored results.
@@ -46,17 +46,23 @@ def by_category(path: Path) -> str:
     if not path.exists():
         return "No text is replayed yet.\n"
     document = _replay(path)
-    names = ("prompts", "T", "drafter", "tau", "ratio")
-    lines = markdown_head(names, ("prompts", "drafter"))
     assert len(document.settings.trees) == 1
     base = document.rows[0].drafter
-    for category in dict.fromkeys(name for row in document.rows for name in row.categories):
+    names = ("prompts", "T", "drafter", "tau", "ratio")
+    lines = markdown_head(names, ("prompts", "drafter"))
+    for category in (
+        None,
+        *dict.fromkeys(name for row in document.rows for name in row.categories),
+    ):
         for row in document.rows:
-            if (own := row.categories.get(category)) is None:  # too few prompts
+            part = row if category is None else row.categories.get(category)
+            if part is None:  # there are too few prompts
                 continue
-            ratio = "1" if row.drafter == base else ratio_cell(own.ratio)
-            cells = [f"{category} ({own.prompts})", f"{row.temperature:g}", f"`{row.drafter}`"]
-            lines.append(markdown_line([*cells, figure_cell(*_bounds(own.tau)), ratio]))
+            size = document.prompts if isinstance(part, ReplayRow) else part.prompts
+            cells = [f"{category or 'all'} ({size})", f"{row.temperature:g}", f"`{row.drafter}`"]
+            cells.append(figure_cell(*_bounds(part.tau)))
+            cells.append("1" if row.drafter == base else ratio_cell(part.ratio))
+            lines.append(markdown_line(cells))
     return "\n".join(lines) + "\n"
 
 

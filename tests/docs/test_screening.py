@@ -285,6 +285,7 @@ def test_results_by_category_are_shown(screening: ModuleType) -> None:
     memory = "0 | `memory` | 2.50 [2.40, 2.60] | **1.250 [1.150, 1.350]** |"
     assert lines[start + 1] == f"| short (7) | {memory}"
     assert lines[start + 3] == f"| long (7) | {memory}"
+    assert lines[start - 1] == f"| all (2) | {memory}"
     rows[0] = rows[0].model_copy(update={"categories": {}})  # too few prompts at this temperature
     path.write_text(document.model_copy(update={"rows": tuple(rows)}).model_dump_json())
     assert [line for line in screening.page().splitlines() if "(7)" in line] == [

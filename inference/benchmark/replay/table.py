@@ -1,6 +1,7 @@
 """Tables of a replay's results for a terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import fill
 
 from rich import box
 from rich.console import RenderableType
@@ -12,6 +13,7 @@ from inference.benchmark.report.style import fixed
 from inference.benchmark.stats import Ratio
 from jakiro.utils.wording import counted
 
+_BREAKABLE = ("category", "drafter", "by depth")
 LEGEND = (
     "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
     "trainings. An asterisk marks ratios whose interval excludes 1. by depth: share of the steps "
@@ -49,7 +51,8 @@ def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
     yield LEGEND
 
 
-def _table(title: str, names: Sequence[str], rows: Iterable[Iterable[str]]) -> Table:
+def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table that breaks names and headings in a narrow terminal, but never a figure."""
     # `Text` is used because brackets in a name would otherwise be read as markup.
     table = Table(
         title=Text(title, style="table.title"),
@@ -57,9 +60,14 @@ def _table(title: str, names: Sequence[str], rows: Iterable[Iterable[str]]) -> T
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for name in names:
-        table.add_column(Text(name), no_wrap=name not in ("by depth", "category"))
-    for row in rows:
+    shown = list(rows)
+    for name, cells in zip(names, zip(*shown, strict=True), strict=True):
+        if name in _BREAKABLE:
+            table.add_column(Text(name), overflow="fold")
+        else:
+            width = max(map(len, [*cells, *name.split()]))
+            table.add_column(Text(fill(name, width)), no_wrap=True)
+    for row in shown:
         table.add_row(*map(Text, row))
     return table
 

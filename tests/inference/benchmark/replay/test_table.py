@@ -58,7 +58,19 @@ def test_several_categories_have_a_table_of_their_own() -> None:
     ]
 
 
-def _shown(rows: Sequence[ReplayRow], tokens: dict[float, int]) -> list[str]:
+def test_a_narrow_terminal_breaks_names_but_no_figure() -> None:
+    names = ("base, trained further", "memory-start-target, trained further")
+    rows = [_row(name, 0.0, 2.5, "1,000 to 1,999 tokens", "code") for name in names]
+    shown = _shown(rows, tokens={0.0: 1234}, width=80)
+    text = " ".join(shown)
+    assert "…" not in text
+    assert "category prompts drafter" in text
+    assert text.count("2.50 [2.40, 2.60]") == 6
+    assert text.count("1.250 [1.200, 1.300] *") == 6
+    assert "1,999" in text
+
+
+def _shown(rows: Sequence[ReplayRow], tokens: dict[float, int], width: int = 120) -> list[str]:
     """Return the lines of the tables, with single spaces."""
     document = ReplayDocument(
         environment=make_environment(),
@@ -69,7 +81,7 @@ def _shown(rows: Sequence[ReplayRow], tokens: dict[float, int]) -> list[str]:
     )
     stream = StringIO()
     for part in replay_tables(document):
-        Console(file=stream, width=120).print(part, highlight=False)
+        Console(file=stream, width=width).print(part, highlight=False)
     return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
 
 
