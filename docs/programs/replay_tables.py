@@ -50,10 +50,8 @@ def by_category(path: Path) -> str:
     base = document.rows[0].drafter
     names = ("prompts", "T", "drafter", "tau", "ratio")
     lines = markdown_head(names, ("prompts", "drafter"))
-    for category in (
-        None,
-        *dict.fromkeys(name for row in document.rows for name in row.categories),
-    ):
+    categories = dict.fromkeys(name for row in document.rows for name in row.categories)
+    for category in (None, *categories):
         for row in document.rows:
             part = row if category is None else row.categories.get(category)
             if part is None:  # there are too few prompts
