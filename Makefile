@@ -20,7 +20,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference screening \
-    bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm wheel clean
+    bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-drafting bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -105,7 +105,7 @@ screening: $(READY)  ## Store the results of a screening, and write their tables
 	$(BIN)/python docs/programs/screening.py $(ARGS)
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm: export GOMP_SPINCOUNT ?= 10000
+bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-drafting bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm: export GOMP_SPINCOUNT ?= 10000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
@@ -133,6 +133,9 @@ bench-accuracy: $(READY)  ## Measure pass@1 of programs whose end is written alo
 
 bench-ahead: $(READY)  ## Measure drafting ahead: make bench-ahead ARGS="--target PATH --draft-model PATH --prompts FILE --json RESULT.json"
 	$(BIN)/python docs/programs/bench_ahead.py $(ARGS)
+
+bench-drafting: $(READY)  ## Compare drafting times of drafters: make bench-drafting ARGS="--base FILE --config FILE --width N --prompts FILE --json RESULT.json"
+	$(BIN)/python docs/programs/bench_drafting.py $(ARGS)
 
 bench-network: $(READY)  ## Measure texts over simulated networks: make bench-network ARGS="--target T --trained NAME=DRAFTER --prompts FILE --json RESULT.json"
 	$(BIN)/python docs/programs/bench_network.py $(ARGS)

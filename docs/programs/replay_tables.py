@@ -12,6 +12,9 @@ from inference.benchmark.stats import Rate, Ratio, product, ratio
 from training.studies.ablation.contrasts import mean_rates
 from training.studies.ablation.tables import markdown_head, markdown_line
 
+# Parts of the names of result files of further trainings.
+_LATER = ("-seed1", "-seed1-memory", "-seed1-wide")
+
 
 def replays(folder: Path, study: str) -> str:
     """Return a table in Markdown of the results of `jakiro replay` for a study.
@@ -35,6 +38,33 @@ def replays(folder: Path, study: str) -> str:
         for row in _pooled(documents)
     ]
     return "\n".join(lines) + "\n"
+
+
+def against(folder: Path, study: str, drafter: str, other: str) -> str:
+    """Return a table in Markdown that compares two drafters of a study with each other.
+
+    Args:
+        folder: folder of the stored results.
+        study: name of the study, with which the names of its result files begin.
+        drafter: name of a drafter with one training.
+        other: name of the drafter that it is compared with, which has one training as well.
+    """
+    names = ("prompts", "T", f"tau, `{drafter}`", f"tau, `{other}`", "ratio")
+    lines = markdown_head(names, ("prompts",))
+    head = len(lines)
+    for cell, title in PROMPTS.items():
+        documents = _replays_of_all_seeds(folder, study, cell)
+        pooled = {(row.drafter, row.temperature, row.trees): row for row in _pooled(documents)}
+        for (name, temperature, trees), row in pooled.items():
+            second = pooled.get((other, temperature, trees))
+            if name != drafter or second is None:
+                continue
+            assert len(row.counts) == len(second.counts) == 1
+            taus = [figure_cell(*_bounds(own.tau)) for own in (row, second)]
+            compared = ratio(_replay_rate([row]), _replay_rate([second]))
+            cells = [f"{title} ({documents[0].prompts})", f"{temperature:g}", *taus]
+            lines.append(markdown_line([*cells, ratio_cell(compared)]))
+    return "\n".join(lines) + "\n" if len(lines) > head else "No text is replayed yet.\n"
 
 
 def by_category(path: Path) -> str:
@@ -103,7 +133,7 @@ def _replay_cells(row: ReplayRow, first: ReplayDocument) -> list[str]:
 
 def _replays_of_all_seeds(folder: Path, study: str, cell: str) -> list[ReplayDocument]:
     """Return the replays of a kind of prompts, which differ in seeds of the trainings or arms."""
-    paths = [folder / f"{study}{part}-{cell}.json" for part in ("", "-seed1", "-seed1-memory")]
+    paths = [folder / f"{study}{part}-{cell}.json" for part in ("", *_LATER)]
     return [_replay(path) for path in paths if path.exists()]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from replay_tables import by_category, replays, scaling
+from replay_tables import against, by_category, replays, scaling
 from table_cells import PROMPTS, by_depth_cell, figure_cell, ratio_cell
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures, read_document
@@ -102,13 +102,16 @@ def _rate(run: Path) -> dict[str, Any]:
 def store_curves(study: Path) -> None:
     """Store the agreement of the passes during training, for the runs of a study.
 
+    Curves of other runs, which were stored earlier, are kept.
+
     Args:
         study: folder of the study.
     """
     paths = sorted(study.glob(f"runs/*/seed-{SEED}/metrics.jsonl"))
-    curves = {path.parts[-3]: _curve(path) for path in paths}
-    if any(curves.values()):
-        write_atomically(CURVES, json.dumps(curves) + "\n")
+    curves = {path.parts[-3]: curve for path in paths if (curve := _curve(path))}
+    if curves:
+        stored = json.loads(CURVES.read_text()) if CURVES.exists() else {}
+        write_atomically(CURVES, json.dumps(stored | curves) + "\n")
 
 
 def _curve(path: Path) -> list[tuple[int, float]]:
@@ -142,7 +145,25 @@ def page() -> str:
     shown["replays"] = replays(REPLAYS, "long")
     shown["scaling"] = scaling(REPLAYS / "scaling-long-humaneval.json")
     shown["long-prompts"] = by_category(REPLAYS / "long-prompts.json")
+    shown["equal-time"] = against(REPLAYS, "long", "sparse-16-2", "base-6144")
+    shown["times"] = _times(REPLAYS.parent / "drafting-smollm2.json")
     return _filled(PAGE.read_text(), shown)
+
+
+def _times(path: Path) -> str:
+    """Return a table in Markdown of drafting times, as `make bench-drafting` measures them."""
+    if not path.exists():
+        return "No time is measured yet.\n"
+    names = ("drafter", "width", "parameters", "for a token", "drafting, ms per step", "ratio")
+    lines = markdown_head(names, ("drafter",))
+    rows = json.loads(path.read_text())["results"]
+    for row in rows:
+        value, low, high = row["ratio"]
+        sizes = [f"{row[name] / 1e6:.2f}M" for name in ("parameters", "active_parameters")]
+        share = f"{value:.2f} [{low:.2f}, {high:.2f}]" if row is not rows[0] else "1"
+        cells = [f"`{row['drafter']}`", str(row["width"]), *sizes]
+        lines.append(markdown_line([*cells, f"{row['milliseconds']:.1f}", share]))
+    return "\n".join(lines) + "\n"
 
 
 def published_page() -> str:

@@ -68,6 +68,8 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         "<!-- replays -->\n<!-- end of replays -->\n"
         "<!-- scaling -->\n<!-- end of scaling -->\n"
         "<!-- long-prompts -->\n<!-- end of long-prompts -->\n"
+        "<!-- equal-time -->\n<!-- end of equal-time -->\n"
+        "<!-- times -->\n<!-- end of times -->\n"
     )
     monkeypatch.setattr(screening, "PAGE", page)
     monkeypatch.setattr(screening, "RESULTS", stored)
@@ -110,7 +112,10 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the program, with pages that have no tables yet and no stored results."""
     screening = load_program("screening")
     for name, groups in {
-        "PAGE": ("rates", "results", "square", "replays", "scaling", "long-prompts"),
+        "PAGE": (
+            *("rates", "results", "square", "replays", "scaling"),
+            *("long-prompts", "equal-time", "times"),
+        ),
         "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays", "long-replays", "scaling"),
     }.items():
         path = tmp_path / f"{name}.md"
@@ -144,7 +149,7 @@ def test_the_agreement_of_each_fifth_of_a_training_is_weighted_by_tokens(
     screening: ModuleType, tmp_path: Path
 ) -> None:
     for name in ("base", "moa", "fusion"):
-        run = tmp_path / "study" / "runs" / name / "seed-0"
+        run = tmp_path / f"study-of-{name}" / "runs" / name / "seed-0"
         run.mkdir(parents=True)
         steps = [
             (10, 5, 0.0),
@@ -161,7 +166,9 @@ def test_the_agreement_of_each_fifth_of_a_training_is_weighted_by_tokens(
         records.append({"step": 60, "evaluation": {}})
         text = "".join(json.dumps(record) + "\n" for record in records)
         (run / "metrics.jsonl").write_text(text)
-    screening.store_curves(tmp_path / "study")
+        screening.store_curves(tmp_path / f"study-of-{name}")  # keeps earlier curves
+    (tmp_path / "study-of-moa/runs/moa/seed-0/metrics.jsonl").write_text("")  # trained again
+    screening.store_curves(tmp_path / "study-of-moa")
     text = screening.published_page()
     assert _shown(text) == ["base", "moa"]
     assert text.count("| 0.15 | 0.30 | 0.40 | 0.50 | 1.00 |") == 2
@@ -230,7 +237,7 @@ def test_replays_are_shown_on_the_page_of_their_study(screening: ModuleType) -> 
     assert "| MT-bench (12) | 0 | `base` | 1 | 2.00 [1.90, 2.10] | 1 | .70 .50 |" in lines
     moa = "| MT-bench (12) | 0 | `moa` | 1 | 2.50 [2.40, 2.60] | **1.250 [1.150, 1.350]** |"
     assert f"{moa} .70 .62 |" in lines
-    assert screening.page().count("No text is replayed yet.") == 3
+    assert screening.page().count("No text is replayed yet.") == 4
 
 
 def test_replays_of_further_trainings_are_pooled_with_the_first_ones(
@@ -262,6 +269,30 @@ def test_a_base_that_is_replayed_twice_is_one_training(screening: ModuleType) ->
     _replay(path, base=[20, 21], memory=[21, 21])
     with pytest.raises(AssertionError, match="base was replayed on other texts"):
         screening.page()
+
+
+def test_two_drafters_are_compared_with_each_other(screening: ModuleType) -> None:
+    sparse, wide = {"sparse-16-2": [30, 30, 60]}, {"base-6144": [24, 24, 48]}
+    _replay(screening.REPLAYS / "long-seed1-mt_bench.json", 1, base=[40, 40, 40], **sparse)
+    _replay(screening.REPLAYS / "long-seed1-wide-mt_bench.json", 1, base=[40, 40, 40], **wide)
+    lines = screening.page().splitlines()
+    row = "| MT-bench (3) | 0 | 1.50 [1.40, 1.60] | 1.88 [1.77, 1.98] | **0.800 [0.800, 0.800]** |"
+    assert row in lines
+    assert lines[lines.index(row) - 2].startswith("| prompts | T | tau, `sparse-16-2` | tau, `base")
+
+
+def test_drafting_times_are_shown(screening: ModuleType) -> None:
+    assert "No time is measured yet." in screening.page()
+    row = {"drafter": "base", "width": 64, "parameters": 4_205_952, "active_parameters": 1_000_000}
+    rows = [
+        row | {"milliseconds": 20.04, "ratio": [1.0, 1.0, 1.0]},
+        row | {"drafter": "wide", "milliseconds": 25.0, "ratio": [1.25, 1.2, 1.31]},
+    ]
+    path = screening.REPLAYS.parent / "drafting-smollm2.json"
+    path.write_text(json.dumps({"results": rows}))
+    lines = screening.page().splitlines()
+    assert "| `base` | 64 | 4.21M | 1.00M | 20.0 | 1 |" in lines
+    assert "| `wide` | 64 | 4.21M | 1.00M | 25.0 | 1.25 [1.20, 1.31] |" in lines
 
 
 def test_results_by_category_are_shown(screening: ModuleType) -> None:

@@ -89,6 +89,12 @@ def test_the_parallel_levels_of_gumiho_have_the_published_weights() -> None:
     assert weights == pytest.approx([0.8 ** (index + 1) for index in range(5)])
 
 
+def test_chimera_learns_the_features_as_in_its_paper() -> None:
+    chimera = _merged(CONFIGS / "base.yaml", CONFIGS / "drafters" / "chimera.yaml")
+    assert chimera.drafter.trunk.tokens == "trigram"
+    assert chimera.objective.feature_weight > 0  # the published code leaves this term out
+
+
 def _merged(base: Path, path: Path) -> TrainSettings:
     layers = merge(read_layered_yaml(base), read_layered_yaml(path))
     return TrainSettings.model_validate(apply_overrides(layers, REQUIRED))
