@@ -160,6 +160,39 @@ def main(words: Sequence[str] | None = None) -> None:
     Args:
         words: arguments; None for those of the command line.
     """
+    arguments = _parser().parse_args(words)
+    ensure_new_file(arguments.json, "the results", "--json")
+    arms = read_arms(arguments.base, arguments.config, arguments.set)
+    of_target = arms[0].settings.target
+    device = choose_device(arguments.device)
+    model, tokenizer = load_target(of_target.name_or_path, long_dtype(of_target.dtype), device)
+    target = TargetAdapter(model.eval())
+    record = record_target(target.spec, of_target.name_or_path, tokenizer)
+    settings = designs(arms, arguments.width, record)
+    prompts = [
+        encode_prompt(own.first, tokenizer, target.spec.vocab_size)
+        for own in read_prompts(arguments.prompts, arguments.num_prompts)
+    ]
+    torch.manual_seed(SEED)
+    subject = Subject(model, tokenizer)
+    decoders = {
+        name: _decoder(subject, JakiroDrafter(config_for(own, record)), arguments.candidates)
+        for name, own in settings.items()
+    }
+    environment = environment_of(target, of_target.name_or_path)
+    found = measure(decoders, prompts, arguments.tokens, arguments.repeats)
+    document = {
+        "environment": environment.model_dump(mode="json"),
+        "candidates": arguments.candidates,
+        "prompts": len(prompts),
+        "repeats": arguments.repeats,
+        "results": list(summary(found, settings, partial(_sizes, record))),
+    }
+    write_atomically(arguments.json, json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document["results"], indent=1))  # noqa: T201
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare drafting times of drafters.")
     parser.add_argument("--base", type=Path, required=True, help="settings of the base")
     parser.add_argument("--config", type=Path, action="append", default=[], help="an arm's file")
@@ -172,38 +205,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=2, choices=range(1, 100))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, required=True)
-    arguments = parser.parse_args(words)
-    ensure_new_file(arguments.json, "the results", "--json")
-    arms = read_arms(arguments.base, arguments.config, arguments.set)
-    of_target = arms[0].settings.target
-    device = choose_device(arguments.device)
-    model, tokenizer = load_target(of_target.name_or_path, long_dtype(of_target.dtype), device)
-    target = TargetAdapter(model.eval())
-    record = record_target(target.spec, of_target.name_or_path, tokenizer)
-    settings = designs(arms, arguments.width, record)
-    subject = Subject(model, tokenizer)
-    torch.manual_seed(SEED)
-    decoders = {}
-    for name, own in settings.items():
-        drafter = JakiroDrafter(config_for(own, record))
-        plan = TreePlan.of(trees_of_size(drafter, arguments.candidates).greedy)
-        decoders[name] = subject.decoder(drafter, plan)
-    prompts = [
-        encode_prompt(own.first, tokenizer, target.spec.vocab_size)
-        for own in read_prompts(arguments.prompts, arguments.num_prompts)
-    ]
-    environment = environment_of(target, of_target.name_or_path)
-    found = measure(decoders, prompts, arguments.tokens, arguments.repeats)
-    results = list(summary(found, settings, partial(_sizes, record)))
-    document = {
-        "environment": environment.model_dump(mode="json"),
-        "candidates": arguments.candidates,
-        "prompts": len(prompts),
-        "repeats": arguments.repeats,
-        "results": results,
-    }
-    write_atomically(arguments.json, json.dumps(document, indent=1) + "\n")
-    print(json.dumps(results, indent=1))  # noqa: T201
+    return parser
+
+
+def _decoder(subject: Subject, drafter: JakiroDrafter, candidates: int) -> SpeculativeDecoder:
+    return subject.decoder(drafter, TreePlan.of(trees_of_size(drafter, candidates).greedy))
 
 
 def _sizes(record: TargetRecord, own: DrafterSettings) -> tuple[int, int]:

@@ -45,9 +45,8 @@ def test_arms_are_as_large_as_the_base_and_widths_are_kept(tmp_path: Path) -> No
     assert sparse["active_parameters"] == pytest.approx(base["parameters"], rel=0.02)
     assert sparse["parameters"] > 2 * sparse["active_parameters"]
     assert (sparse["width"], wide["width"]) == (32, 128)
-    assert (
-        wide["parameters"] - base["parameters"] == 3 * 64 * 32
-    )  # three vectors as wide as the target
+    # Each of the 64 further units has three vectors as wide as the target.
+    assert wide["parameters"] - base["parameters"] == 3 * 64 * 32
 
 
 def test_an_arm_that_is_the_base_is_refused(tmp_path: Path) -> None:
