@@ -15,10 +15,10 @@ from training.distributed.processes import Processes
 from training.loss.accepted_length import AcceptedLength
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
+from training.loss.heads import Heads
 from training.loss.objectives import Goals, LossTerms, drafter_loss, shared_normalizers
 from training.loss.settings import ObjectiveSettings
 from training.loss.views import TargetView, look_at_target, states_kept
-from training.loss.vocab_losses import Heads
 from training.target_states.states import view_of
 from training.target_states.store import TargetStateStore
 
@@ -146,17 +146,15 @@ class TrainingModule(nn.Module):
         """
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         is_rolled_out = self.drafter.trunk.feature_input is not None
-        length = AcceptedLength(self.settings, reader.heads, batch, is_rolled_out)
+        heads = reader.heads.at(self.settings.token_temperature)
+        length = AcceptedLength(self.settings, heads, batch, is_rolled_out)
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
-        normalizers = shared_normalizers(
-            view, batch, reader.heads, num_levels, self.settings.chunk_size
-        )
+        normalizers = shared_normalizers(view, batch, heads, num_levels, self.settings.chunk_size)
         terms = []
         for sample, output in enumerate(outputs):
             # With tail layers, the regression goal is the state at the input of these layers.
             goals = Goals(view.features, view.tail_input, output.state, normalizers)
-            arguments = (batch, sample, reader.heads, self.settings)
-            terms.append(drafter_loss(output, goals, *arguments))
+            terms.append(drafter_loss(output, goals, batch, sample, heads, self.settings))
             length.add(output, sample)
             on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))

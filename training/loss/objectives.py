@@ -10,16 +10,12 @@ from torch.nn.functional import normalize, smooth_l1_loss
 
 from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
+from training.loss.heads import Heads
 from training.loss.normalizers import Normalizers, normalizers_of
 from training.loss.positions import Examples, gather_examples
 from training.loss.settings import ObjectiveSettings
 from training.loss.views import TargetView
-from training.loss.vocab_losses import (
-    Heads,
-    TermWeights,
-    TokenResults,
-    compare_distributions,
-)
+from training.loss.vocab_losses import TermWeights, TokenResults, compare_distributions
 
 
 def contrastive_loss(
@@ -88,7 +84,8 @@ def shared_normalizers(
 ) -> Normalizers | None:
     """Return normalizers that all anchor samples and levels share; None if this saves no time.
 
-    If the view contains normalizers, these are returned.
+    If the view contains normalizers, these are returned, unless the token loss has another
+    temperature.
 
     The positions whose distribution a later level learns are among those whose distribution level 0
     learns, so only these need normalizers.
@@ -100,11 +97,11 @@ def shared_normalizers(
         num_levels: number of levels of the drafter's output.
         chunk_size: number of positions whose logits are in memory at a time.
     """
-    if view.normalizers is not None:
+    if view.normalizers is not None and heads.keeps_logits:
         return view.normalizers
     if not heads.saves_time(num_uses=batch.anchors.shape[1] * num_levels):
         return None
-    return normalizers_of(view.features, batch.targets_exist(1), heads.target, chunk_size)
+    return normalizers_of(view.features, batch.targets_exist(1), heads.target_logits, chunk_size)
 
 
 class LossTerms(NamedTuple):

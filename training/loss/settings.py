@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jakiro.utils.settings import Settings
 
@@ -17,6 +17,9 @@ class ObjectiveSettings(Settings):
     token_loss: TokenLoss = "cross_entropy"
     """Measure of the distance between draft distribution and target distribution; kl has the same
     gradients as cross_entropy."""
+    token_temperature: float = Field(1.0, ge=0)
+    """Temperature of both distributions in the token loss, such as the temperature at which the
+    drafter will be used. At 0, the drafter learns the target's most likely token."""
     multiple_choice_weight: float = Field(0.0, ge=0)
     """Weight of the multiple-choice loss: at each position, the expert that gives the next token of
     the text the highest probability learns this token, weighted by the router, and the other
@@ -50,3 +53,9 @@ class ObjectiveSettings(Settings):
     chunk_size: int = Field(256, ge=1)
     """Number of positions whose distributions over the vocabulary are in memory at once; affects
     memory use, but not the result."""
+
+    @model_validator(mode="after")
+    def _loss_is_finite(self) -> "ObjectiveSettings":
+        if self.token_loss == "reverse_kl" and self.token_temperature == 0:
+            raise ValueError("token_temperature above 0 when token_loss is reverse_kl")
+        return self

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from jakiro.draft_head import DraftHead
 from jakiro.experts import joint_log_probs, posterior_log_weights
-from training.loss.normalizers import Logits, Normalizers
+from training.loss.heads import LOWEST, Heads
+from training.loss.normalizers import Normalizers
 from training.loss.positions import Examples
 from training.loss.settings import TokenLoss
 
@@ -76,79 +76,6 @@ class TermWeights(NamedTuple):
 
     token: float = 1.0
     choice: float = 0.0
-
-
-# Smallest log-probability. It is finite, so that its product with a probability of 0 is 0 even
-# where a head's logits are -inf.
-_LOWEST = torch.finfo(torch.float32).min
-
-
-class Heads(NamedTuple):
-    """The heads of target and drafter, which map features to logits.
-
-    Attributes:
-        target: the target's head over the whole vocabulary.
-        draft: the drafter's head over the draft vocabulary.
-        token_ids: ids of the draft vocabulary, in ascending order; None for the whole vocabulary.
-        parameters: trained parameters that `draft` computes with.
-        target_drafted: the target's head over the draft vocabulary, which reads only the rows of
-            these tokens; None if there is no draft vocabulary, or if the head has no such rows. If
-            the drafter has a head or an output norm of its own, it keeps a copy of the rows.
-        num_tokens: number of tokens of the whole vocabulary; 0 if unknown.
-    """
-
-    target: Logits
-    draft: Logits
-    token_ids: Int[Tensor, " drafted"] | None = None
-    parameters: tuple[Tensor, ...] = ()
-    target_drafted: Logits | None = None
-    num_tokens: int = 0
-
-    @classmethod
-    def of(cls, head: DraftHead) -> "Heads":
-        """Return the heads that belong to the drafter's head."""
-        whole, of_target = DraftHead(head.target, None).logits, head.target.head
-        drafted = _drafted_by_target(head)
-        num_tokens = of_target.out_features if type(of_target) is nn.Linear else 0
-        return cls(whole, head.logits, head.token_ids, head.parameters, drafted, num_tokens)
-
-    def saves_time(self, num_uses: int) -> bool:
-        """Return whether the target's normalizers should be computed once and kept.
-
-        This takes one product with all rows of the target's head, and one with the rows of the
-        draft vocabulary for each use, instead of one with all rows for each use.
-
-        Args:
-            num_uses: number of uses of the target's distribution at a position.
-        """
-        if self.target_drafted is None or self.token_ids is None:
-            return False
-        return self.num_tokens + num_uses * len(self.token_ids) < num_uses * self.num_tokens
-
-    def log_probs_of_target(
-        self, features: Float[Tensor, "n hidden"], known: Normalizers | None
-    ) -> tuple[Float[Tensor, "n drafted"], Int[Tensor, " n"]]:
-        """Return the target's log-probabilities of the draft vocabulary, and its most likely token.
-
-        Args:
-            features: the target's features.
-            known: normalizers of the target's distributions; None to compute the logits of the
-                whole vocabulary.
-        """
-        if known is not None and self.target_drafted is not None:
-            log_probs = self.target_drafted(features).float() - known.log_sum.unsqueeze(1)
-            return log_probs.clamp_(min=_LOWEST), known.best
-        whole = self.target(features).float().log_softmax(dim=-1).clamp_(min=_LOWEST)
-        drafted = whole if self.token_ids is None else whole[:, self.token_ids]
-        return drafted, whole.argmax(dim=-1)
-
-
-def _drafted_by_target(head: DraftHead) -> Logits | None:
-    if head.token_ids is None or type(head.target.head) is not nn.Linear:
-        return None
-    if head.own is None and head.norm is None:
-        return head.logits
-    return DraftHead(head.target, head.token_ids).logits
 
 
 class TokenResults(NamedTuple):
@@ -247,14 +174,14 @@ class _WithGradients(torch.autograd.Function):
 
 
 class _Blended(torch.autograd.Function):
-    """Computes `joint.logsumexp(dim=1)`, clamped to at least `_LOWEST`.
+    """Computes `joint.logsumexp(dim=1)`, clamped to at least `LOWEST`.
 
     This is several times faster than `logsumexp` for few components and a large vocabulary.
     """
 
     @staticmethod
     def forward(ctx: Any, joint: Tensor) -> Tensor:
-        blended = reduce(torch.logaddexp, joint.unbind(dim=1)).clamp(min=_LOWEST)
+        blended = reduce(torch.logaddexp, joint.unbind(dim=1)).clamp(min=LOWEST)
         ctx.save_for_backward(joint, blended)
         return blended
 
@@ -308,7 +235,7 @@ def _token_results(
         guess, drafted = blended.argmax(dim=-1), heads.token_ids
         if drafted is not None:
             guess = drafted[guess]
-        loss = token_losses(kind, target_probs, blended)
+        loss = token_losses(kind, target_probs, heads.processed_draft(blended))
         choice, used = torch.zeros_like(loss), weights
         is_last = level + 1 == features.shape[1]
         if has_choice or not is_last:

@@ -103,10 +103,11 @@ def parts_of(
 
     def head() -> None:
         levels, chunk_size = outputs[0].features.shape[2], objective.chunk_size
-        known = shared_normalizers(view, batch, reader.heads, levels, chunk_size)
+        heads = reader.heads.at(objective.token_temperature)
+        known = shared_normalizers(view, batch, heads, levels, chunk_size)
         for sample, output in enumerate(outputs):
             goals = Goals(view.features, normalizers=known)
-            drafter_loss(output, goals, batch, sample, reader.heads, objective).total.backward()
+            drafter_loss(output, goals, batch, sample, heads, objective).total.backward()
 
     return {
         "target": lambda: reader.view(batch),

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from jakiro.errors import ConfigError
 from training.evaluation.metrics import read_metrics
+from training.loss.heads import Heads
 from training.loss.positions import Examples
-from training.loss.vocab_losses import Heads, TermWeights, choice_losses, compare_distributions
+from training.loss.vocab_losses import TermWeights, choice_losses, compare_distributions
 from training.train import train
 
 VOCAB = 5

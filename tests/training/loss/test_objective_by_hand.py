@@ -11,9 +11,9 @@ from torch import Tensor
 
 from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
+from training.loss.heads import Heads
 from training.loss.objectives import Goals, LossTerms, drafter_loss
 from training.loss.settings import ObjectiveSettings, TokenLoss
-from training.loss.vocab_losses import Heads
 
 BATCH = random_batch([10, 11], [5, 19], [24])
 NUM_LEVELS = 3

@@ -11,8 +11,9 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 from moa.trunk import TrunkInputs
+from training.loss.heads import Heads
 from training.loss.positions import Examples
-from training.loss.vocab_losses import Heads, compare_distributions
+from training.loss.vocab_losses import compare_distributions
 
 LENGTH = 8
 PATH = [7, 19, 5, 42]

@@ -7,9 +7,10 @@ from helpers.variants import FEEDBACK, OWN
 from torch import Tensor
 
 from jakiro.target.adapter import TargetAdapter
+from training.loss.heads import Heads
 from training.loss.positions import Examples
 from training.loss.settings import TokenLoss
-from training.loss.vocab_losses import Heads, compare_distributions, token_losses
+from training.loss.vocab_losses import compare_distributions, token_losses
 
 KINDS: tuple[TokenLoss, ...] = ("cross_entropy", "kl", "reverse_kl", "total_variation")
 
