@@ -13,7 +13,7 @@ from training.studies.ablation.contrasts import mean_rates
 from training.studies.ablation.tables import markdown_head, markdown_line
 
 # Parts of the names of result files of further trainings.
-_LATER = ("-seed1", "-seed1-memory", "-seed1-wide")
+_LATER = ("-seed1", "-seed1-memory", "-seed1-wide", "-seed0-sparse")
 
 
 def replays(folder: Path, study: str) -> str:
@@ -30,7 +30,7 @@ def replays(folder: Path, study: str) -> str:
     }
     if not found:
         return "No text is replayed yet.\n"
-    names = ("prompts", "T", "drafter", "seeds", "tau", "ratio", "accepted by depth")
+    names = ("prompts", "T", "drafter", "trainings", "tau", "ratio", "accepted by depth")
     lines = markdown_head(names, ("prompts", "drafter"))
     lines += [
         markdown_line([f"{title} ({documents[0].prompts})", *_replay_cells(row, documents[0])])
@@ -40,21 +40,23 @@ def replays(folder: Path, study: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def against(folder: Path, study: str, drafter: str, other: str) -> str:
-    """Return a table in Markdown that compares two drafters of a study with each other.
+def against(folder: Path, study: str, drafter: str, other: str, seed: int) -> str:
+    """Return a table in Markdown that compares trainings of two drafters with the same seed.
 
     Args:
         folder: folder of the stored results.
         study: name of the study, with which the names of its result files begin.
-        drafter: name of a drafter with one training.
-        other: name of the drafter that it is compared with, which has one training as well.
+        drafter: name of a drafter.
+        other: name of the drafter that it is compared with.
+        seed: seed of both trainings.
     """
     names = ("prompts", "T", f"tau, `{drafter}`", f"tau, `{other}`", "ratio")
     lines = markdown_head(names, ("prompts",))
     head = len(lines)
     for cell, title in PROMPTS.items():
         documents = _replays_of_all_seeds(folder, study, cell)
-        pooled = {(row.drafter, row.temperature, row.trees): row for row in _pooled(documents)}
+        of_seed = _pooled(documents, f"/seed-{seed}/")
+        pooled = {(row.drafter, row.temperature, row.trees): row for row in of_seed}
         for (name, temperature, trees), row in pooled.items():
             second = pooled.get((other, temperature, trees))
             if name != drafter or second is None:
@@ -143,10 +145,14 @@ def _replay(path: Path) -> ReplayDocument:
     return document
 
 
-def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:
+def _pooled(documents: Sequence[ReplayDocument], included: str = "") -> list[ReplayRow]:
     """Return the rows of all documents by temperature; those of the same drafter are pooled.
 
     A drafter that was loaded from the same path for two documents is included once.
+
+    Args:
+        documents: replays of the same texts.
+        included: part of the paths of drafters that are included.
     """
     # By temperature, size of trees and drafter: by path, the row of the drafter and of its base.
     found: dict[tuple[float, str, str], dict[str, tuple[ReplayRow, ReplayRow]]] = {}
@@ -155,6 +161,8 @@ def _pooled(documents: Sequence[ReplayDocument]) -> list[ReplayRow]:
         bases: dict[tuple[float, str], ReplayRow] = {}
         for row in document.rows:  # the base comes first
             base = bases.setdefault((row.temperature, row.trees), row)
+            if included not in paths[row.drafter]:
+                continue
             same = found.setdefault((row.temperature, row.trees, row.drafter), {})
             known, _ = same.setdefault(paths[row.drafter], (row, base))
             assert known.counts == row.counts, f"{row.drafter} was replayed on other texts"

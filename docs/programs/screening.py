@@ -6,9 +6,9 @@ in `runs/screening/rates`, with which the learning rate was chosen. The agreemen
 stored for the arms whose run folders are there. Without an argument, the program
 only writes the tables of the stored results: those of the arms of the screening into
 `docs/benchmarks/screening.md`, and those of the drafters in `configs/drafters/` into
-`docs/benchmarks/published.md`, with the figures of
-`docs/benchmarks/results/published-smollm2-humaneval-*.json`. Both pages also have the results of
-`jakiro replay` that are stored in `docs/benchmarks/results/replay/`.
+`docs/benchmarks/published.md`. Both pages also have the results of `jakiro replay` that are stored
+in `docs/benchmarks/results/replay/`, and those of `jakiro bench` in
+`docs/benchmarks/results/published-smollm2-*.json` and `long-speeds-smollm2-*.json`.
 """
 
 import json
@@ -145,8 +145,9 @@ def page() -> str:
     shown["replays"] = replays(REPLAYS, "long")
     shown["scaling"] = scaling(REPLAYS / "scaling-long-humaneval.json")
     shown["long-prompts"] = by_category(REPLAYS / "long-prompts.json")
-    shown["equal-time"] = against(REPLAYS, "long", "sparse-16-2", "base-6144")
+    shown["equal-time"] = against(REPLAYS, "long", "sparse-16-2", "base-6144", seed=1)
     shown["times"] = _times(REPLAYS.parent / "drafting-smollm2.json")
+    shown["speeds"] = _speeds("long-speeds")
     return _filled(PAGE.read_text(), shown)
 
 
@@ -168,9 +169,8 @@ def _times(path: Path) -> str:
 
 def published_page() -> str:
     """Return the page of the published drafters with the tables of the stored results."""
-    speeds = "\n".join(_speeds()).rstrip() or "No speed is measured yet."
     curves = "\n".join(_curves()) + "\n" if CURVES.exists() else "No curve is stored yet.\n"
-    shown = {"results": tables(is_published=True), "curves": curves, "speeds": speeds + "\n"}
+    shown = {"results": tables(is_published=True), "curves": curves, "speeds": _speeds("published")}
     shown["replays"] = replays(REPLAYS, "published")
     shown["long-replays"] = replays(REPLAYS, "published-long")
     shown["scaling"] = scaling(REPLAYS / "scaling-humaneval.json")
@@ -239,39 +239,53 @@ def _square_rates(temperature: float) -> dict[str, Rate]:
     return rates
 
 
-def _speeds() -> Iterator[str]:
-    """Yield one table for each temperature, whose methods were measured alternately."""
-    for path in sorted(RESULTS.parent.glob("published-smollm2-humaneval-t*.json")):
-        document = read_document(path)
-        yield f"T = {document.methods[0].temperature:g}:"
-        yield ""
-        names = (
-            "drafter",
-            "tau",
-            "acceptance by depth",
-            "drafting, ms per step",
-            "tokens/s",
-            'tokens/s, `tree="auto"`',
-            'speed-up, `tree="auto"`',
+def _speeds(study: str) -> str:
+    """Return a table in Markdown for each kind of prompts and temperature.
+
+    The methods of each table were measured in turns.
+
+    Args:
+        study: name of the study, with which the names of its result files begin.
+    """
+    lines = [
+        line
+        for name, title in PROMPTS.items()
+        for path in sorted(RESULTS.parent.glob(f"{study}-smollm2-{name}-t?.json"))
+        for line in _speeds_of(title, read_document(path))
+    ]
+    return "\n".join(lines[:-1] or ["No speed is measured yet."]) + "\n"
+
+
+def _speeds_of(title: str, document: ComparisonDocument) -> Iterator[str]:
+    yield f"{title}, T = {document.methods[0].temperature:g}:"
+    yield ""
+    names = (
+        "drafter",
+        "tau",
+        "acceptance by depth",
+        "drafting, ms per step",
+        "tokens/s",
+        'tokens/s, `tree="auto"`',
+        'speed-up, `tree="auto"`',
+    )
+    yield from markdown_head(names, ("drafter",))
+    methods = {method.name: method for method in document.methods}
+    for name, method in methods.items():
+        if name.endswith("-auto"):
+            continue
+        chosen = methods.get(f"{name}-auto")
+        yield markdown_line(
+            [
+                f"`{name}`",
+                figure_cell(method.tau, method.tau_low, method.tau_high),
+                by_depth_cell(method.conditional_acceptance_rate) or "-",
+                f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
+                f"{method.tokens_per_second:.1f}",
+                "-" if chosen is None else f"{chosen.tokens_per_second:.1f}",
+                "-" if chosen is None else _speedup(chosen),
+            ]
         )
-        yield from markdown_head(names, ("drafter",))
-        methods = {method.name: method for method in document.methods}
-        for name, method in methods.items():
-            if name.endswith("-auto"):
-                continue
-            chosen = methods.get(f"{name}-auto")
-            yield markdown_line(
-                [
-                    f"`{name}`",
-                    figure_cell(method.tau, method.tau_low, method.tau_high),
-                    by_depth_cell(method.conditional_acceptance_rate) or "-",
-                    f"{1e3 * method.seconds.draft / method.target_forwards:.1f}",
-                    f"{method.tokens_per_second:.1f}",
-                    "-" if chosen is None else f"{chosen.tokens_per_second:.1f}",
-                    "-" if chosen is None else _speedup(chosen),
-                ]
-            )
-        yield ""
+    yield ""
 
 
 def _speedup(method: MethodFigures) -> str:

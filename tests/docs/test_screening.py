@@ -70,6 +70,7 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         "<!-- long-prompts -->\n<!-- end of long-prompts -->\n"
         "<!-- equal-time -->\n<!-- end of equal-time -->\n"
         "<!-- times -->\n<!-- end of times -->\n"
+        "<!-- speeds -->\n<!-- end of speeds -->\n"
     )
     monkeypatch.setattr(screening, "PAGE", page)
     monkeypatch.setattr(screening, "RESULTS", stored)
@@ -114,7 +115,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, groups in {
         "PAGE": (
             *("rates", "results", "square", "replays", "scaling"),
-            *("long-prompts", "equal-time", "times"),
+            *("long-prompts", "equal-time", "times", "speeds"),
         ),
         "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays", "long-replays", "scaling"),
     }.items():
@@ -221,7 +222,8 @@ def _replay(path: Path, seed: int = 0, **steps: Sequence[int]) -> None:
     document = ReplayDocument(
         environment=make_environment(),
         settings=ReplaySettings(
-            drafters=tuple(f"{name}={name}/{seed}" for name in steps), prompts="p.jsonl"
+            drafters=tuple(f"{name}={name}/seed-{seed}/drafter" for name in steps),
+            prompts="p.jsonl",
         ),
         prompts=len(first),
         tokens={0.0: 1234},
@@ -275,6 +277,8 @@ def test_two_drafters_are_compared_with_each_other(screening: ModuleType) -> Non
     sparse, wide = {"sparse-16-2": [30, 30, 60]}, {"base-6144": [24, 24, 48]}
     _replay(screening.REPLAYS / "long-seed1-mt_bench.json", 1, base=[40, 40, 40], **sparse)
     _replay(screening.REPLAYS / "long-seed1-wide-mt_bench.json", 1, base=[40, 40, 40], **wide)
+    other = {"sparse-16-2": [20, 20, 20]}  # of another seed
+    _replay(screening.REPLAYS / "long-seed0-sparse-mt_bench.json", 0, base=[41, 41, 41], **other)
     lines = screening.page().splitlines()
     row = "| MT-bench (3) | 0 | 1.50 [1.40, 1.60] | 1.88 [1.77, 1.98] | **0.800 [0.800, 0.800]** |"
     assert row in lines
@@ -293,6 +297,27 @@ def test_drafting_times_are_shown(screening: ModuleType) -> None:
     lines = screening.page().splitlines()
     assert "| `base` | 64 | 4.21M | 1.00M | 20.0 | 1 |" in lines
     assert "| `wide` | 64 | 4.21M | 1.00M | 25.0 | 1.25 [1.20, 1.31] |" in lines
+
+
+def test_speeds_are_shown_for_each_kind_of_prompts_and_temperature(
+    screening: ModuleType,
+) -> None:
+    assert "No speed is measured yet." in screening.page()
+    names = ("autoregressive", "base", "base-auto", "sparse", "sparse-auto")
+    document = made_up_documents(dict.fromkeys(names, 0.0), seeds=1, prompts=4)[0]
+    folder = screening.RESULTS.parent
+    for cell in ("summarize", "humaneval"):
+        path = folder / f"long-speeds-smollm2-{cell}-t0.json"
+        path.write_text(document.model_dump_json())
+    text = screening.page()
+    titles = [line for line in text.splitlines() if line.endswith("T = 0:")]
+    assert titles == ["HumanEval, T = 0:", "Articles to summarize, T = 0:"]
+    assert _shown(text) == ["autoregressive", "base", "sparse"] * 2
+    (auto, other) = (document.figures(f"{name}-auto", 0.0) for name in ("base", "sparse"))
+    for found, name in ((auto, "base"), (other, "sparse")):
+        (row, _) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert f"| {found.tokens_per_second:.1f} | {found.speedup:.2f} [" in row
+    assert "No speed is measured yet." in screening.published_page()
 
 
 def test_results_by_category_are_shown(screening: ModuleType) -> None:
