@@ -147,7 +147,7 @@ class TrainingModule(nn.Module):
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         is_rolled_out = self.drafter.trunk.feature_input is not None
         heads = reader.heads.at(self.settings.token_temperature)
-        length = AcceptedLength(self.settings, heads, batch, is_rolled_out)
+        length = AcceptedLength(self.settings, reader.heads, batch, is_rolled_out)
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
         normalizers = shared_normalizers(view, batch, heads, num_levels, self.settings.chunk_size)
         terms = []

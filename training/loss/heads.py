@@ -68,7 +68,7 @@ class Heads(NamedTuple):
         return self.num_tokens + num_uses * len(self.token_ids) < num_uses * self.num_tokens
 
     def target_logits(self, features: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        """Return the target's logits of the whole vocabulary, divided by a positive temperature."""
+        """Return the target's logits divided by the temperature; at 0, they are not divided."""
         return self._divided(self.target(features).float())
 
     def log_probs_of_target(
@@ -76,13 +76,15 @@ class Heads(NamedTuple):
     ) -> tuple[Float[Tensor, "n drafted"], Int[Tensor, " n"]]:
         """Return the target's log-probabilities of the draft vocabulary, and its most likely token.
 
-        At temperature 0, the most likely token has the probability 1.
+        At temperature 0, the most likely token has the probability 1, and the others have 0.
 
         Args:
             features: the target's features.
             known: normalizers of the target's distributions at the temperature (at temperature 0,
                 those of temperature 1); None to compute the logits of the whole vocabulary.
         """
+        if self.temperature == 0:
+            return self._certain(features, known)
         if known is not None and self.target_drafted is not None:
             logits = self._divided(self.target_drafted(features).float())
             drafted = logits - known.log_sum.unsqueeze(1)
@@ -91,27 +93,32 @@ class Heads(NamedTuple):
             whole = self.target_logits(features).log_softmax(dim=-1)
             drafted = whole if self.token_ids is None else whole[:, self.token_ids]
             best = whole.argmax(dim=-1)
-        if self.temperature == 0:
-            drafted = self._certain(drafted, best)
-        return drafted.clamp_(min=LOWEST), best
+        # With known normalizers, rounding could give a token a probability above 1.
+        return drafted.clamp_(min=LOWEST, max=0), best
 
-    def _certain(self, like: Tensor, best: Tensor) -> Tensor:
-        """Return the log-probabilities of distributions in which `best` is certain."""
-        ids = self.token_ids
-        drafted = torch.arange(like.shape[1], device=like.device) if ids is None else ids
-        return torch.where(drafted == best[:, None], like.new_zeros(()), float("-inf"))
+    def _certain(self, features: Tensor, known: Normalizers | None) -> tuple[Tensor, Tensor]:
+        drafted = self.token_ids
+        if known is not None and drafted is not None:
+            best = known.best
+        else:
+            whole = self.target(features)
+            best = whole.argmax(dim=-1)
+            if drafted is None:
+                drafted = torch.arange(whole.shape[1], device=whole.device)
+        return torch.where(drafted == best.unsqueeze(1), 0.0, LOWEST), best
 
     def processed_draft(self, log_probs: Float[Tensor, "n drafted"]) -> Float[Tensor, "n drafted"]:
-        """Return draft distributions at the temperature, as decoding samples from them.
+        """Return draft distributions at the temperature; at temperature 0, they are unchanged.
 
-        At temperature 0, they are returned unchanged: tokens of a tree are chosen by their
-        probabilities, whose order does not depend on the temperature.
+        Decoding uses the same distributions, except that it processes only those tokens that may be
+        candidates. In greedy decoding, draft distributions only rank candidates.
         """
         if self.keeps_logits:
             return log_probs
         return self._divided(log_probs).log_softmax(dim=-1).clamp(min=LOWEST)
 
     def _divided(self, values: Tensor) -> Tensor:
+        """Return logits or log-probabilities divided by the temperature, unless it is 0."""
         return values if self.keeps_logits else values / self.temperature
 
 

@@ -15,7 +15,8 @@ Logits = Callable[[Tensor], Tensor]
 class Normalizers(NamedTuple):
     """What the whole vocabulary contributes to the target's distribution at each position.
 
-    The log-probability of a token is its logit minus `log_sum`. With these values, the logits of
+    The log-probability of a token is its logit minus `log_sum`; at another temperature than 1, all
+    logits are divided by it before. With these values, the logits of
     the draft vocabulary are enough for a loss, which saves time if several passes or levels predict
     the same position, or if the normalizers are stored on disk. In half precision, a logit may be
     rounded differently in a matrix product with fewer rows, so that the probabilities may sum to

@@ -84,7 +84,7 @@ def shared_normalizers(
 ) -> Normalizers | None:
     """Return normalizers that all anchor samples and levels share; None if this saves no time.
 
-    If the view contains normalizers, these are returned, unless the token loss has another
+    If the view contains normalizers, these are returned, unless the heads need those at another
     temperature.
 
     The positions whose distribution a later level learns are among those whose distribution level 0

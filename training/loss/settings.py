@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from jakiro.utils.settings import Settings
 
+# Logits that are divided by this temperature are still finite in float32.
+_LEAST_TEMPERATURE = 0.001
+
 TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation"]
 
 
@@ -17,9 +20,11 @@ class ObjectiveSettings(Settings):
     token_loss: TokenLoss = "cross_entropy"
     """Measure of the distance between draft distribution and target distribution; kl has the same
     gradients as cross_entropy."""
-    token_temperature: float = Field(1.0, ge=0)
+    token_temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Temperature of both distributions in the token loss, such as the temperature at which the
-    drafter will be used. At 0, the drafter learns the target's most likely token."""
+    drafter will be used. At 0, the draft distribution at temperature 1 learns the target's most
+    likely token. Lower positive temperatures have larger gradients, so token_weight may have to be
+    smaller."""
     multiple_choice_weight: float = Field(0.0, ge=0)
     """Weight of the multiple-choice loss: at each position, the expert that gives the next token of
     the text the highest probability learns this token, weighted by the router, and the other
@@ -48,7 +53,7 @@ class ObjectiveSettings(Settings):
     there are passes in training (trunk.ttt_steps; for a moa trunk, one) and parallel levels."""
     accepted_length_children: int = Field(4, ge=1)
     """Number of candidates below each node for accepted_length_weight."""
-    contrast_temperature: float = Field(0.1, gt=0)
+    contrast_temperature: float = Field(0.1, gt=0, allow_inf_nan=False)
     """Temperature of the contrastive loss."""
     chunk_size: int = Field(256, ge=1)
     """Number of positions whose distributions over the vocabulary are in memory at once; affects
@@ -57,5 +62,9 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _loss_is_finite(self) -> "ObjectiveSettings":
         if self.token_loss == "reverse_kl" and self.token_temperature == 0:
-            raise ValueError("token_temperature above 0 when token_loss is reverse_kl")
+            raise ValueError(
+                "objective.token_temperature above 0 when objective.token_loss is reverse_kl"
+            )
+        if 0 < self.token_temperature < _LEAST_TEMPERATURE:
+            raise ValueError(f"objective.token_temperature 0 or at least {_LEAST_TEMPERATURE}")
         return self

@@ -23,7 +23,8 @@ class TargetView(NamedTuple):
         embeddings: embeddings of the tokens.
         tail_input: hidden states at the input of the tail layers; None if there are no tail layers.
         tail_kv: keys and values of the tail layers; empty if there are no tail layers.
-        normalizers: normalizers of the target's distributions; None if they are not known.
+        normalizers: normalizers of the target's distributions at temperature 1; None if they are
+            not known.
     """
 
     features: Float[Tensor, "batch length hidden"]

@@ -110,6 +110,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     _check_parts(folder, index, needed)
     _check_shards(folder, index)
     needs_them = needs_normalizers(inputs.drafter_config, inputs.target.head)
+    needs_them &= inputs.settings.objective.token_temperature in (0, 1)
     if needs_them and not index.has_normalizers:
         _logger.info(
             f"{folder} lacks the normalizers of the target's distributions, because it was written "
