@@ -34,8 +34,9 @@ class OptimizerSettings(Settings):
 
     kind: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon: orthogonalized updates for hidden matrices and AdamW for the other
-    parameters. With a learning rate of about 0.02, muon needs fewer training tokens than adamw; it
-    requires engine.zero_stage 0 and engine.dtype fp32."""
+    parameters. With a suitable learning rate (about 0.02 on small targets, 0.005 on a chat model),
+    muon needs fewer training tokens than adamw; it requires engine.zero_stage 0 and engine.dtype
+    fp32."""
     learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)

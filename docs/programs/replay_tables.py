@@ -99,6 +99,8 @@ def by_category(path: Path) -> str:
 def scaling(path: Path) -> str:
     """Return a table in Markdown of tau on greedy texts after different numbers of training tokens.
 
+    Below the arms are the ratios of tau to the first arm's.
+
     The drafters of the replay are named `ARM@TOKENS`.
 
     Args:
@@ -108,12 +110,17 @@ def scaling(path: Path) -> str:
         return "No text is replayed yet.\n"
     document = _replay(path)
     assert (document.settings.temperatures, len(document.settings.trees)) == ((0.0,), 1)
-    taus = {tuple(row.drafter.split("@")): row.tau for row in document.rows}
-    arms, tokens = (list(dict.fromkeys(names)) for names in zip(*taus, strict=True))
+    rows = {tuple(row.drafter.split("@")): row for row in document.rows}
+    arms, tokens = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
     lines = markdown_head(["arm", *tokens], ("arm",))
     for arm in arms:
-        cells = [taus[arm, number] for number in tokens]
-        lines.append(markdown_line([f"`{arm}`", *(figure_cell(*_bounds(tau)) for tau in cells)]))
+        cells = [figure_cell(*_bounds(rows[arm, number].tau)) for number in tokens]
+        lines.append(markdown_line([f"`{arm}`", *cells]))
+    first, *others = arms
+    for arm in others:
+        pairs = [[rows[name, number] for name in (arm, first)] for number in tokens]
+        cells = [ratio_cell(ratio(*(_replay_rate([row]) for row in pair))) for pair in pairs]
+        lines.append(markdown_line([f"`{arm}` / `{first}`", *cells]))
     return "\n".join(lines) + "\n"
 
 

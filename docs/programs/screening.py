@@ -3,12 +3,13 @@
 `make screening ARGS=runs/screening/study` copies what the study has measured so far to
 `docs/benchmarks/results/screening/`, without texts and example trees, and the agreement of the runs
 in `runs/screening/rates`, with which the learning rate was chosen. The agreement during training is
-stored for the arms whose run folders are there. Without an argument, the program
+stored for the arms whose run folders are there, and so are the records of the trainings with all
+tokens in `runs/screening/long*`. Without an argument, the program
 only writes the tables of the stored results: those of the arms of the screening into
 `docs/benchmarks/screening.md`, and those of the drafters in `configs/drafters/` into
 `docs/benchmarks/published.md`. Both pages also have the results of `jakiro replay` that are stored
-in `docs/benchmarks/results/replay/`, and those of `jakiro bench` in
-`docs/benchmarks/results/published-smollm2-*.json` and `long-speeds-smollm2-*.json`.
+in `docs/benchmarks/results/replay/`, those of `jakiro bench` in `published-smollm2-*.json` and
+`long-speeds-smollm2-*.json` beside this folder, and those of `make bench-drafting`.
 """
 
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from long_trainings import store_trainings, trainings
 from replay_tables import against, by_category, replays, scaling
 from table_cells import PROMPTS, by_depth_cell, figure_cell, ratio_cell
 
@@ -44,6 +46,7 @@ PUBLISHED_PAGE = ROOT / "docs" / "benchmarks" / "published.md"
 RESULTS = ROOT / "docs" / "benchmarks" / "results" / "screening"
 REPLAYS = RESULTS.parent / "replay"
 RATES = RESULTS / "rates.json"
+TRAININGS = RESULTS.parent / "long-trainings.json"
 CURVES = RESULTS / "curves.json"
 NUM_PARTS = 5  # number of parts of a training for which the mean agreement is shown
 SEED = 0
@@ -142,6 +145,7 @@ def page() -> str:
         "\n".join(_square()) + "\n" if _has_square() else "Not all four arms are measured yet.\n"
     )
     shown = {"rates": rates, "results": tables(is_published=False), "square": square}
+    shown["trainings"] = trainings(TRAININGS, left_out=PUBLISHED)
     shown["replays"] = replays(REPLAYS, "long")
     shown["scaling"] = scaling(REPLAYS / "scaling-long-humaneval.json")
     shown["long-prompts"] = by_category(REPLAYS / "long-prompts.json")
@@ -180,6 +184,10 @@ def published_page() -> str:
 def _filled(text: str, tables: Mapping[str, str]) -> str:
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+            raise SystemExit(
+                f"the page needs one line {begin.strip()} and, below it, one {end.strip()}"
+            )
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text
@@ -420,6 +428,7 @@ def main() -> None:
         store(study)
         store_rates(study.parent / "rates")
         store_curves(study)
+        store_trainings(study.parent, TRAININGS)
     write_atomically(PAGE, page())
     write_atomically(PUBLISHED_PAGE, published_page())
 

@@ -1,6 +1,7 @@
 """The program that stores the results of the screening and writes their tables."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 from helpers.comparisons import make_environment
+from helpers.models import tiny_drafter, tiny_llama
 from helpers.programs import load_program
 from helpers.studies import made_up_arm, made_up_documents
+from helpers.training import tiny_run
 
 from inference.benchmark.document import read_document
 from inference.benchmark.replay.document import (
@@ -20,6 +23,8 @@ from inference.benchmark.replay.document import (
     ReplaySettings,
 )
 from inference.benchmark.stats import Ratio
+from jakiro.target.adapter import TargetAdapter
+from training.config import TrainSettings
 from training.studies.ablation.analysis import analyse
 from training.studies.ablation.evaluation import MeasurementInputs
 from training.studies.ablation.results import StudyResults
@@ -65,6 +70,7 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         "<!-- rates -->\n<!-- end of rates -->\nbefore\n"
         "<!-- results -->\nold\n<!-- end of results -->\nafter\n"
         "<!-- square -->\n<!-- end of square -->\n"
+        "<!-- trainings -->\n<!-- end of trainings -->\n"
         "<!-- replays -->\n<!-- end of replays -->\n"
         "<!-- scaling -->\n<!-- end of scaling -->\n"
         "<!-- long-prompts -->\n<!-- end of long-prompts -->\n"
@@ -76,6 +82,7 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
     monkeypatch.setattr(screening, "RESULTS", stored)
     monkeypatch.setattr(screening, "RATES", stored / "rates.json")
     monkeypatch.setattr(screening, "REPLAYS", stored / "replay")
+    monkeypatch.setattr(screening, "TRAININGS", stored / "long-trainings.json")
     stored.mkdir()
 
     _study(tmp_path / "first" / "humaneval", *NAMES[:2])
@@ -114,7 +121,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     screening = load_program("screening")
     for name, groups in {
         "PAGE": (
-            *("rates", "results", "square", "replays", "scaling"),
+            *("rates", "results", "square", "trainings", "replays", "scaling"),
             *("long-prompts", "equal-time", "times", "speeds"),
         ),
         "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays", "long-replays", "scaling"),
@@ -127,6 +134,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(screening, "RESULTS", folder)
     monkeypatch.setattr(screening, "RATES", folder / "rates.json")
     monkeypatch.setattr(screening, "CURVES", folder / "curves.json")
+    monkeypatch.setattr(screening, "TRAININGS", folder.parent / "long-trainings.json")
     monkeypatch.setattr(screening, "REPLAYS", folder.parent / "replay")
     return screening
 
@@ -351,13 +359,15 @@ def test_results_by_category_are_shown(screening: ModuleType) -> None:
 
 
 def test_tau_over_training_tokens_is_shown(screening: ModuleType) -> None:
-    taus = {"a@0.5M": [30], "a@1M": [24], "b@0.5M": [60], "b@1M": [20]}
+    taus = {"a@0.5M": [30] * 3, "a@1M": [24] * 3, "b@0.5M": [60] * 3, "b@1M": [20] * 3}
     for name, page in (("", screening.published_page), ("-long", screening.page)):
         _replay(screening.REPLAYS / f"scaling{name}-humaneval.json", **taus)
         lines = page().splitlines()
         begin = lines.index("| arm | 0.5M | 1M |")
         assert lines[begin + 2] == "| `a` | 2.00 [1.90, 2.10] | 2.50 [2.40, 2.60] |"
         assert lines[begin + 3] == "| `b` | 1.00 [0.90, 1.10] | 3.00 [2.90, 3.10] |"
+        ratios = "**0.500 [0.500, 0.500]** | **1.200 [1.200, 1.200]**"
+        assert lines[begin + 4] == f"| `b` / `a` | {ratios} |"
 
 
 def test_the_effects_of_experts_and_contrastive_loss_are_shown(
@@ -369,3 +379,50 @@ def test_the_effects_of_experts_and_contrastive_loss_are_shown(
     (experts,) = [line for line in lines if line.startswith("| two experts / one |")]
     assert experts.count("[") == 2
     assert screening.page().count("| interaction |") == 1
+
+
+@pytest.mark.parametrize("line", ["<!-- times -->\n", "<!-- end of times -->\n"])
+def test_a_page_without_a_line_for_a_table_is_left_unchanged(
+    screening: ModuleType, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["screening.py"])
+    text = screening.PAGE.read_text().replace(line, "") + "after\n"
+    screening.PAGE.write_text(text)
+    with pytest.raises(SystemExit, match=line.strip()):
+        screening.main()
+    assert screening.PAGE.read_text() == text
+
+
+def _training(folder: Path, settings: TrainSettings) -> None:
+    """Store a finished training of a small drafter, as the records of long trainings are read."""
+    target = TargetAdapter(tiny_llama())
+    drafter = tiny_drafter(target, settings.drafter)
+    level = {"agreement": 0.47}
+    drafter.config.record = {
+        "settings": settings.model_dump(mode="json"),
+        "training": {"tokens": 2_016_796, "seconds": 1200.0},
+        "evaluation": {
+            "validation": {"levels": [level], "expert_load": [0.5, 0.5]},
+            "experts": {"top_overlap": 0.25, "router_entropy": 0.69},
+        },
+        "provenance": {"git": None},
+    }
+    drafter.config.save_pretrained(folder / "drafter")
+
+
+def test_long_trainings_are_stored_and_shown_with_earlier_ones(
+    screening: ModuleType, tmp_path: Path
+) -> None:
+    assert "No training is stored yet." in screening.page()
+    settings = tiny_run(tmp_path, seed=1)
+    runs = tmp_path / "studies"
+    for path in ("long/runs/moa", "long/runs/sparse", "long-wide/runs/base", "long/runs/base"):
+        _training(runs / path / "seed-1", settings)
+    screening.store_trainings(runs, screening.TRAININGS)
+    shutil.rmtree(runs / "long" / "runs" / "sparse")
+    screening.store_trainings(runs, screening.TRAININGS)
+    width = settings.drafter.experts.intermediate_size
+    text = screening.page()
+    assert _shown(text) == ["base", f"base-{width}", "sparse"]
+    (row,) = [line for line in text.splitlines() if line.startswith("| `sparse` |")]
+    assert row.endswith("| 0.470 | 0.25 | 0.69 | 20 |")
