@@ -312,8 +312,11 @@ def _curves() -> Iterator[str]:
         counts, agreement = (np.array(column) for column in zip(*curves[name], strict=True))
         middles = counts.cumsum() - counts / 2
         part = (middles / counts.sum() * NUM_PARTS).astype(int)
-        means = np.bincount(part, counts * agreement) / np.bincount(part, counts)
-        yield markdown_line([f"`{name}`", *(f"{mean:.2f}" for mean in means)])
+        sums, totals = (np.bincount(part, own, NUM_PARTS) for own in (counts * agreement, counts))
+        cells = [
+            f"{own / total:.2f}" if total else "-" for own, total in zip(sums, totals, strict=True)
+        ]
+        yield markdown_line([f"`{name}`", *cells])
 
 
 def _rates() -> Iterator[str]:

@@ -183,6 +183,13 @@ def test_the_agreement_of_each_fifth_of_a_training_is_weighted_by_tokens(
     assert text.count("| 0.15 | 0.30 | 0.40 | 0.50 | 1.00 |") == 2
 
 
+def test_a_training_that_has_just_begun_has_parts_without_a_curve(screening: ModuleType) -> None:
+    screening.CURVES.write_text(json.dumps({"base": [(10, 0.25)], "moa": [(10, 0.5), (10, 1)]}))
+    lines = screening.published_page().splitlines()
+    assert "| `base` | - | - | 0.25 | - | - |" in lines
+    assert "| `moa` | - | 0.50 | - | 1.00 | - |" in lines
+
+
 def test_a_target_in_fp32_has_tables_of_its_own(screening: ModuleType, tmp_path: Path) -> None:
     _study(tmp_path / "study" / "humaneval", "base", "eagle2")
     _study(tmp_path / "study" / "humaneval-fp32", "base", "moa")
