@@ -107,17 +107,21 @@ class ProgressDisplay(Progress):
         self._due: dict[TaskID, float] = {}  # time of the next line
         self._writing = Lock()
         self._stopped = Event()
+        self._writer: Thread | None = None
 
     def start(self) -> None:
         """Start the display, as in rich."""
         super().start()
         if self._writes_lines:
             self._stopped.clear()
-            Thread(target=self._write_regularly, daemon=True).start()
+            self._writer = Thread(target=self._write_regularly, daemon=True)
+            self._writer.start()
 
     def stop(self) -> None:
-        """Stop the display, as in rich."""
+        """Stop the display, as in rich; no line is written afterwards unless a task advances."""
         self._stopped.set()
+        if self._writer is not None:
+            self._writer.join()
         super().stop()
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
