@@ -10,7 +10,7 @@ from jakiro.utils.files import write_atomically
 from training.studies.ablation.arms import BASE, num_parameters
 from training.studies.ablation.tables import markdown_head, markdown_line
 
-WIDE = "long-wide"  # study whose base is wider than that of `long`
+WIDE = "long-wide"  # study whose drafters are wider than those of `long`
 STUDIES = ("long", "long-seed0", WIDE)
 
 
@@ -40,7 +40,7 @@ def _record(folder: Path, study: str) -> dict[str, Any]:
     config = JakiroConfig.from_pretrained(folder)
     record: Any = config.record
     arm, experts = folder.parts[-3], config.settings.experts
-    if study == WIDE and arm == BASE:
+    if study == WIDE:
         arm = f"{arm}-{experts.intermediate_size}"
     evaluation, training = record["evaluation"], record["training"]
     return {

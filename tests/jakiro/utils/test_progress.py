@@ -156,3 +156,25 @@ def test_lines_are_written_while_nothing_makes_progress(monkeypatch: pytest.Monk
     assert written.count("Writing: 0 of 12, 0:00 elapsed") >= 2
     time.sleep(0.1)
     assert stream.getvalue() == written
+
+
+class _SlowStream(io.StringIO):
+    """A stream that takes time for everything that is written."""
+
+    def write(self, text: str) -> int:
+        time.sleep(0.05)
+        return super().write(text)
+
+
+def test_a_line_that_is_being_written_is_complete_when_the_display_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.004)
+    stream = _SlowStream()
+    with ProgressDisplay(console=Console(file=stream)) as display:
+        display.add_task("Writing", total=12)
+        time.sleep(0.12)
+    written = stream.getvalue()
+    assert written.endswith("\n")
+    time.sleep(0.2)
+    assert stream.getvalue() == written
