@@ -137,7 +137,7 @@ def test_only_the_token_loss_depends_on_the_temperature() -> None:
         assert is_equal == (name not in ("total", "token")), name
 
 
-@pytest.mark.parametrize("temperature", [0, 0.5])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_known_normalizers_change_no_loss_and_no_gradient(temperature: float) -> None:
     settings = tiny_settings(2, parallel_levels=2, draft_vocab_size=23)
     tiny, batch = tiny_training(settings), batch_for(settings, [10, 11], [24])
@@ -157,7 +157,7 @@ def test_known_normalizers_change_no_loss_and_no_gradient(temperature: float) ->
         torch.testing.assert_close(results(own, reader), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0, 0.5])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_a_run_with_states_on_disk_has_the_curve_of_one_without(
     workshop: Path, temperature: float
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_drafter_learns_the_most_likely_tokens() -> None:
     only = {"feature_weight": 0.0, "contrast_weight": 0.0, "balance_weight": 0.0}
     optimizer = torch.optim.AdamW(tiny.drafter.parameters(), lr=1e-2)
     for _ in range(40):
-        terms = tiny.loss(batch, token_weight=1.0, token_temperature=0, **only)
+        terms = tiny.loss(batch, token_weight=1.0, token_temperature=0.0, **only)
         optimizer.zero_grad()
         terms.total.backward()
         optimizer.step()
