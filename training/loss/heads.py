@@ -14,6 +14,14 @@ from training.loss.normalizers import Logits, Normalizers
 LOWEST = torch.finfo(torch.float32).min
 
 
+def keeps_logits(temperature: float) -> bool:
+    """Return whether logits are not divided by a temperature, which is 1 or 0 (greedy decoding).
+
+    The target's normalizers on disk, which belong to temperature 1, are used at no other one.
+    """
+    return temperature in (0, 1)
+
+
 class Heads(NamedTuple):
     """The heads of target and drafter, which map features to logits.
 
@@ -51,8 +59,8 @@ class Heads(NamedTuple):
 
     @property
     def keeps_logits(self) -> bool:
-        """Whether logits are not divided by the temperature, which is 1 or 0 (greedy decoding)."""
-        return self.temperature in (0, 1)
+        """Whether logits are not divided by the temperature."""
+        return keeps_logits(self.temperature)
 
     def saves_time(self, num_uses: int) -> bool:
         """Return whether the target's normalizers should be computed once and kept.

@@ -16,6 +16,7 @@ from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
+from training.loss.heads import keeps_logits
 from training.loss.normalizers import Normalizers
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
@@ -110,7 +111,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     _check_parts(folder, index, needed)
     _check_shards(folder, index)
     needs_them = needs_normalizers(inputs.drafter_config, inputs.target.head)
-    needs_them &= inputs.settings.objective.token_temperature in (0, 1)
+    needs_them &= keeps_logits(inputs.settings.objective.token_temperature)
     if needs_them and not index.has_normalizers:
         _logger.info(
             f"{folder} lacks the normalizers of the target's distributions, because it was written "
