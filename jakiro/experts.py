@@ -275,11 +275,15 @@ def posterior_log_weights(
 ) -> Float[Tensor, "*batch components"]:
     """Return the log-weights of the components given the token t: `log(w_e p_e(t))`, normalized.
 
-    The prior is returned unchanged if every component gives the token probability zero.
+    The prior is returned unchanged if every component gives the token probability zero. There,
+    only the prior gets a gradient.
 
     Args:
         joint_at_token: `log(w_e * p_e(t))` for the known token t, from `joint_log_probs`.
         log_prior: log-weights of the components before the token was known.
     """
-    total = joint_at_token.logsumexp(dim=-1, keepdim=True)
-    return torch.where(total.isneginf(), log_prior.float(), joint_at_token - total)
+    impossible = joint_at_token.isneginf().all(dim=-1, keepdim=True)
+    # The gradient of `logsumexp` is NaN where all its inputs are -inf.
+    possible = torch.where(impossible, 0.0, joint_at_token)
+    posterior = possible - possible.logsumexp(dim=-1, keepdim=True)
+    return torch.where(impossible, log_prior.float(), posterior)

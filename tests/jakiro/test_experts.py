@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jakiro.experts import MixtureOfExperts
+from jakiro.experts import MixtureOfExperts, joint_log_probs, posterior_log_weights
 
 HIDDEN, WIDTH = 10, 6
 
@@ -117,3 +117,19 @@ def test_the_router_of_one_active_expert_has_the_gradient_of_a_factor_of_its_out
     added = ((silent - x[:, None, None]) * goal).sum((1, 2, 3)).detach()
     (expected,) = torch.autograd.grad((weights.log() * added).sum(), experts.router.weight)
     torch.testing.assert_close(slope, expected)
+
+
+def test_an_impossible_token_keeps_the_prior_and_gives_finite_gradients() -> None:
+    logits = torch.zeros(3, 2, 4)
+    logits[1, :, 2] = -torch.inf  # token 2 is impossible for both components, ...
+    logits[2, 0, 2] = -torch.inf  # ... and here for the first one
+    logits.requires_grad_()
+    prior = torch.tensor([[0.25, 0.75]]).log().repeat(3, 1).requires_grad_()
+    posterior = posterior_log_weights(joint_log_probs(logits, prior)[:, :, 2], prior)
+    torch.testing.assert_close(
+        posterior.exp(), torch.tensor([[0.25, 0.75], [0.25, 0.75], [0.0, 1.0]])
+    )
+    (posterior.exp() * torch.arange(6).reshape(3, 2)).sum().backward()
+    for values in (logits, prior):
+        assert values.grad is not None
+        assert values.grad.isfinite().all()

@@ -81,7 +81,7 @@ def _chunk(heads: Heads, features: Tensor, log_weights: Tensor, next_tokens: Ten
         absent = of_text.isneginf().all(dim=1)
         safe = torch.where(absent[:, None], 0.0, of_text)
         levels.append(torch.where(absent, float("-inf"), safe.logsumexp(dim=1)))
-        weights = torch.where(absent[:, None], weights, posterior_log_weights(safe, weights))
+        weights = posterior_log_weights(of_text, weights)
     return torch.stack(levels, dim=1)
 
 
