@@ -291,7 +291,8 @@ class DrafterSettings(Settings):
         fits = fits and self.schedule.heads in (None, "transfer")
         if self.tail_layers and not fits:
             raise ValueError(
-                "tail_layers requires experts.combine=sum and schedule.parallel_levels=0"
+                "tail_layers requires experts.combine=sum, and schedule.parallel_levels=0 or "
+                "schedule.parallel_heads=transfer"
             )
         own = self.experts.head == "own" or self.experts.output_norm != "none"
         if self.tail_layers and own:

@@ -161,7 +161,10 @@ class TrainingModule(nn.Module):
         return length.added_to(LossTerms(*summed))
 
 
-_PER_LEVEL = {"token", "multiple_choice", "feature", "contrast", "correct", "level_count"}
+_PER_LEVEL = {
+    *("token", "multiple_choice", "feature", "contrast", "correct"),
+    *("level_count", "level_weight"),
+}
 
 
 class Meter:
@@ -192,6 +195,9 @@ class Meter:
     def read(self) -> dict[str, Any]:
         """Return the mean losses per position, and the numbers of positions and tokens.
 
+        Means of the terms are weighted by `objective.distance_decay`; the loss is the one that is
+        minimized, which is divided by the number of positions instead of the sum of their weights.
+
         All cover the time since the last call, because this method resets the sums to zero. All
         processes must call it.
         """
@@ -204,23 +210,24 @@ class Meter:
             "loss": terms.total[0] / count,
             "levels": [
                 {
-                    "token": token / max(number, 1.0),
-                    "multiple_choice": choice / max(number, 1.0),
-                    "feature": feature / max(number, 1.0),
-                    "contrast": contrast / max(number, 1.0),
+                    "token": token / (weight or 1.0),
+                    "multiple_choice": choice / (weight or 1.0),
+                    "feature": feature / (weight or 1.0),
+                    "contrast": contrast / (weight or 1.0),
                     "agreement": correct / max(number, 1.0),
                 }
-                for token, choice, feature, contrast, correct, number in zip(
+                for token, choice, feature, contrast, weight, correct, number in zip(
                     terms.token,
                     terms.multiple_choice,
                     terms.feature,
                     terms.contrast,
+                    terms.level_weight,
                     terms.correct,
                     terms.level_count,
                     strict=True,
                 )
             ],
-            "router_imbalance": terms.balance[0] / count,
+            "router_imbalance": terms.balance[0] / (terms.level_weight[0] or 1.0),
             "router_entropy": terms.router_entropy[0] / count,
             "accepted_length": terms.accepted_length[0] / max(terms.num_trees[0], 1.0),
             "expert_load": [load / count for load in terms.expert_load],

@@ -172,9 +172,9 @@ def ablate(
     ] = 1,
 ) -> None:
     """Train drafter variants of the same size, and show which differences are significant."""
-    if dry_run and train_only:
+    if dry_run and (train_only or rerun):
         raise ConfigError(
-            "--dry-run cannot be combined with --train-only",
+            f"--dry-run cannot be combined with {'--train-only' if train_only else '--rerun'}",
             expected="only one of the two options",
             got="both options",
             remedy="leave out one of them",

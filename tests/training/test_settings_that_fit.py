@@ -40,7 +40,7 @@ SUMMED = {"experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
         (SUMMED | {"tail_layers": -1}, "'tail_layers'"),
         (
             {"tail_layers": 1},
-            "tail_layers requires experts.combine=sum and schedule.parallel_levels=0",
+            "tail_layers requires experts.combine=sum, and schedule.parallel_levels=0 or schedule",
         ),
         (SUMMED | {"experts": {}, "tail_layers": 1}, "experts.combine=sum"),
         (

@@ -29,6 +29,7 @@ from training.loop.run_fingerprint import (
 from training.setup.adapters import save_adapters
 
 _ADAPTER = "adapter"  # folder of separate adapters
+_LOCK = ".lock"  # file
 
 _logger = get_logger(__name__)
 
@@ -109,10 +110,30 @@ class RunFolder:
                 record has a different format from the one that this version writes.
             ResourceError: the settings cannot be written.
         """
+        with self._locked():
+            self._check_or_found(settings, facts)
+            yield
+
+    def clear(self) -> None:
+        """Delete everything in the folder; the lock stays, so that no two processes train in it.
+
+        Raises:
+            ConfigError: the folder is not writable, or another process is training in it.
+        """
+        if not self.path.exists():
+            return
+        with self._locked():
+            for entry in self.path.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != _LOCK:
+                    entry.unlink()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         ensure_writable_folder(self.path)
         try:
-            with FileLock(self.path / ".lock", timeout=0):
-                self._check_or_found(settings, facts)
+            with FileLock(self.path / _LOCK, timeout=0):
                 yield
         except Timeout as error:
             raise ConfigError(

@@ -137,8 +137,10 @@ class AcceptedLength:
         trees = [samples] if self._is_rolled_out else [[sample] for sample in samples]
         lengths = [self._lengths(passes, sample) for sample, passes in enumerate(trees)]
         total = torch.stack([length.sum() for length, _ in lengths]).sum()
+        # The step divides by the number of positions of all samples, several of which a tree spans.
+        weight = self._settings.accepted_length_weight * len(samples) / len(trees)
         return terms._replace(
-            total=terms.total - self._settings.accepted_length_weight * total,
+            total=terms.total - weight * total,
             accepted_length=total.detach(),
             num_trees=torch.stack([count for _, count in lengths]).sum(),
         )

@@ -60,7 +60,8 @@ class Goals(NamedTuple):
 
     With tail layers (target layer inference), the target's last layers compute the drafter's
     features from states that the drafter predicts. The regression loss then compares the predicted
-    states, instead of the features, with those of the target.
+    states, instead of the features, with those of the target, unless parallel levels are projected
+    from the features (`schedule.parallel_heads` of `transfer`).
 
     Attributes:
         features: the target's features.
@@ -121,6 +122,7 @@ class LossTerms(NamedTuple):
     # Number of positions at which drafter and target have the same most likely token.
     correct: Float[Tensor, " levels"]
     level_count: Float[Tensor, " levels"]  # number of positions that carry a loss at each level
+    level_weight: Float[Tensor, " levels"]  # sum of the weights of these positions
     num_positions: Float[Tensor, ""]  # number of positions that carry a loss
     accepted_length: Float[Tensor, ""]  # sum of the expected accepted lengths of trees
     num_trees: Float[Tensor, ""]  # number of these trees; 0 if the lengths are not computed
@@ -215,6 +217,7 @@ def _weighted(
         expert_load=_loads(examples).detach().sum(dim=0),
         correct=(results.correct & examples.valid).sum(dim=0).float(),
         level_count=examples.valid.sum(dim=0).float(),
+        level_weight=total_of(torch.ones_like(feature.detach())),
         num_positions=examples.valid[:, 0].sum().float(),
         accepted_length=torch.zeros_like(token),
         num_trees=torch.zeros_like(token),

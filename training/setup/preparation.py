@@ -79,13 +79,21 @@ class RunInputs:
     @property
     def facts(self) -> dict[str, str]:
         """Properties that distinguish runs with the same settings; stored in the run folder."""
+        return self.facts_with(self.start)
+
+    def facts_with(self, start: JakiroDrafter | None) -> dict[str, str]:
+        """Return the properties of a run with the same target and data, but another start.
+
+        Args:
+            start: drafter that provides the initial weights; None if no other drafter does.
+        """
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
             "sequences_filled_with": f"split {self.sequences.counts.filled_with or 'never'}",
         }
-        if self.start is not None:
-            facts["start_fingerprint"] = hash_weights(self.start)
+        if start is not None:
+            facts["start_fingerprint"] = hash_weights(start)
         return facts
 
 
@@ -222,12 +230,15 @@ def open_store(
     )
 
 
-def check_arm(settings: TrainSettings, inputs: RunInputs) -> None:
+def check_arm(settings: TrainSettings, inputs: RunInputs) -> dict[str, str]:
     """Raise an error if an arm of a study cannot be trained with the given target and data.
 
     Args:
         settings: settings of the arm, which is a run with a different drafter.
         inputs: inputs of a run with the same target and data as the arm.
+
+    Returns:
+        Properties that distinguish runs of the arm from others with the same settings.
 
     Raises:
         ConfigError: the arm's drafter cannot be initialized as the settings require.
@@ -235,8 +246,9 @@ def check_arm(settings: TrainSettings, inputs: RunInputs) -> None:
             separately.
     """
     check_initialization(settings, inputs.target)
-    _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
+    start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
+    return inputs.facts_with(start)
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:

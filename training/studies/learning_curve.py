@@ -172,8 +172,8 @@ class LearningCurve:
         fractions: fractions of the documents, in ascending order.
 
     Raises:
-        ConfigError: there is no validation data, the settings set `epochs`, or target states are
-            read from disk.
+        ConfigError: there is no validation data, the settings set `epochs`, `minutes` or
+            `evaluation.patience`, or target states are read from disk.
     """
 
     def __init__(self, settings: TrainSettings, fractions: Sequence[float]) -> None:
@@ -183,6 +183,13 @@ class LearningCurve:
                 expected="data.validation_size and evaluation.num_sequences above 0",
                 got=f"{settings.data.validation_size} and {settings.evaluation.num_sequences}",
                 remedy="pass --set data.validation_size=50",
+            )
+        if settings.minutes is not None or settings.evaluation.patience is not None:
+            raise ConfigError(
+                "all runs of a learning curve take the same number of steps",
+                expected="no limit of minutes, and no evaluation.patience",
+                got=f"minutes={settings.minutes} and patience={settings.evaluation.patience}",
+                remedy="pass --set minutes=null --set evaluation.patience=null",
             )
         if settings.epochs is not None:
             raise ConfigError(

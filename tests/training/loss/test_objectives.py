@@ -1,13 +1,20 @@
 """The loss is additive, local to documents, and independent of how it is computed."""
 
+import math
+
 import pytest
 import torch
 from helpers.models import tiny_settings
 from helpers.training import TinyTraining, cropped, random_batch, tiny_training
 
+from jakiro.experts import ExpertsOutput
+from training.distributed.processes import Processes
 from training.loop.trainer import count_positions
 from training.loss.batch import Batch
-from training.loss.objectives import LossTerms
+from training.loss.heads import Heads
+from training.loss.objectives import Goals, LossTerms, drafter_loss
+from training.loss.settings import ObjectiveSettings
+from training.module import Meter
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +158,21 @@ def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
 def test_experts_that_share_a_sequence_evenly_have_the_least_imbalance(tiny: TinyTraining) -> None:
     terms = tiny.loss(BATCH, distance_decay=1.0)
     assert terms.num_positions <= terms.balance <= 2 * terms.num_positions
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_means_of_the_terms_are_weighted_by_the_decay(decay: float) -> None:
+    shape, table = BATCH.token_ids.shape, torch.randn(61, 4)
+    heads = Heads(lambda features: features @ table.T, lambda features: features @ table.T)
+    uniform = ExpertsOutput(
+        torch.zeros(*shape, 1, 1, 4), torch.zeros(*shape, 1), torch.ones(*shape, 1)
+    )
+    goals = Goals(torch.randn(*shape, 4))
+    settings = ObjectiveSettings(distance_decay=decay)
+    terms = drafter_loss(uniform, goals, BATCH, 0, heads, settings)
+    assert (terms.level_weight < terms.level_count).item() == (decay < 1)
+    meter = Meter(Processes(0, 1, torch.device("cpu")), num_levels=1, num_experts=1)
+    meter.add(terms, 24)
+    means = meter.read()
+    assert means["levels"][0]["token"] == pytest.approx(math.log(61), rel=1e-5)
+    assert means["router_imbalance"] == pytest.approx(1, rel=1e-5)

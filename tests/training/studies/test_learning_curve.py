@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.training import tiny_run
@@ -56,6 +57,12 @@ def test_a_curve_needs_a_number_of_steps(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=None, epochs=2)
     with pytest.raises(ConfigError, match=r"same number of steps.*epochs of 2"):
         LearningCurve(settings, [0.5, 1.0])
+
+
+@pytest.mark.parametrize("limit", [{"minutes": 1}, {"evaluation": {"every": 2, "patience": 1}}])
+def test_a_curve_has_no_runs_that_end_early(workshop: Path, limit: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"same number of steps.*patience=null"):
+        LearningCurve(tiny_run(workshop, **limit), [0.5, 1.0])
 
 
 def point(fraction: float, agreement: float, epochs: float = 4.0, positions: int = 10_000) -> Point:

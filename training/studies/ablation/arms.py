@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from inference.benchmark.method_names import AUTOREGRESSIVE
-from jakiro.config import config_for
+from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
@@ -156,7 +156,11 @@ class SizedArm:
 
 
 def equally_sized(
-    arms: Sequence[Arm], target: TargetRecord, *, any_size: bool = False
+    arms: Sequence[Arm],
+    target: TargetRecord,
+    *,
+    any_size: bool = False,
+    base_config: JakiroConfig | None = None,
 ) -> list[SizedArm]:
     """Return the arms, with expert widths that make them about as large as the first arm.
 
@@ -168,12 +172,37 @@ def equally_sized(
         target: record of the target.
         any_size: whether an arm that no expert width makes as large as the base keeps the width in
             its settings, and thus a size of its own.
+        base_config: config of the base's drafter, with the size of the draft vocabulary that the
+            data gave it, which other arms get with the same setting; None if the data is unknown,
+            to compute with the largest sizes that the settings allow.
 
     Raises:
         ConfigError: no expert width brings an arm within 2% of the base's size, and not `any_size`.
     """
-    goal = num_active_parameters(arms[0].settings.drafter, target)
-    return [_sized(arm, goal, target, any_size) for arm in arms]
+    size = arms[0].settings.drafter.draft_vocab_size
+    if base_config is not None:
+        size = base_config.draft_vocab_size
+    known = [_with_vocabulary(arm, size) if _shares(arm, arms[0]) else arm for arm in arms]
+    goal = num_active_parameters(known[0].settings.drafter, target)
+    found = [_sized(arm, goal, target, any_size) for arm in known]
+    return [
+        replace(own, arm=_with_vocabulary(own.arm, arm.settings.drafter.draft_vocab_size))
+        for own, arm in zip(found, arms, strict=True)
+    ]
+
+
+def _shares(arm: Arm, base: Arm) -> bool:
+    """Return whether the data gives an arm the draft vocabulary of the base."""
+    return _vocabulary(arm) == _vocabulary(base)
+
+
+def _vocabulary(arm: Arm) -> tuple[int | str | None, str | None]:
+    return arm.settings.drafter.draft_vocab_size, arm.settings.initialize.drafter
+
+
+def _with_vocabulary(arm: Arm, size: int | Literal["auto"] | None) -> Arm:
+    drafter = arm.settings.drafter.model_copy(update={"draft_vocab_size": size})
+    return replace(arm, settings=arm.settings.model_copy(update={"drafter": drafter}))
 
 
 def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:

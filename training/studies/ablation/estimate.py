@@ -5,6 +5,7 @@ is written to disk. A study is faster with DeepSpeed on several devices, and slo
 programs use the machine.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ class ArmEstimate(Settings):
         arm: name of the arm, or `autoregressive` for decoding without a drafter.
         parameters: number of trainable parameters.
         seconds_per_step: measured seconds of an optimizer step.
-        training_minutes: minutes that all optimizer steps of all trainings take.
+        training_minutes: minutes that the optimizer steps of all trainings take.
         evaluation_minutes: minutes that decoding for the evaluation would take without a drafter.
         disk_bytes: peak number of bytes of drafters and checkpoints, summed over all trainings.
     """
@@ -124,11 +125,12 @@ def _of_arm(
 ) -> ArmEstimate:
     step = seconds_per_step(inputs, device)
     settings = inputs.settings.with_steps(len(inputs.sequences))
+    minutes = settings.num_steps * step / 60
     return ArmEstimate(
         arm=arm.name,
         parameters=arm.parameters,
         seconds_per_step=step,
-        training_minutes=trainings * settings.num_steps * step / 60,
+        training_minutes=trainings * min(minutes, settings.minutes or math.inf),
         evaluation_minutes=decoding,
         disk_bytes=trainings * disk_bytes(arm.parameters, settings),
     )

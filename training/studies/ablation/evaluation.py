@@ -45,7 +45,8 @@ class Measurement:
         trees: kinds of trees; every arm is measured with each kind.
         repeats: number of times that each prompt is decoded.
         folder: folder of the results.
-        facts: fingerprints of the target and the data of all runs.
+        facts: fingerprints of the target, of the data and, if there is one, of the start drafter,
+            by the names of the arms.
     """
 
     prompts: Path
@@ -55,7 +56,7 @@ class Measurement:
     trees: tuple[Trees, ...]
     repeats: int
     folder: Path
-    facts: Mapping[str, str]
+    facts: Mapping[str, Mapping[str, str]]
 
     def of_seed(self, runs: Sequence[ArmRun]) -> ComparisonDocument:
         """Return the figures of all arms with one seed, and of autoregressive decoding.
@@ -111,7 +112,7 @@ class Measurement:
         if self._key({run.arm: known}) != stored.key:
             return run
         before = stored.runs[run.arm].fingerprint(str(self._inputs_file(name)))
-        found = difference(before, run_fingerprint(run.settings, self.facts))
+        found = difference(before, run_fingerprint(run.settings, self.facts[run.arm]))
         if found is not None:
             setting, then, now = found
             raise ConfigError(
@@ -144,6 +145,8 @@ class Measurement:
         ensure_writable_folder(self.folder)
         path, stored = self._document(name), self._stored_inputs(name)
         if stored is None or stored.key != self._key(runs):
+            # An interrupted measurement leaves a partial document, but no inputs.
+            self._inputs_file(name).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             self._measure(runs, others, path)
             text = self._inputs(runs).model_dump_json(indent=1)
@@ -166,7 +169,7 @@ class Measurement:
     def _inputs(self, runs: Mapping[str, ArmRun]) -> MeasurementInputs:
         known = {
             name: run.measured
-            or MeasuredRun(weights=run.weights, facts=dict(self.facts), record=run.record)
+            or MeasuredRun(weights=run.weights, facts=dict(self.facts[run.arm]), record=run.record)
             for name, run in runs.items()
         }
         return MeasurementInputs(key=self._key(runs), runs=known)

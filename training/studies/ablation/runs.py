@@ -1,6 +1,5 @@
 """Training runs of a study: every arm with every seed, in this process or with DeepSpeed."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ class MeasuredRun(Settings):
 
     Attributes:
         weights: SHA-256 of the file of the drafter's weights.
-        facts: fingerprints of the target and the data.
+        facts: fingerprints of the target, of the data and, if there is one, of the start drafter.
         record: record of the training in the drafter's configuration, with all settings.
     """
 
@@ -178,12 +177,15 @@ def forget(runs: Sequence[ArmRun], arm: str, folder: Path) -> None:
         runs: all runs of the study.
         arm: name of the arm.
         folder: folder of the study.
+
+    Raises:
+        ConfigError: another process is training one of the runs.
     """
     for run in runs:
         if run.arm == arm:
             for inputs in folder.glob(f"**/measurements/{arm}-{run.seed}.inputs.json"):
                 inputs.unlink()
-            shutil.rmtree(run.folder.path, ignore_errors=True)
+            run.folder.clear()
 
 
 def _run(

@@ -9,8 +9,6 @@ from rich.console import Console
 
 from inference.benchmark.document import ComparisonDocument
 from jakiro.errors import ConfigError
-from jakiro.target.adapter import TargetAdapter
-from jakiro.target.record import record_target
 from jakiro.utils.files import ensure_writable_folder, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import ProgressDisplay
@@ -54,20 +52,22 @@ class Study:
         arms = read_arms(settings.base, settings.config, settings.overrides, settings.max_steps)
         base = arms[0].settings
         model, tokenizer = load_model(base.target), load_tokenizer(base.target)
-        spec = TargetAdapter(model.eval()).spec
-        record = record_target(spec, base.target.name_or_path, tokenizer)
-        self.arms = equally_sized(arms, record, any_size=settings.any_size)
-        for arm in self.arms:
-            _logger.info(_size_of(arm))
-        self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
-        self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
         self.trees = parse_trees(settings.trees, settings.candidates)
         reserved = num_tuning_prompts(self.trees)
         own = 0 if settings.prompts else settings.num_prompts + reserved
-        with_prompts = _with_prompts(self.arms[0].arm.settings, own, settings.max_new_tokens)
+        with_prompts = _with_prompts(base, own, settings.max_new_tokens)
         self.inputs = prepare(with_prompts, model, tokenizer)
-        for arm in self.arms:  # all arms share these inputs
-            check_arm(arm.arm.settings, self.inputs)
+        config = self.inputs.drafter_config
+        self.arms = equally_sized(
+            arms, config.target_record, any_size=settings.any_size, base_config=config
+        )
+        for arm in self.arms:
+            _logger.info(_size_of(arm))
+        self.facts = {  # all arms share the other inputs
+            arm.name: check_arm(arm.arm.settings, self.inputs) for arm in self.arms
+        }
+        self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
+        self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
         self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
 
     def estimate(self) -> None:
@@ -172,9 +172,17 @@ class Study:
             rerun: name of an arm to be trained again; None for no arm.
 
         Raises:
-            ConfigError: an arm does not exist, or another process is training it.
+            ConfigError: an arm does not exist, another process is training it, or `rerun` is not
+                among the names.
             JakiroError: a run failed, or a measurement on dev prompts failed.
         """
+        if rerun is not None and rerun not in names:
+            raise ConfigError(
+                "the arm to be trained again is not among those to be trained",
+                expected=f"--rerun with one of {', '.join(names)}",
+                got=rerun,
+                remedy=f"leave out --rerun, or add --train-only {rerun}",
+            )
         for name in names:
             self._require_arm(name, "there is no such arm to train")
         self._trained(names, rerun)
@@ -201,7 +209,7 @@ class Study:
             self._require_arm(rerun, "there is no such arm to run again")
             forget(self.runs, rerun, self.folder)
         for run in self.runs:
-            run.folder.check(run.settings, self.inputs.facts)
+            run.folder.check(run.settings, self.facts[run.arm])
         return self.runs
 
     def _train(self, runs: Sequence[ArmRun]) -> None:
@@ -230,7 +238,7 @@ class Study:
             trees=trees,
             repeats=self.settings.repeats,
             folder=folder,
-            facts=self.inputs.facts,
+            facts=self.facts,
         )
 
     def _write(self, results: StudyResults) -> None:
@@ -255,7 +263,7 @@ class Study:
 
 def _with_prompts(base: TrainSettings, count: int, max_new_tokens: int) -> TrainSettings:
     """Return the base's settings, with `count` prompts from validation data."""
-    changes = {"num_prompts": count, "max_new_tokens": max_new_tokens}
+    changes = {"prompts": None, "num_prompts": count, "max_new_tokens": max_new_tokens}
     return base.model_copy(update={"evaluation": base.evaluation.model_copy(update=changes)})
 
 

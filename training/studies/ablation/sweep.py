@@ -10,10 +10,11 @@ from pydantic import Field
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, flattened, merge, validate_settings
 from training.config import TrainSettings
+from training.loop.run_fingerprint import LENGTH
 from training.studies.ablation.arms import SizedArm, is_open
 
 # Settings that cannot be swept: all arms must share them, or the study sets them itself.
-_FIXED = ("data.", "evaluation.", "checkpoint.", "steps", "seed", "log_every")
+_FIXED = ("data.", "evaluation.", "checkpoint.", *LENGTH, "seed", "log_every")
 
 
 class Sweep(Settings):

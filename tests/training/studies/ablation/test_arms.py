@@ -113,6 +113,26 @@ def test_all_other_ablations_of_the_repository_together_fit_its_whole_drafter() 
     assert widths["experts-16-sparse-2"] == pytest.approx(widths["base"], rel=0.01)
 
 
+def test_arms_are_as_large_as_the_base_with_the_draft_vocabulary_of_the_data(
+    workshop: Path,
+) -> None:
+    size = 299  # more tokens than the texts contain
+    drafter = {"experts": {"intermediate_size": 64, "head": "own"}, "draft_vocab_size": size}
+    (workshop / "base.yaml").write_text(dump_settings(tiny_run(workshop, drafter=drafter)))
+    (workshop / "delta.yaml").write_text("drafter: {experts: {head: target}}")
+    arms = read_arms(workshop / "base.yaml", [workshop / "delta.yaml"])
+    inputs = prepare(arms[0].settings)
+    config = inputs.drafter_config
+    assert config.draft_vocab_size is not None
+    assert config.draft_vocab_size < size
+    sized = equally_sized(arms, config.target_record, base_config=config)
+    assert [own.arm.settings.drafter.draft_vocab_size for own in sized] == [size, size]
+    trained = [prepare(own.arm.settings).build_drafter() for own in sized]
+    counts = [sum(part.numel() for part in one.parameters()) for one in trained]
+    assert [own.parameters for own in sized] == counts
+    assert counts[1] == pytest.approx(counts[0], rel=TOLERANCE)
+
+
 def test_experts_that_do_not_run_are_not_counted_as_active() -> None:
     base, sparse = equally_sized(
         read_arms(WHOLE, [CONFIGS / "ablations/experts-8-sparse-1.yaml"], REQUIRED),

@@ -1,5 +1,6 @@
 """Estimates of a study's time and disk space leave no files behind."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_minutes_and_bytes_are_those_of_all_seeds(
     assert base.evaluation_minutes == without.evaluation_minutes == 3 * 1000 / 50 / 60
     # A drafter, and two checkpoints (the last and the next) of weights and two moments.
     assert base.disk_bytes == 3 * 4 * base.parameters * (1 + 2 * 3)
+
+
+def test_a_training_takes_no_longer_than_its_limit(
+    study: tuple[list[SizedArm], RunInputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sized, inputs = study
+    with_rates(monkeypatch, step=60.0, rate=1.0)
+    limited = [
+        replace(
+            own,
+            arm=replace(own.arm, settings=own.arm.settings.model_copy(update={"minutes": 4.0})),
+        )
+        for own in sized
+    ]
+    found = estimate(limited, inputs, seeds=2, evaluation_tokens=100)
+    assert [arm.training_minutes for arm in found[:-1]] == [8.0] * len(sized)
 
 
 def test_a_sweep_trains_and_decodes_more_with_every_arm(

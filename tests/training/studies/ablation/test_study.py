@@ -14,6 +14,8 @@ from inference.benchmark.document import read_document
 from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
 from training.studies.ablation.results import StudyResults
+from training.studies.ablation.settings import StudySettings
+from training.studies.ablation.study import Study
 from training.train import train
 
 ABLATIONS = Path(__file__).parents[4] / "configs" / "ablations"
@@ -251,6 +253,8 @@ def test_a_dry_run_shows_its_progress_and_its_estimate_and_writes_nothing(
     ("words", "expected"),
     [
         (["--rerun", "other"], "no such arm to run again"),
+        (["--rerun", "base", "--train-only", "contrast-loss-off"], "not among those to be trained"),
+        (["--rerun", "base", "--dry-run"], "--dry-run cannot be combined with --rerun"),
         (["--set", "data.validation_size=0"], "too few prompts to measure on"),
         (["--prompts", "nowhere.jsonl"], "there is no file"),
         (["--seeds", "0"], "seeds"),
@@ -294,6 +298,49 @@ def test_an_arm_that_cannot_be_trained_is_refused_before_any_training(
     assert exit_code("ablate", *command, "--config", str(workshop / "delta.yaml")) == 2
     assert expected in capsys.readouterr().err
     assert not (workshop / "study" / "runs").exists()
+
+
+def test_an_arm_that_starts_with_a_drafter_can_be_continued(
+    command: list[str], workshop: Path
+) -> None:
+    assert (
+        exit_code("ablate", *command, *_configs("contrast-loss-off"), "--train-only", "base") == 0
+    )
+    start = workshop / "study" / "runs" / "base" / "seed-0" / "drafter"
+    delta = {"initialize": {"drafter": str(start)}, "objective": {"token_weight": 0.5}}
+    (workshop / "warm.yaml").write_text(json.dumps(delta))
+    words = [*command, "--config", str(workshop / "warm.yaml"), "--seeds", "1"]
+    for _ in range(2):
+        assert exit_code("ablate", *words, "--train-only", "warm") == 0
+    study = Study(
+        StudySettings(
+            base=workshop / "base.yaml",
+            config=(workshop / "warm.yaml",),
+            out=workshop / "study",
+            max_steps=2,
+        )
+    )
+    assert "start_fingerprint" not in study.facts["base"]
+    assert "start_fingerprint" in study.facts["warm"]
+
+
+def test_prompts_are_those_of_held_out_conversations_unless_the_study_names_others(
+    workshop: Path,
+) -> None:
+    (workshop / "prompts.jsonl").write_text('{"prompt": "def one"}\n')
+    changes: dict[str, Any] = {"drafter": {"experts": {"intermediate_size": 64}}}
+    changes["evaluation"] = {"prompts": str(workshop / "prompts.jsonl")}
+    (workshop / "base.yaml").write_text(dump_settings(tiny_run(workshop, **changes)))
+    study = Study(
+        StudySettings(
+            base=workshop / "base.yaml",
+            config=(ABLATIONS / "contrast-loss-off.yaml",),
+            out=workshop / "study",
+            num_prompts=2,
+        )
+    )
+    assert len(study.inputs.prompts) == 2
+    assert "def one" not in study.inputs.prompts
 
 
 @pytest.mark.slow

@@ -172,6 +172,7 @@ def test_a_dry_run_counts_the_sweep(command: list[str], capsys: pytest.CaptureFi
         (["--sweep", "objective.contrast_weight=0.1,0.2"], "one of optimizer.learning_rate"),
         (["--sweep", "batch.anchor_samples=1,2"], "one of optimizer.learning_rate"),
         (["--sweep", "steps=1,2"], "one of optimizer.learning_rate"),
+        (["--set", "minutes=5", "--sweep", "minutes=1,2"], "one of optimizer.learning_rate"),
         (["--sweep", "optimizer.learning_rate=0.1"], "two or more different numbers"),
         (["--sweep", "optimizer.learning_rate=0.1,0.10"], "two or more different numbers"),
         (["--sweep", "optimizer.learning_rate=0.1,high"], "two or more different numbers"),
