@@ -262,4 +262,7 @@ def _time(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     if flops_per_second is None:
         return {"time": "needs --device-speed"}
     minutes = found.settings.num_steps * found.flops / flops_per_second / 60
-    return {f"time at {flops_per_second / 1e12:,.2f} TFLOP/s, at least": duration_text(minutes)}
+    limit, rate = found.settings.minutes, f"{flops_per_second / 1e12:,.2f} TFLOP/s"
+    if limit is not None and limit < minutes:
+        return {f"time at {rate}, limited by minutes": duration_text(limit)}
+    return {f"time at {rate}, at least": duration_text(minutes)}

@@ -14,9 +14,10 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.experts import ExpertsOutput
 from moa.attention import KV, KVStore
+from training.loss.accepted_length import AcceptedLength
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
-from training.loss.objectives import Goals, drafter_loss, shared_normalizers
+from training.loss.objectives import Goals, LossTerms, drafter_loss, shared_normalizers
 from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader
 
@@ -105,9 +106,14 @@ def parts_of(
         levels, chunk_size = outputs[0].features.shape[2], objective.chunk_size
         heads = reader.heads.at(objective.token_temperature)
         known = shared_normalizers(view, batch, heads, levels, chunk_size)
+        is_rolled_out = drafter.trunk.feature_input is not None
+        length, terms = AcceptedLength(objective, reader.heads, batch, is_rolled_out), []
         for sample, output in enumerate(outputs):
             goals = Goals(view.features, normalizers=known)
-            drafter_loss(output, goals, batch, sample, heads, objective).total.backward()
+            terms.append(drafter_loss(output, goals, batch, sample, heads, objective))
+            length.add(output, sample)
+        summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
+        length.added_to(LossTerms(*summed)).total.backward()
 
     return {
         "target": lambda: reader.view(batch),

@@ -8,14 +8,19 @@ import torch
 
 from inference.benchmark.timing import medians
 from inference.decoder import SpeculativeDecoder
-from jakiro.errors import ConfigError
+from jakiro.errors import CheckpointError, ConfigError
+from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device, missing_gpu
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
 from training.loop.optimizer import build_optimizer
 from training.loss.batch import Batch
 from training.module import TargetReader, TrainingModule
+from training.setup.adapters import add_adapters
 from training.setup.preparation import RunInputs
+from training.target_states.store import TargetStateStore, open_target_states
+
+_logger = get_logger(__name__)
 
 _REPEATS = 3  # timed repetitions, after one repetition that is not timed
 _TOKENS = 32  # number of tokens that are decoded to measure the decoding rate
@@ -50,9 +55,12 @@ def seconds_per_step(inputs: RunInputs, device: torch.device) -> float:
     dtype = TORCH_DTYPES[settings.engine.dtype]
     with torch.random.fork_rng(devices=[]):
         drafter = inputs.build_drafter()
+        if settings.lora is not None:
+            add_adapters(drafter, settings.lora, settings.seed)
     recompute = settings.engine.activation_checkpointing
     module = TrainingModule(drafter, settings.objective, recompute).to(device, dtype)
-    reader = TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
+    length, states = settings.data.sequence_length, _target_states(inputs)
+    reader = TargetReader(inputs.target, drafter, length, dtype, states)
     optimizer = build_optimizer(module, settings.optimizer)
     batch = sample_batch(inputs).to(device)
 
@@ -62,6 +70,18 @@ def seconds_per_step(inputs: RunInputs, device: torch.device) -> float:
 
     seconds = medians({"micro-batch": micro_batch, "update": optimizer.step}, _REPEATS)
     return accumulation * seconds["micro-batch"] + seconds["update"]
+
+
+def _target_states(inputs: RunInputs) -> TargetStateStore | None:
+    """Return the states that the run would read; None if it would run the target.
+
+    Before the states are written, the target is timed instead.
+    """
+    try:
+        return open_target_states(inputs)
+    except CheckpointError as error:
+        _logger.warning(f"the target runs for this estimate: {error}")
+        return None
 
 
 def sample_batch(inputs: RunInputs) -> Batch:

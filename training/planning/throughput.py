@@ -29,7 +29,9 @@ from training.loop.trainer import Trainer
 from training.module import TargetReader
 from training.planning.parts import flops_of, parts_of
 from training.planning.speed import product_rate
+from training.setup.adapters import add_adapters
 from training.setup.preparation import RunInputs, prepare
+from training.target_states.store import open_target_states
 
 GOAL = 0.6  # smallest acceptable speed, as a fraction of the ideal run's tokens per second
 RUN = "run"
@@ -118,8 +120,11 @@ def measure(settings: TrainSettings, steps: int) -> Throughput:
             model: Any = inputs.target.model
             model.to(processes.device)
             drafter = inputs.build_drafter()
+            if settings.lora is not None:
+                add_adapters(drafter, settings.lora, settings.seed)
             dtype = TORCH_DTYPES[settings.engine.dtype]
-            reader = TargetReader(inputs.target, drafter, settings.data.sequence_length, dtype)
+            length, states = settings.data.sequence_length, open_target_states(inputs)
+            reader = TargetReader(inputs.target, drafter, length, dtype, states)
             sampler = Sampler(
                 inputs.sequences,
                 sequences_per_step=settings.batch.global_batch_size,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
-from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.dtype_names import dtype_name, short_dtype
 from jakiro.utils.files import checksum, fingerprint, write_atomically
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import Settings
@@ -85,12 +85,16 @@ def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
     )
 
 
-def ways_to_repeat(name: str) -> str:
-    """Return the first part of a remedy if the packing differs; otherwise an empty text.
+def ways_to_repeat(name: str, recorded: str) -> str:
+    """Return the first part of a remedy if a setting can repeat a property; otherwise nothing.
 
     Args:
         name: name of the property that differs.
+        recorded: value of the property with which the target states were written.
     """
+    of_dtype = {"dtype": "target_states.dtype", "target_dtype": "target.dtype"}
+    if name in of_dtype:
+        return f"set {of_dtype[name]} to {short_dtype(recorded)}, as for these target states; or "
     packing = ("packing", "sequence_length", "num_sequences", "num_validation_sequences")
     if name not in packing:
         return ""

@@ -64,7 +64,8 @@ class TargetStatePlan:
                 f"the target states do not fit on the disk of {folder}",
                 expected=f"{_size(int(self.num_bytes_left / _SHARE_OF_DISK))} free",
                 got=_size(free),
-                remedy="choose another disk, set target_states.dtype=bf16, list fewer layers in "
+                remedy="choose another disk, set target_states.dtype=bf16 (if it is "
+                "fp32), list fewer layers in "
                 "drafter.memory.layers, use less data, or set target_states.source=online, which "
                 "writes nothing to disk",
             )

@@ -130,8 +130,8 @@ def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: RunInputs)
             f"the target states in {folder} do not belong to this run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name)}set target_states.folder to a folder with states of "
-            "this target and data, or write these states with `jakiro features`",
+            remedy=f"{ways_to_repeat(name, str(got))}set target_states.folder to a folder with "
+            "states of this target and data, or write these states with `jakiro features`",
         )
 
 

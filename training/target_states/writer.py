@@ -18,6 +18,7 @@ from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import checksum, ensure_writable_folder
+from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import summary_of
 from training.data.packing import collate
@@ -38,6 +39,8 @@ from training.target_states.index import (
 )
 from training.target_states.plan import TargetStatePlan
 from training.target_states.states import States, needs_normalizers
+
+_logger = get_logger(__name__)
 
 
 class ShardFolder:
@@ -109,7 +112,7 @@ def _require_same(folder: Path, found: TargetStateIndex, wanted: TargetStateInde
             f"the folder {folder} contains target states of a different run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name)}choose another folder",
+            remedy=f"{ways_to_repeat(name, str(got))}choose another folder",
         )
 
 
@@ -135,10 +138,16 @@ class TargetStateWriter:
     def __init__(self, inputs: RunInputs, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self._inputs = inputs
         self._sequence_length = inputs.settings.data.sequence_length
-        self._micro_batch_size = inputs.settings.batch.micro_batch_size
         self._dtype = TORCH_DTYPES[inputs.settings.target_states.dtype]
         self._states = States.needed_by(inputs.drafter_config)
         self.folder = ShardFolder(folder, self._new_index(shard_bytes))
+        # All shards are written with the same size, because rounding may depend on the size.
+        self._micro_batch_size = self.folder.index.micro_batch_size
+        if self._micro_batch_size != (wanted := inputs.settings.batch.micro_batch_size):
+            _logger.info(
+                f"the target reads micro-batches of {self._micro_batch_size} sequences instead of "
+                f"{wanted}, as for the states that are already in {folder}"
+            )
 
     @property
     def plan(self) -> TargetStatePlan:
@@ -174,20 +183,19 @@ class TargetStateWriter:
         return not self.folder.unfinished()
 
     def _new_index(self, shard_bytes: int) -> TargetStateIndex:
+        size = self._inputs.settings.batch.micro_batch_size
         index = TargetStateIndex(
             fingerprint=fingerprint_of(self._inputs),
             widths=self._states.widths(self._inputs.target.spec),
-            sequences_per_shard=self._micro_batch_size,
-            micro_batch_size=self._micro_batch_size,
+            sequences_per_shard=size,
+            micro_batch_size=size,
             has_normalizers=needs_normalizers(
                 self._inputs.drafter_config, self._inputs.target.head
             ),
         )
         # A shard consists of whole micro-batches, so its content does not depend on other shards.
-        micro_batches = shard_bytes // (
-            index.bytes_per_position * self._sequence_length * self._micro_batch_size
-        )
-        count = max(1, micro_batches) * self._micro_batch_size
+        micro_batches = shard_bytes // (index.bytes_per_position * self._sequence_length * size)
+        count = max(1, micro_batches) * size
         return index.model_copy(update={"sequences_per_shard": count})
 
     def _write_shard(self, number: int, parts: dict[str, Tensor]) -> Shard:

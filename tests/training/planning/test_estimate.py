@@ -18,7 +18,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings, anchor_rule
 from training.module import TargetReader, TrainingModule
-from training.planning.estimate import choose_micro_batch, estimate, render
+from training.planning.estimate import choose_micro_batch, duration_text, estimate, render
 from training.planning.simulation import simulate, target_on_meta
 from training.setup.preparation import prepare
 from training.target_states.states import States
@@ -258,3 +258,14 @@ def test_the_steps_of_epochs_are_counted_from_the_data(workshop: Path) -> None:
     assert estimate(by_epochs, 1) == estimate(tiny_run(workshop, steps=5), 1)
     chosen = choose_micro_batch(by_epochs, 1, 2**30)
     assert (chosen.steps, chosen.epochs, chosen.batch.micro_batch_size) == (None, 2, 4)
+
+
+def test_the_time_is_no_longer_than_its_limit(workshop: Path) -> None:
+    for minutes, expected in ((1.0, "limited by minutes"), (1e9, "at least")):
+        settings = tiny_run(workshop, steps=10_000_000, minutes=minutes)
+        table = render(estimate(settings, 1), 2**30, 1e9)
+        rows = dict(zip(*(column.cells for column in table.columns), strict=True))
+        (name,) = (name for name in rows if "TFLOP/s" in str(name))
+        assert expected in str(name)
+        if minutes == 1:
+            assert rows[name] == duration_text(1.0)

@@ -9,6 +9,7 @@ from jakiro.drafter_settings import DrafterSettings
 from training.planning.parts import flops_of, parts_of
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.1])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -19,11 +20,14 @@ from training.planning.parts import flops_of, parts_of
     ],
     ids=["moa", "feedback", "fused", "hybrid"],
 )
-def test_parts_do_the_arithmetic_of_the_whole_again_and_again(settings: DrafterSettings) -> None:
+def test_parts_do_the_arithmetic_of_the_whole_again_and_again(
+    settings: DrafterSettings, weight: float
+) -> None:
     tiny, batch = tiny_training(settings), batch_for(settings, [10, 11], [24])
     reader = tiny.reader(batch.token_ids.shape[1])
-    parts = parts_of(tiny.drafter, reader, batch, tiny.objective)
-    whole = flops_of(lambda: tiny.loss(batch).total.backward())
+    objective = tiny.objective.model_copy(update={"accepted_length_weight": weight})
+    parts = parts_of(tiny.drafter, reader, batch, objective)
+    whole = flops_of(lambda: tiny.loss(batch, accepted_length_weight=weight).total.backward())
     for _ in range(2):
         # No part includes the mixing of the experts' features before they are fed back.
         assert sum(map(flops_of, parts.values())) == pytest.approx(whole, rel=0.005)

@@ -138,9 +138,13 @@ def test_target_states_of_other_sequences_are_refused(
 def test_target_states_of_another_precision_are_refused(
     settings: TrainSettings, workshop: Path
 ) -> None:
-    refuse(offline_run(workshop, "bf16"), r"\(dtype differs\); expected: bf16; got: fp32")
+    message = (
+        r"\(dtype differs\); expected: bf16; got: fp32; remedy: set target_states.dtype to fp32"
+    )
+    refuse(offline_run(workshop, "bf16"), message)
     halved = offline_run(workshop, target={"dtype": "bf16"})
     message = COMPLAINT + r" \(target_dtype differs\); expected: bfloat16; got: float32"
+    message += r"; remedy: set target\.dtype to fp32"
     refuse(halved, message)
 
 

@@ -116,6 +116,16 @@ def test_an_interrupted_writer_is_completed_to_the_same_bytes(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_writer_goes_on_with_the_micro_batches_of_the_shards_that_exist(workshop: Path) -> None:
+    settings, folder = offline_run(workshop), workshop / "halved"
+    write_target_states(settings)
+    with pytest.raises(PowerCutError):
+        new_writer(settings, folder).write(interrupt_after(5))
+    batch = settings.batch.model_copy(update={"micro_batch_size": 1})
+    assert new_writer(settings.model_copy(update={"batch": batch}), folder).write()
+    assert contents(folder) == contents(workshop / "features")
+
+
 def test_a_shard_that_cannot_be_written_leaves_no_part_of_itself(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
