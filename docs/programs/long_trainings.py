@@ -11,7 +11,7 @@ from training.studies.ablation.arms import BASE, num_parameters
 from training.studies.ablation.tables import markdown_head, markdown_line
 
 WIDE = "long-wide"  # study whose drafters are wider than those of `long`
-STUDIES = ("long", "long-seed0", WIDE)
+STUDIES = ("long", "long-seed0", "long-fusion", WIDE)
 
 
 def store_trainings(studies: Path, stored: Path) -> None:

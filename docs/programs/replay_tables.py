@@ -13,7 +13,7 @@ from training.studies.ablation.contrasts import mean_rates
 from training.studies.ablation.tables import markdown_head, markdown_line
 
 # Parts of the names of result files of further trainings.
-_LATER = ("-seed1", "-seed1-memory", "-seed1-wide", "-seed0-sparse")
+_LATER = ("-seed1", "-seed1-memory", "-seed1-wide", "-seed1-fusion", "-seed0-sparse")
 
 
 def replays(folder: Path, study: str) -> str:

@@ -73,10 +73,9 @@ def parts_of(
     Each function runs its part of one micro-batch on recorded inputs. "target" is the forward pass
     of the target. "memory" computes the drafter's memory and features from the target's states.
     "trunk" and "experts" run these modules, and networks for parallel levels, for all passes of the
-    drafter. "head" computes the
-    distributions of target and drafter over the vocabulary, and all losses. All parts except
-    "target" include the backward pass. If features are fed back, each pass receives the recorded
-    features.
+    drafter. "head" computes the distributions of target and drafter over the vocabulary, and all
+    losses. All parts except "target" include the backward pass. If features are fed back, each pass
+    receives the recorded features.
 
     Args:
         drafter: drafter to be measured.

@@ -166,7 +166,9 @@ def _measured(subject: _Subject, steps: int) -> Throughput:
     settings, device = subject.settings, subject.device
     batch = subject.sampler.batch(0, 0, settings.batch.micro_batch_size).to(device)
     # A copy is used because DeepSpeed manages the gradients and hooks of the engine's drafter.
-    drafter = subject.trainer.copy_drafter().requires_grad_(True)
+    # Adapters are not merged, so that only they are trained, as in the run.
+    drafter: Any = subject.trainer.copy_as_trained()
+    drafter.to(device, subject.reader.dtype)
     parts = parts_of(drafter, subject.reader, batch, settings.objective)
     numbers = count()
     seconds = interleaved({RUN: lambda: subject.trainer.step(next(numbers)), **parts}, steps)

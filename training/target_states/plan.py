@@ -10,6 +10,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetSpec
 from jakiro.utils.wording import counted
 from training.config import TrainSettings
+from training.input_settings import TargetStateDtype
 from training.target_states.index import bytes_of, read_index
 from training.target_states.states import States, needs_normalizers
 
@@ -26,6 +27,7 @@ class TargetStatePlan:
         num_sequences_left: number of sequences that are not written yet.
         bytes_per_position: number of bytes that all states of one position take.
         num_shards: total number of shards (files).
+        dtype: dtype in which the states are stored.
     """
 
     sequence_length: int
@@ -33,6 +35,7 @@ class TargetStatePlan:
     num_sequences_left: int
     bytes_per_position: int
     num_shards: int
+    dtype: TargetStateDtype
 
     @property
     def num_bytes(self) -> int:
@@ -60,14 +63,13 @@ class TargetStatePlan:
         """
         free = shutil.disk_usage(folder).free
         if self.num_bytes_left > _SHARE_OF_DISK * free:
+            halve = "set target_states.dtype=bf16, " if self.dtype == "fp32" else ""
             raise ConfigError(
                 f"the target states do not fit on the disk of {folder}",
                 expected=f"{_size(int(self.num_bytes_left / _SHARE_OF_DISK))} free",
                 got=_size(free),
-                remedy="choose another disk, set target_states.dtype=bf16 (if it is "
-                "fp32), list fewer layers in "
-                "drafter.memory.layers, use less data, or set target_states.source=online, which "
-                "writes nothing to disk",
+                remedy=f"choose another disk, {halve}list fewer layers in drafter.memory.layers, "
+                "use less data, or set target_states.source=online, which writes nothing to disk",
             )
 
 

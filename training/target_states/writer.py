@@ -159,6 +159,7 @@ class TargetStateWriter:
             num_sequences_left=sum(len(index.sequences_of(number)) for number in left),
             bytes_per_position=index.bytes_per_position,
             num_shards=index.num_shards,
+            dtype=index.fingerprint.dtype,
         )
 
     def write(self, advance: Advance = lambda _count: None) -> bool:

@@ -10,7 +10,11 @@ from helpers.target_states import offline_run, write_target_states
 from helpers.training import TEXTS, write_jsonl
 
 from jakiro.errors import CheckpointError, ConfigError
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import SlotCache
 from training.config import TrainSettings
+from training.input_settings import TargetStateDtype
+from training.loss.batch import Batch
 from training.setup.preparation import prepare
 from training.target_states import writer as writer_module
 from training.target_states.index import is_intact, read_index
@@ -69,17 +73,22 @@ def test_states_in_half_precision_take_half_the_space(workshop: Path) -> None:
     assert plans[0].num_bytes == 2 * plans[1].num_bytes
 
 
-@pytest.mark.parametrize(("free", "fits"), [(99, False), (104, False), (106, True)])
-def test_writing_does_not_begin_if_the_disk_is_too_small_for_a_margin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
-) -> None:
-    plan = TargetStatePlan(
+def plan_in(dtype: TargetStateDtype) -> TargetStatePlan:
+    return TargetStatePlan(
         sequence_length=10,
         num_sequences=20,
         num_sequences_left=10,
         bytes_per_position=2**20,
         num_shards=2,
+        dtype=dtype,
     )
+
+
+@pytest.mark.parametrize(("free", "fits"), [(99, False), (104, False), (106, True)])
+def test_writing_does_not_begin_if_the_disk_is_too_small_for_a_margin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+) -> None:
+    plan = plan_in("fp32")
     usage = shutil.disk_usage(tmp_path)._replace(free=free * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     if fits:
@@ -87,6 +96,20 @@ def test_writing_does_not_begin_if_the_disk_is_too_small_for_a_margin(
         return
     with pytest.raises(ConfigError, match=r"expected: 105\.3 MiB free; got: .* MiB; remedy"):
         plan.check_disk(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "is_advised"), [("fp32", True), ("bf16", False)])
+def test_a_smaller_dtype_is_advised_only_if_there_is_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: TargetStateDtype,
+    is_advised: bool,
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    with pytest.raises(ConfigError, match="remedy: choose another disk") as raised:
+        plan_in(dtype).check_disk(tmp_path)
+    assert ("target_states.dtype=bf16" in str(raised.value)) == is_advised
 
 
 def test_a_full_disk_is_noticed_before_the_target_reads_anything(
@@ -116,13 +139,23 @@ def test_an_interrupted_writer_is_completed_to_the_same_bytes(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_writer_goes_on_with_the_micro_batches_of_the_shards_that_exist(workshop: Path) -> None:
+def test_a_writer_goes_on_with_the_micro_batches_of_the_shards_that_exist(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, folder = offline_run(workshop), workshop / "halved"
     write_target_states(settings)
+    read, sizes = writer_module.read_batch, set()
+
+    def sized_read(target: TargetAdapter, batch: Batch, cache: SlotCache) -> object:
+        sizes.add(batch.token_ids.shape[0])
+        return read(target, batch, cache)
+
+    monkeypatch.setattr(writer_module, "read_batch", sized_read)
     with pytest.raises(PowerCutError):
         new_writer(settings, folder).write(interrupt_after(5))
     batch = settings.batch.model_copy(update={"micro_batch_size": 1})
     assert new_writer(settings.model_copy(update={"batch": batch}), folder).write()
+    assert sizes == {settings.batch.micro_batch_size}  # rounding may depend on it
     assert contents(folder) == contents(workshop / "features")
 
 
