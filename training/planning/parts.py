@@ -14,12 +14,10 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.experts import ExpertsOutput
 from moa.attention import KV, KVStore
-from training.loss.accepted_length import AcceptedLength
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
-from training.loss.objectives import Goals, LossTerms, drafter_loss, shared_normalizers
 from training.loss.settings import ObjectiveSettings
-from training.module import TargetReader
+from training.module import TargetReader, TrainingModule
 
 Work = Callable[[], object]
 
@@ -93,7 +91,7 @@ def parts_of(
             expected="drafter.tail_layers of 0",
             got=str(tail_layers),
         )
-    view = reader.view(batch)
+    view, module = reader.view(batch), TrainingModule(drafter, objective)
     after = [drafter.experts, *([] if drafter.level_heads is None else [drafter.level_heads])]
     with _recording(drafter.trunk, *after) as (to_trunk, *to_others):
         outputs = [_bare_output(output) for output in draft_all_positions(drafter, view, batch)]
@@ -102,17 +100,7 @@ def parts_of(
         _backward(drafter.encode_memory(view.state, batch.positions))
 
     def head() -> None:
-        levels, chunk_size = outputs[0].features.shape[2], objective.chunk_size
-        heads = reader.heads.at(objective.token_temperature)
-        known = shared_normalizers(view, batch, heads, levels, chunk_size)
-        is_rolled_out = drafter.trunk.feature_input is not None
-        length, terms = AcceptedLength(objective, reader.heads, batch, is_rolled_out), []
-        for sample, output in enumerate(outputs):
-            goals = Goals(view.features, normalizers=known)
-            terms.append(drafter_loss(output, goals, batch, sample, heads, objective))
-            length.add(output, sample)
-        summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
-        length.added_to(LossTerms(*summed)).total.backward()
+        module.loss_of(outputs, view, batch, reader).total.backward()
 
     return {
         "target": lambda: reader.view(batch),

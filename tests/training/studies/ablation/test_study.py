@@ -37,6 +37,11 @@ def _configs(*names: str) -> list[str]:
     return [word for name in names for word in ("--config", str(ABLATIONS / f"{name}.yaml"))]
 
 
+def _study(workshop: Path, config: Path, **changes: Any) -> Study:
+    folders = {"base": workshop / "base.yaml", "out": workshop / "study"}
+    return Study(StudySettings(config=(config,), **folders, **changes))
+
+
 def _modified(folder: Path, pattern: str) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob(pattern))}
 
@@ -312,14 +317,7 @@ def test_an_arm_that_starts_with_a_drafter_can_be_continued(
     words = [*command, "--config", str(workshop / "warm.yaml"), "--seeds", "1"]
     for _ in range(2):
         assert exit_code("ablate", *words, "--train-only", "warm") == 0
-    study = Study(
-        StudySettings(
-            base=workshop / "base.yaml",
-            config=(workshop / "warm.yaml",),
-            out=workshop / "study",
-            max_steps=2,
-        )
-    )
+    study = _study(workshop, workshop / "warm.yaml", max_steps=2)
     assert "start_fingerprint" not in study.facts["base"]
     assert "start_fingerprint" in study.facts["warm"]
 
@@ -331,14 +329,7 @@ def test_prompts_are_those_of_held_out_conversations_unless_the_study_names_othe
     changes: dict[str, Any] = {"drafter": {"experts": {"intermediate_size": 64}}}
     changes["evaluation"] = {"prompts": str(workshop / "prompts.jsonl")}
     (workshop / "base.yaml").write_text(dump_settings(tiny_run(workshop, **changes)))
-    study = Study(
-        StudySettings(
-            base=workshop / "base.yaml",
-            config=(ABLATIONS / "contrast-loss-off.yaml",),
-            out=workshop / "study",
-            num_prompts=2,
-        )
-    )
+    study = _study(workshop, ABLATIONS / "contrast-loss-off.yaml", num_prompts=2)
     assert len(study.inputs.prompts) == 2
     assert "def one" not in study.inputs.prompts
 
