@@ -150,6 +150,7 @@ def page() -> str:
     shown["scaling"] = scaling(REPLAYS / "scaling-long-humaneval.json")
     shown["long-prompts"] = by_category(REPLAYS / "long-prompts.json")
     shown["equal-time"] = against(REPLAYS, "long", "sparse-16-2", "base-6144", seed=1)
+    shown["fusion"] = against(REPLAYS, "long", "fusion-ttt-2", "ttt-2", seed=1)
     shown["times"] = _times(REPLAYS.parent / "drafting-smollm2.json")
     shown["speeds"] = _speeds("long-speeds")
     return _filled(PAGE.read_text(), shown)

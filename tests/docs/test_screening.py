@@ -74,7 +74,7 @@ def test_results_are_stored_without_texts_and_shown_with_those_of_earlier_studie
         "<!-- replays -->\n<!-- end of replays -->\n"
         "<!-- scaling -->\n<!-- end of scaling -->\n"
         "<!-- long-prompts -->\n<!-- end of long-prompts -->\n"
-        "<!-- equal-time -->\n<!-- end of equal-time -->\n"
+        "<!-- equal-time -->\n<!-- end of equal-time -->\n<!-- fusion -->\n<!-- end of fusion -->\n"
         "<!-- times -->\n<!-- end of times -->\n"
         "<!-- speeds -->\n<!-- end of speeds -->\n"
     )
@@ -122,7 +122,7 @@ def screening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, groups in {
         "PAGE": (
             *("rates", "results", "square", "trainings", "replays", "scaling"),
-            *("long-prompts", "equal-time", "times", "speeds"),
+            *("long-prompts", "equal-time", "fusion", "times", "speeds"),
         ),
         "PUBLISHED_PAGE": ("results", "curves", "speeds", "replays", "long-replays", "scaling"),
     }.items():
