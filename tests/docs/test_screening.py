@@ -254,7 +254,7 @@ def test_replays_are_shown_on_the_page_of_their_study(screening: ModuleType) -> 
     assert "| MT-bench (12) | 0 | `base` | 1 | 2.00 [1.90, 2.10] | 1 | .70 .50 |" in lines
     moa = "| MT-bench (12) | 0 | `moa` | 1 | 2.50 [2.40, 2.60] | **1.250 [1.150, 1.350]** |"
     assert f"{moa} .70 .62 |" in lines
-    assert screening.page().count("No text is replayed yet.") == 4
+    assert screening.page().count("No text is replayed yet.") == 5
 
 
 def test_replays_of_further_trainings_are_pooled_with_the_first_ones(
