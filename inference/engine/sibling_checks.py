@@ -7,9 +7,6 @@ child are used, or the residual distribution if no child is accepted.
 A deterministic candidate is checked like a candidate that was sampled from a point mass.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
-from subprocess import SubprocessError
 from typing import NamedTuple
 
 import torch
@@ -18,9 +15,6 @@ from torch import Tensor
 
 from inference.engine.siblings import Siblings
 from inference.engine.support import Support
-from jakiro.utils.logs import get_logger
-
-_logger = get_logger(__name__)
 
 
 class Checks(NamedTuple):
@@ -48,44 +42,8 @@ class Checks(NamedTuple):
         return self.draft_prob > 0
 
 
-Rule = Callable[[Support, Siblings], Checks]
-
-
 def check_siblings(support: Support, siblings: Siblings) -> Checks:
     """Return the checks of all children of one node of each sequence.
-
-    Args:
-        support: target and draft probabilities after the node.
-        siblings: at least one column of children, whose tokens are the last ids of the support.
-    """
-    rule = _rule_on(support.outside.device) if support.outside.is_cuda else check_by_torch
-    return rule(support, siblings)
-
-
-@lru_cache(maxsize=16)
-def _rule_on(device: torch.device) -> Rule:
-    """Return the program for GPUs if Triton is installed and works, otherwise `check_by_torch`."""
-    try:
-        from inference.engine.sibling_checks_triton import check_by_triton
-
-        check_by_triton(*_example(device))
-    except ImportError:
-        return check_by_torch
-    except (OSError, RuntimeError, SubprocessError) as error:  # there may be no C compiler
-        _logger.warning("Triton does not work, so candidates are checked more slowly: %s", error)
-        return check_by_torch
-    return lambda support, siblings: Checks(*check_by_triton(support, siblings))
-
-
-def _example(device: torch.device) -> tuple[Support, Siblings]:
-    """Return a vocabulary of one id, and a child with this id."""
-    zero = torch.zeros(1, 1, dtype=torch.long, device=device)
-    one = torch.ones(1, 1, dtype=torch.float64, device=device)
-    return Support(zero, zero, one, one[0] - 1, one), Siblings(zero, zero, zero == 0, zero == 0)
-
-
-def check_by_torch(support: Support, siblings: Siblings) -> Checks:
-    """Return the checks of all children, computed by operations of torch.
 
     Residual distributions are not normalized. Instead, the draft distribution that is subtracted
     is multiplied by the residual's sum.

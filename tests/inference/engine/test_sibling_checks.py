@@ -4,20 +4,14 @@ Sampled children are checked by recursive rejection sampling, and deterministic 
 masses.
 """
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from helpers.random_trees import RandomTrees
 from helpers.supports import random_support
 
 from inference.draft_tree import ROOT
-from inference.engine import sibling_checks
 from inference.engine.accept import candidate_checks
-from inference.engine.sibling_checks import check_by_torch, check_siblings
-from inference.engine.siblings import Siblings
-from inference.engine.support import Support
+from inference.engine.sibling_checks import check_siblings
 
 BATCH = 60
 
@@ -65,37 +59,3 @@ def test_children_that_could_not_have_been_sampled_are_marked(wrong: float) -> N
     is_possible = check_siblings(invalid, siblings).is_possible[siblings.is_valid]
     assert is_possible.tolist() == (~siblings.is_sampled[siblings.is_valid]).tolist()
     assert bool(check_siblings(support, siblings).is_possible[siblings.is_valid].all())
-
-
-CPU = torch.device("cpu")
-PROGRAM = "inference.engine.sibling_checks_triton"
-
-
-@pytest.fixture(autouse=True)
-def _rules_are_selected_anew() -> None:
-    sibling_checks._rule_on.cache_clear()
-
-
-def test_torch_is_used_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, PROGRAM, None)
-    assert sibling_checks._rule_on(CPU) is check_by_torch
-
-
-def test_torch_is_used_if_triton_does_not_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(support: Support, siblings: Siblings) -> None:
-        raise RuntimeError("Failed to find C compiler")
-
-    monkeypatch.setitem(sys.modules, PROGRAM, SimpleNamespace(check_by_triton=fails))
-    assert sibling_checks._rule_on(CPU) is check_by_torch
-    assert "Failed to find C compiler" in caplog.text
-
-
-def test_triton_is_used_if_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = SimpleNamespace(check_by_triton=check_by_torch)
-    monkeypatch.setitem(sys.modules, PROGRAM, program)
-    support, siblings = random_support(3, sampled_share=0.5)
-    rule = sibling_checks._rule_on(CPU)
-    assert rule is not check_by_torch
-    assert torch.equal(rule(support, siblings).residual, check_by_torch(support, siblings).residual)

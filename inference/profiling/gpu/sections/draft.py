@@ -160,5 +160,5 @@ def _fault(bench: Workbench, state: SequenceState, results: list[AcceptResult]) 
 # An arm that the code does not have yet is replaced by a function like the other.
 ACCEPT_ARMS: dict[str, Callable[..., TimedArm] | NotThere] = {
     ACCEPT: _accept,
-    "accept in one kernel": NotThere("only the checks of siblings are one kernel (Triton) yet"),
+    "accept in one kernel": NotThere("the checks of siblings are operations of torch"),
 }
