@@ -61,10 +61,6 @@ class Conversation:
     def turn(self, request: Request, **run: Any) -> Iterator[DecodeRun]:
         """Yield a run that reuses the cached tokens; afterwards, the run's tokens are cached.
 
-        Args:
-            request: request whose prompt contains the whole dialogue so far.
-            **run: other arguments of `DecodeRun`; `target` and `drafter` are required.
-
         Raises:
             PromptError: the conversation was started with another decoder, or its last turn has not
                 ended yet.

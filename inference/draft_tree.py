@@ -48,7 +48,6 @@ class SparseDistribution:
     """Draft distributions from which children are sampled, truncated to the m most likely tokens.
 
     Attributes:
-        ids: token ids.
         probs: probabilities of these tokens, renormalized.
     """
 
@@ -85,12 +84,7 @@ class DraftTree:
 
     @classmethod
     def empty(cls, base_length: Int[Tensor, " batch"], step_id: int = 0) -> "DraftTree":
-        """Return trees without candidates; verifying them is ordinary autoregressive decoding.
-
-        Args:
-            base_length: positions of the roots.
-            step_id: number of the decoding step.
-        """
+        """Return trees without candidates; verifying them is ordinary autoregressive decoding."""
         ints = torch.zeros(len(base_length), 0, dtype=torch.long, device=base_length.device)
         return cls(
             token_ids=ints,
@@ -147,18 +141,11 @@ class DraftTree:
 
         A decoding step should copy from the device only once, so `extra` must contain all other
         integers that the host needs.
-
-        Args:
-            extra: further integers of each sequence; None if there are none.
         """
         return self.unpacked(self.packed(extra).tolist())
 
     def packed(self, extra: Int[Tensor, "batch any"] | None = None) -> Int[Tensor, "batch fields"]:
-        """Return all integers that the host needs, so that they can be copied at once.
-
-        Args:
-            extra: further integers of each sequence; None if there are none.
-        """
+        """Return all integers that the host needs, so that they can be copied at once."""
         fields = [self.token_ids, self.parent, self.depth, self.kind, self.rank, self.proposer_id]
         fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
         return torch.cat(fields, dim=1)
@@ -166,12 +153,7 @@ class DraftTree:
     def unpacked(
         self, packed: Sequence[list[int]], indices: Sequence[int] | None = None
     ) -> tuple[list["SequenceTree"], list[list[int]]]:
-        """Return sequences' trees and further integers, given the integers of `packed()`.
-
-        Args:
-            packed: integers of each of these sequences, on the host.
-            indices: batch indices of these sequences; None for the whole batch.
-        """
+        """Return sequences' trees and further integers, given the integers of `packed()`."""
         count = self.num_nodes
         columns = [
             [values[field * count : (field + 1) * count] for field in range(NUM_FIELDS)]
@@ -212,8 +194,6 @@ class SequenceTree:
 
         Args:
             columns: token, parent, depth, kind, rank, proposer and validity of every node.
-            draft_probs: draft distributions of the whole batch; None if nothing was sampled.
-            index: batch index of the sequence.
         """
         token_ids, parent, depth, kind, rank, proposer_id, is_valid = columns
         sampled: dict[int, list[int]] = {}
@@ -229,11 +209,7 @@ class SequenceTree:
         return cls(token_ids, parent, depth, rank, proposer_id, *kinds, draft_probs, index)
 
     def draft_distribution(self, parent: int) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
-        """Return the ids and probabilities that children of `parent` were sampled from.
-
-        Raises:
-            ValueError: the tree has sampled candidates but no draft distributions.
-        """
+        """Return the ids and probabilities that children of `parent` were sampled from."""
         if self.draft_probs is None:
             raise ValueError(f"the sampled candidates under node {parent} come without draft_probs")
         return self.draft_probs.ids[self.index, parent + 1], self.draft_probs.probs[

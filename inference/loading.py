@@ -61,25 +61,8 @@ def load_parts(
         drafter: folder or hub id of a trained drafter, also as `drafter=DRAFTER`; or `aded`,
             `aded=TABLE`, `lookup` or `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or
             `lookup+lm=MODEL`.
-        target: folder or hub id of the target; None for the target named in the drafter's config.
         tree: trees, as for `SpeculativeDecoder`. If shapes are given for a pair with a
             trained drafter, they are built into that drafter, and the returned `tree` is "fixed".
-        compiled: whether to compile the trained drafter of a pair.
-        draft_forms: formats of the weights that the trained drafter of a pair computes with.
-        other_weights: whether the trained drafter of a pair may have been trained for other weights
-            of the target.
-        **load: arguments of `jakiro.utils.pretrained.load_causal_lm`.
-
-    Raises:
-        CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
-        ConfigError: `target` is None, but the drafter does not name a target; the drafter does not
-            exist and has a name similar to that of a known drafter; the vocabulary is too large
-            for `aded`; or the trained drafter of a pair cannot draft trees of the given shapes or
-            compute with the given formats of weights.
-        TargetMismatch: a trigram table or a small model was made with a tokenizer other than the
-            target's, or the trained drafter of a pair belongs to another target.
-        TargetNotSupported: a small model, or the target of a pair with a trained drafter, cannot
-            process a tree.
     """
     name = str(drafter)
     pair = PairName.parse(name)
@@ -102,13 +85,7 @@ def load_parts(
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Return the parts of a decoder for a loaded target; this raises the errors of `load_parts`.
-
-    Args:
-        drafter: drafter, named as for `load_parts`.
-        target: loaded target, on its final device.
-        tokenizer: tokenizer of the target.
-    """
+    """Return the parts of a decoder for a loaded target; this raises the errors of `load_parts`."""
     if (pair := PairName.parse(drafter)) is not None:
         return _paired(parts_over(pair.first, target, tokenizer), pair, _PairOptions())
     drafter = drafter.removeprefix("drafter=")
@@ -133,24 +110,8 @@ def combined_drafter(
     """Return a drafter that combines a model with a training-free drafter in shared trees.
 
     Args:
-        first: trained drafter or small language model.
-        second: training-free drafter.
-        target: target of both drafters.
-        tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
-        settings: settings for dividing trees between the drafters; None for the defaults.
         tree: tree shapes for a `JakiroDrafter`; None for trees with as many levels as the drafter
             was trained for.
-        compiled: whether to compile a `JakiroDrafter`.
-        draft_forms: formats of the weights that a `JakiroDrafter` computes with.
-        other_weights: whether a `JakiroDrafter` may have been trained for other weights of the
-            target.
-
-    Raises:
-        TargetMismatch: the trained drafter or the tokenizer belongs to another target.
-        TargetNotSupported: the target cannot verify a tree, or the trained drafter needs layers of
-            the target that cannot run separately.
-        ConfigError: the trained drafter cannot draft trees of these shapes, or cannot compute with
-            these formats of weights.
     """
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())

@@ -60,13 +60,7 @@ def outputs_of(
     steps: Sequence[DecodeStep],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[GenerateOutput]:
-    """Return the output of each request of a finished run.
-
-    Args:
-        run: finished run.
-        steps: all decoding steps that the run yielded.
-        tokenizer: tokenizer that decodes the text; None to return no text.
-    """
+    """Return the output of each request of a finished run."""
     by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
     for step in steps:
         by_sequence[step.index].append(step)
@@ -79,14 +73,7 @@ def output_of(
     tokenizer: PreTrainedTokenizerBase | None,
     run: DecodeRun,
 ) -> GenerateOutput:
-    """Return the output of one complete sequence.
-
-    Args:
-        state: the sequence.
-        steps: all decoding steps of the sequence.
-        tokenizer: tokenizer that decodes the text; None to return no text.
-        run: run of the sequence, which need not be finished.
-    """
+    """Return the output of one complete sequence."""
     options = state.request.record or run.record or OutputOptions()
     state.stats.seconds.update(run.seconds)
     details = [step.details for step in steps if step.details is not None]
@@ -118,9 +105,6 @@ def in_transformers_form(
     """Return the outputs as `generate()` of transformers returns them.
 
     Args:
-        outputs: output of each prompt.
-        input_ids: prompts with their original padding.
-        pad_token_id: id of the token that fills up the shorter sequences.
         as_dict: whether to return a `GenerateDecoderOnlyOutput`, as `generate()` does with
             `return_dict_in_generate`; scores and logits after the end of a sequence are 0.
     """

@@ -50,14 +50,7 @@ class Committed(NamedTuple):
     is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
 
     def starts_after(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the position of the first verified token of each sequence.
-
-        Args:
-            lengths: lengths of the sequences that a session has read.
-
-        Raises:
-            ValueError: the tokens do not start where the sequences end.
-        """
+        """Return the position of the first verified token of each sequence."""
         pairs = zip(self.base_length, self.num_verified, strict=True)
         starts = tuple(end - count for end, count in pairs)
         if starts != lengths:
@@ -93,9 +86,6 @@ class RequestCounter:
     Args:
         first: first number. If a drafter keeps what it has learned when the process ends, the
             numbers of the next process must be others.
-
-    Attributes:
-        num_resets: number of times that the learned knowledge was discarded.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -136,9 +126,6 @@ def number_of(tickets: Sequence["RequestTicket"]) -> int:
 
     There are two tickets if both the drafter and the choice of trees learn from requests. The
     numbers of the two may differ, because drafter and trees may be reset separately.
-
-    Args:
-        tickets: one or two tickets of the request.
     """
     first, *others = (ticket.number for ticket in tickets)
     for other in others:  # Cantor's pairing function
@@ -147,12 +134,7 @@ def number_of(tickets: Sequence["RequestTicket"]) -> int:
 
 
 class RequestTicket:
-    """The number of a request, or of a batch of requests, that a drafter is learning from.
-
-    Args:
-        counter: counter that issued the ticket.
-        number: number of the request since the last reset.
-    """
+    """The number of a request, or of a batch of requests, that a drafter is learning from."""
 
     def __init__(self, counter: RequestCounter, number: int) -> None:
         self.number = number
@@ -190,20 +172,11 @@ class DraftSession(ABC):
 
     @abstractmethod
     def advance(self, committed: Committed) -> None:
-        """Process tokens that became final; repeating the last call has no effect.
-
-        Raises:
-            ValueError: the committed tokens do not start where the session ends.
-        """
+        """Process tokens that became final; repeating the last call has no effect."""
 
     @abstractmethod
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return draft trees below the roots.
-
-        Args:
-            budget: limits of every tree.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return draft trees below the roots."""
 
     @abstractmethod
     def rollback(self, length: int) -> None:
@@ -223,13 +196,6 @@ class DraftSession(ABC):
 
         All verified tokens must have been passed to both sessions. The other session cannot be used
         afterwards, unless `appends_copies` is true.
-
-        Args:
-            other: session whose sampling options the drafter allows in the same session (see
-                `Drafter.can_share`).
-
-        Raises:
-            NotImplementedError: sessions of this kind cannot be joined.
         """
         raise NotImplementedError(
             f"sessions cannot be joined, because {type(self).__name__} lacks append_sequences()"
@@ -277,8 +243,6 @@ class DeviceSession(DraftSession):
 
         Args:
             lengths: number of verified tokens of each sequence, or an upper bound of it.
-            base_length: number of verified tokens on the device.
-            root: last token of each sequence.
         """
 
 
@@ -291,12 +255,7 @@ class AdaptiveSession(DraftSession):
 
     @abstractmethod
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Learn from a complete sequence, which stays in the session.
-
-        Args:
-            index: batch index of the sequence.
-            token_ids: prompt and emitted tokens.
-        """
+        """Learn from a complete sequence, which stays in the session."""
 
 
 class Drafter(ABC):
@@ -308,7 +267,6 @@ class Drafter(ABC):
             `encode_memory`.
         version: identifier of the memory encoder; sessions reject memory from other encoders.
         bytes_per_token: number of bytes that a session takes for each token of a sequence.
-        proposer_names: names of the proposer ids in trees, for display.
         request_counter: counter that numbers the requests; None if nothing is learned from requests
             for later ones. See `AdaptiveDrafter`.
     """
@@ -339,19 +297,13 @@ class Drafter(ABC):
         """Return a session for `batch` sequences of up to `capacity` tokens.
 
         Args:
-            sampling: options by which tokens are selected.
             capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
         """
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
         """Return whether sequences with these sampling options can be in the same session.
 
         By default, this is the case if their tokens are selected in the same way.
-
-        Args:
-            one: sampling options of one sequence.
-            other: sampling options of another sequence.
         """
         return one.description == other.description
 
@@ -361,13 +313,6 @@ class Drafter(ABC):
         """Return the encoded memory of tokens that the target has read.
 
         The engine calls this method only if `needs` contains "memory".
-
-        Args:
-            output: output of the target's forward pass over the tokens.
-            queries: query indices of the tokens in that forward pass; None for all queries.
-
-        Raises:
-            RuntimeError: the drafter has no memory.
         """
         raise RuntimeError(f"{type(self).__name__} reads only tokens and has no memory")
 
@@ -379,10 +324,6 @@ class AdaptiveDrafter(Drafter):
     request accepted and rejected candidates by the same random numbers, these candidates would
     already depend on the numbers, and the output distribution would be wrong. Requests are
     therefore numbered, and the random numbers of a request depend on its number.
-
-    Attributes:
-        request_counter: counter that numbers the requests; None if nothing is learned for later
-            requests.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,6 @@ class TreeArm(NamedTuple):
     """A size and kind of trees that can be selected.
 
     Attributes:
-        budget: limits of the trees, and the kind of their candidates.
         block: exclusive upper bounds of the node positions in such a tree.
         seconds: seconds of a step with such a tree, according to the cost model: to verify it and,
             for a drafter that is a model, to draft it.
@@ -43,10 +42,6 @@ class TreeArm(NamedTuple):
         trees, it is the candidate's depth and its rank in the whole tree. Candidates of a sampled
         tree have ranks among fewer candidates (see `DraftTree.rank`); in the whole tree, they are
         ordered by these ranks, and candidates of the same rank by depth.
-
-        Args:
-            tree: verified tree.
-            path: accepted nodes.
         """
         if self.shape is None or not self.shape.sampled:
             ranks = _ranks(tree)
@@ -75,12 +70,6 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
 
     If a drafter that is a model samples candidates, these are followed by the sizes of its
     deterministic trees, again with the largest last.
-
-    Args:
-        trees: the largest trees: their shapes for a drafter that is a model, or their limits for a
-            drafter of any other kind.
-        sampling: options by which tokens are selected.
-        costs: costs of target and drafter on this machine.
     """
     if isinstance(trees, TreePlan):
         shape = trees.shape(sampling)

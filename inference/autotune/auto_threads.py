@@ -13,12 +13,7 @@ from inference.sampling.options import Sampling
 
 
 class AutoThreads:
-    """Policy that never drafts, and selects the fastest number of threads.
-
-    Args:
-        costs: costs of the target on this machine.
-        other_threads: costs with other numbers of threads than the decoder's, by number.
-    """
+    """Policy that never drafts, and selects the fastest number of threads."""
 
     request_counter: RequestCounter | None = None
 
@@ -29,12 +24,7 @@ class AutoThreads:
         self._by_batch: dict[int, TimedThreads] = {}
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoThreadsRun":
-        """Return the policy of a run; runs with the same batch size share estimates.
-
-        Args:
-            sampling: options by which tokens are selected, which make no difference.
-            batch: number of sequences.
-        """
+        """Return the policy of a run; runs with the same batch size share estimates."""
         with self._lock:
             if batch not in self._by_batch:
                 each = ((None, self.costs), *self.other_threads.items())
@@ -53,12 +43,7 @@ class AutoThreads:
 
 
 class AutoThreadsRun:
-    """Policy of a single run without drafts.
-
-    Args:
-        threads: estimates that the run shares with other runs.
-        lock: lock of the estimates.
-    """
+    """Policy of a single run without drafts."""
 
     autoregressive_seconds: float | None = None
 
@@ -74,11 +59,7 @@ class AutoThreadsRun:
         return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return None, because nothing is drafted.
-
-        Args:
-            progress: progress of the run.
-        """
+        """Return None, because nothing is drafted."""
         self._context = progress.context
         return None
 
@@ -89,14 +70,7 @@ class AutoThreadsRun:
         seconds: float | None,
         budget: Budget | None,
     ) -> None:
-        """Learn from the duration of a decoding step.
-
-        Args:
-            trees: empty trees, one per sequence.
-            paths: accepted nodes, of which there are none.
-            seconds: duration of the step; None if it is not typical.
-            budget: None, because nothing was drafted.
-        """
+        """Learn from the duration of a decoding step."""
         with self._lock:
             if seconds is not None:
                 self._threads.take(self._timing, None, seconds, self._context)

@@ -43,8 +43,6 @@ class Compute(Settings, frozen=True):
     """A way to compute on a CPU.
 
     Attributes:
-        threads: number of threads of decoding steps; None for torch's current number.
-        packed: whether the target's weights are reordered.
         pack_single: whether forward passes over a single token use reordered weights, too.
     """
 
@@ -58,11 +56,7 @@ class Compute(Settings, frozen=True):
         return self.packed and not self.pack_single
 
     def prepare(self, target: TargetAdapter) -> None:
-        """Make the target compute with reordered weights or with its own weights.
-
-        Raises:
-            TargetNotSupported: the target's weights cannot be reordered.
-        """
+        """Make the target compute with reordered weights or with its own weights."""
         if self.packed:
             target.modules.pack(single=self.pack_single)
         else:
@@ -77,13 +71,7 @@ class Compute(Settings, frozen=True):
 
 
 class ComputeSeconds(Settings):
-    """The measured seconds of the target's forward passes in one way to compute.
-
-    Attributes:
-        compute: way to compute.
-        token: seconds of a forward pass over a single token.
-        tree: seconds of a forward pass over a root and `TREE_NODES` nodes.
-    """
+    """The measured seconds of the target's forward passes in one way to compute."""
 
     compute: Compute
     token: float
@@ -93,9 +81,6 @@ class ComputeSeconds(Settings):
         """Return the expected number of tokens per second.
 
         With a drafter, some steps have a tree and others do not, so both must be fast.
-
-        Args:
-            drafts: whether every other step has a tree; False if no step has a tree.
         """
         return (1 + TREE_TAU) / (self.token + self.tree) if drafts else 1 / self.token
 
@@ -111,9 +96,6 @@ class ComputeGrid(Settings):
         Reordered weights need more memory, so if the target's own weights were measured, too, they
         are used only if they are faster by `REORDERED_GAIN`. Without trees, weights that are
         reordered for trees alone are then as good as the target's own.
-
-        Args:
-            drafts: whether trees may be drafted where that is faster.
         """
 
         def rate(way: ComputeSeconds) -> float:
@@ -127,11 +109,7 @@ class ComputeGrid(Settings):
         return (fastest if rate(fastest) > REORDERED_GAIN * rate(own) else own).compute
 
     def contenders(self, *, drafts: bool) -> list[Compute]:
-        """Return the ways to compute that are not clearly slower than the best.
-
-        Args:
-            drafts: whether trees may be drafted where that is faster.
-        """
+        """Return the ways to compute that are not clearly slower than the best."""
         least = max(way.rate(drafts=drafts) for way in self.ways) / CLEARLY
         return [way.compute for way in self.ways if way.rate(drafts=drafts) >= least]
 
@@ -144,19 +122,7 @@ def choose_compute(
     drafts: bool = True,
     folder: Path | None = None,
 ) -> Compute:
-    """Return the fastest way to compute, measured unless arguments or device leave no choice.
-
-    Args:
-        target: the frozen target.
-        threads: number of threads; "auto" to choose it, None for torch's current number.
-        packed: whether weights are reordered; "auto" to choose it.
-        drafts: whether a drafter will be used.
-        folder: folder in which measurements are cached; None for the user's cache folder.
-
-    Raises:
-        TargetNotSupported: `packed` is True, but the weights cannot be reordered. If nothing has to
-            be measured, only `Compute.prepare` raises this error.
-    """
+    """Return the fastest way to compute, measured unless arguments or device leave no choice."""
     ways = list(possible_ways(target, threads, packed))
     if len(ways) == 1:
         return ways[0]
@@ -171,15 +137,7 @@ def contenders(
     drafts: bool = True,
     folder: Path | None = None,
 ) -> list[Compute]:
-    """Return the ways to compute that may be the fastest in a loop other than this package's.
-
-    Args:
-        target: the frozen target.
-        threads: number of threads; "auto" to choose it, None for torch's current number.
-        packed: whether weights are reordered; "auto" to choose it.
-        drafts: whether several tokens are verified at once.
-        folder: folder in which measurements are cached; None for the user's cache folder.
-    """
+    """Return the ways to compute that may be the fastest in a loop other than this package's."""
     ways = list(possible_ways(target, threads, packed))
     if len(ways) == 1:
         return ways
@@ -189,26 +147,14 @@ def contenders(
 def known_grid(
     target: TargetAdapter, ways: Sequence[Compute], folder: Path | None = None
 ) -> ComputeGrid:
-    """Return measured seconds from the cache, or measure them in a few seconds and cache them.
-
-    Args:
-        target: the frozen target.
-        ways: ways to compute.
-        folder: folder of the cache; None for the user's cache folder.
-    """
+    """Return measured seconds from the cache, or measure them in a few seconds and cache them."""
     described = [str(way) for way in ways]
     key = [*target_facts(target), described]
     return cached(ComputeGrid, "compute", key, lambda: measure_grid(target, ways), folder)
 
 
 def measure_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
-    """Measure the ways to compute in turn; afterwards, the target's own weights are in use.
-
-    Args:
-        target: the frozen target.
-        ways: ways to compute. Those that are clearly slower than another in the first repetitions
-            are not measured further.
-    """
+    """Measure the ways to compute in turn; afterwards, the target's own weights are in use."""
     _logger.info("measuring the fastest number of threads and layout of weights")
     trials = [_Trial.start(way, target) for way in ways]
     end = time.perf_counter() + SECONDS
@@ -258,13 +204,7 @@ def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
 
 
 def possible_ways(target: TargetAdapter, threads: Threads, packed: Packed) -> Iterator[Compute]:
-    """Yield the ways to compute that the arguments and the machine allow.
-
-    Args:
-        target: the frozen target.
-        threads: number of threads; "auto" for several numbers, None for torch's current number.
-        packed: whether weights are reordered; "auto" for both.
-    """
+    """Yield the ways to compute that the arguments and the machine allow."""
     if target.device.type != "cpu":
         yield Compute(packed=packed is True)
         return
@@ -280,9 +220,6 @@ def other_threads(threads: int | None) -> list[int]:
     """Return the numbers of threads that may become faster when the load of the machine changes.
 
     On a busy machine, a single thread is often the fastest, and on a quiet one, all threads are.
-
-    Args:
-        threads: number of threads that is fastest now; None if it is not selected here.
     """
     most = torch.get_num_threads()
     if threads is None or most == 1:

@@ -68,11 +68,7 @@ class Costs(Settings):
         return (1 - share) * self.verify[below] + share * self.verify[above]
 
     def verify_growth(self, num_nodes: int) -> float:
-        """Return the seconds by which each further token of the context lengthens verification.
-
-        Args:
-            num_nodes: number of nodes that are verified.
-        """
+        """Return the seconds by which each further token of the context lengthens verification."""
         if self.long is None:
             return 0.0
         both = self.verify.keys() & self.long.verify.keys()
@@ -81,24 +77,14 @@ class Costs(Settings):
         return max(0.0, between) / (LONG_CONTEXT - CONTEXT)
 
     def draft_growth(self, passes: int) -> float:
-        """Return the seconds by which each further token of the context lengthens drafting.
-
-        Args:
-            passes: number of trunk passes.
-        """
+        """Return the seconds by which each further token of the context lengthens drafting."""
         if self.long is None:
             return 0.0
         longer = self.long.draft[passes] - self.draft[passes]
         return max(0.0, longer) / (LONG_CONTEXT - CONTEXT)
 
     def between(self, other: "Costs", share: float) -> "Costs":
-        """Return costs between these and others, for example for a number of sequences in between.
-
-        Args:
-            other: the other costs; numbers of nodes and passes that only one of both has are left
-                out.
-            share: 0 for these costs, 1 for the others.
-        """
+        """Return costs between these and others, for example for a number of sequences in between."""
 
         def mean(own: dict[int, float], others: dict[int, float]) -> dict[int, float]:
             counts = own.keys() & others.keys()
@@ -112,12 +98,7 @@ class Costs(Settings):
         )
 
     def ceiling(self, shape: TreeShape | None, tau: float) -> float:
-        """Return the tokens per second at `tau` if only verification and drafting took time.
-
-        Args:
-            shape: shape of the trees; None for autoregressive decoding.
-            tau: mean acceptance length, in tokens per target forward pass.
-        """
+        """Return the tokens per second at `tau` if only verification and drafting took time."""
         if shape is None:
             return tau / self.verify_seconds(0)
         seconds = self.verify_seconds(shape.max_nodes) + self.draft[shape.autoregressive_levels]
@@ -138,15 +119,6 @@ def measure_costs(
     Verification is timed for all `NODE_COUNTS` that fit into the target's context, and drafting for
     each number of trunk passes; both are timed again in a long context, if the target allows it and
     there is a single sequence.
-
-    Args:
-        target: the frozen target.
-        model: the trained drafter, or the drafter with a small language model; None to time only
-            verification.
-        max_passes: largest number of trunk passes to time.
-        forms: formats of the weights that a trained drafter computes with.
-        batch: number of sequences that are decoded together.
-        is_brief: whether fewer numbers of nodes are timed, less often, and no long context.
     """
     _logger.info("measuring the times of verification and drafting on this machine")
     timed: dict[int, tuple[int, ...]] = {CONTEXT: LONG_NODE_COUNTS if is_brief else NODE_COUNTS}
@@ -191,17 +163,7 @@ def known_costs(
     *,
     is_brief: bool = False,
 ) -> Costs:
-    """Return costs from the cache, or measure the costs in a few seconds and cache them.
-
-    Args:
-        target: the frozen target.
-        model: the trained drafter, or the drafter with a small language model; None to time only
-            verification.
-        folder: folder of the cache; None for the user's cache folder.
-        forms: formats of the weights that a trained drafter computes with.
-        batch: number of sequences that are decoded together.
-        is_brief: as for `measure_costs`.
-    """
+    """Return costs from the cache, or measure the costs in a few seconds and cache them."""
     passes = 0
     key = [*target_facts(target), LONG_CONTEXT]
     if isinstance(model, SmallLMDrafter):
@@ -228,12 +190,6 @@ def costs_with(
 
     Only the passes of models take time: those of trained drafters and of small language models. The
     drafting of all other drafters costs nothing.
-
-    Args:
-        target: the frozen target.
-        drafter: drafter of the trees, which may have a slow part; None if nothing is drafted.
-        batch: number of sequences that are decoded together.
-        is_brief: as for `measure_costs`.
     """
     slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
     if isinstance(slow, TrainedDrafter):
@@ -251,10 +207,8 @@ class _Part(NamedTuple):
     """A part of a decoding step that is timed.
 
     Attributes:
-        context: number of tokens in the context.
         kind: "verify", "draft", or "read" for drafting after the drafter has read the whole
             context.
-        number: number of nodes that are verified, or of trunk passes.
     """
 
     context: int

@@ -41,16 +41,7 @@ _logger = get_logger(__name__)
 def with_forms(
     drafter: TrainedDrafter, forms: FormChoice, folder: Path | None = None
 ) -> TrainedDrafter:
-    """Return a drafter that computes with the given formats of weights.
-
-    Args:
-        drafter: trained drafter.
-        forms: formats of the drafter's weights (see `DraftForms`), or "auto" for the fastest.
-        folder: folder of the cache of measurements; None for the user's cache folder.
-
-    Raises:
-        ConfigError: the machine, the target's head or the drafter does not allow a format.
-    """
+    """Return a drafter that computes with the given formats of weights."""
     if forms == "auto":
         assert isinstance(drafter.target, TargetAdapter), "a decoder has a whole target"
         forms = known_form_seconds(drafter.target, drafter.model, folder).fastest
@@ -63,7 +54,6 @@ class FormSeconds(Settings):
     Attributes:
         head: seconds in which the head scores the candidates below some nodes; empty if the weights
             have a single possible format.
-        layers: seconds of a pass through all layers; empty in the same case.
     """
 
     head: Mapping[WeightForm, float] = Field(default_factory=dict)
@@ -78,13 +68,7 @@ class FormSeconds(Settings):
 def known_form_seconds(
     target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None
 ) -> FormSeconds:
-    """Return measured seconds from the cache, or measure and cache them.
-
-    Args:
-        target: the frozen target.
-        model: the drafter, on its final device.
-        folder: folder of the cache; None for the user's cache folder.
-    """
+    """Return measured seconds from the cache, or measure and cache them."""
     allowed = head_forms(target, model), layer_forms(model)
     if allowed == (("own",), ("own",)):
         return FormSeconds()
@@ -94,12 +78,7 @@ def known_form_seconds(
 
 @torch.inference_mode()
 def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> FormSeconds:
-    """Measure and return the seconds of all formats that drafter, target and machine allow.
-
-    Args:
-        target: the frozen target.
-        model: the drafter, on its final device.
-    """
+    """Measure and return the seconds of all formats that drafter, target and machine allow."""
     _logger.info("measuring the fastest formats of the drafter's weights on this machine")
     heads = {form: _head_work(target, model, form) for form in head_forms(target, model)}
     layers = {form: _layer_work(model, form) for form in layer_forms(model)}
@@ -110,10 +89,6 @@ def fastest_form(seconds: Mapping[WeightForm, float]) -> WeightForm:
     """Return the fastest format of the head or of the layers.
 
     Int8 is returned only if it is `LEAST_GAIN` times as fast as the best other format.
-
-    Args:
-        seconds: seconds that the head or the layers take in each format; empty if the own format is
-            the only possible one.
     """
     if not seconds:
         return "own"

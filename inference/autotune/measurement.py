@@ -50,13 +50,6 @@ def cached(
 
     A result that other processes may have slowed down is provisional: later processes use it for
     ten minutes, and as long as the machine is busy. After that, they measure again.
-
-    Args:
-        kind: class of the measurement.
-        name: beginning of the file's name.
-        key: everything on which the measurement depends.
-        measure: function that measures.
-        folder: folder of the cache; None for the user's cache folder.
     """
     folder = folder or user_cache_path("jakiro")
     path = folder / f"{name}-{fingerprint(*key)[:16]}.json"
@@ -98,11 +91,7 @@ def _note_disturbance() -> None:
 
 
 def target_facts(target: TargetAdapter) -> list[object]:
-    """Return the facts about machine and target on which times depend, as JSON-serializable data.
-
-    Args:
-        target: the frozen target.
-    """
+    """Return the facts about machine and target on which times depend, as JSON-serializable data."""
     device = target.device
     is_cuda = device.type == "cuda"
     kind = [torch.cuda.get_device_name(device)] if is_cuda else [processor(), *instructions()]
@@ -119,14 +108,7 @@ def target_facts(target: TargetAdapter) -> list[object]:
 
 
 def fill(target: TargetAdapter, cache: SlotCache, batch: int, length: int) -> None:
-    """Fill a cache with a context: the target reads its start, which is then copied.
-
-    Args:
-        target: the frozen target.
-        cache: empty cache of the target.
-        batch: number of sequences.
-        length: number of tokens of the context.
-    """
+    """Fill a cache with a context: the target reads its start, which is then copied."""
     start = min(length, CONTEXT)
     tokens = torch.zeros(batch, start, dtype=torch.long, device=target.device)
     target.forward(chain_step(tokens, 0), cache)
@@ -137,15 +119,7 @@ def fill(target: TargetAdapter, cache: SlotCache, batch: int, length: int) -> No
 def verifications(
     target: TargetAdapter, node_counts: Sequence[int], batch: int = 1, context: int = CONTEXT
 ) -> dict[int, Callable[[], object]]:
-    """Return, for each number of nodes, a function that verifies a chain of this length.
-
-    Args:
-        target: the frozen target.
-        node_counts: numbers of nodes, of which those that do not fit into the target's context are
-            left out; 0 for a step without drafts.
-        batch: number of sequences that are verified together.
-        context: number of tokens in the context, unless the target has too few positions.
-    """
+    """Return, for each number of nodes, a function that verifies a chain of this length."""
     longest = target.spec.max_position
     context = min(context, longest // 2)
     # A target with few positions can verify only small trees.

@@ -38,10 +38,6 @@ class AutoTree:
     """Selects trees for all requests of a decoder, and learns from all of them.
 
     Args:
-        trees: the largest trees: their shapes for a drafter that is a model, or their limits for a
-            drafter of any other kind.
-        costs: costs of target and drafter on this machine.
-        on_reset: function that is called when what was learned about trees is discarded.
         other_threads: costs with other numbers of threads than the decoder's, by number. If there
             are none, all steps compute with the decoder's number.
         measure: function that returns both kinds of costs for a number of sequences that are
@@ -71,10 +67,6 @@ class AutoTree:
         """Return the policy of a run; runs with the same sampling and batch size share estimates.
 
         If there are too many kinds of runs, the estimates of the least recently used are dropped.
-
-        Args:
-            sampling: options by which tokens are selected.
-            batch: number of sequences.
         """
         key = (sampling.description, batch)
         by_threads = self._costs_of(batch)
@@ -130,9 +122,6 @@ class ReproducibleTree:
     would give a different text for the same seed. The size is the one that is expected to be
     fastest at assumed acceptance rates. If no size is faster than decoding without drafts, nothing
     is drafted.
-
-    Args:
-        auto: policy whose trees and costs are used.
     """
 
     request_counter: RequestCounter | None = None
@@ -141,12 +130,7 @@ class ReproducibleTree:
         self._auto = auto
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
-        """Return the policy of a run, which learns nothing.
-
-        Args:
-            sampling: options by which tokens are selected.
-            batch: number of sequences, which makes no difference.
-        """
+        """Return the policy of a run, which learns nothing."""
         costs = self._auto.costs
         every = tree_arms(self._auto.trees, sampling, costs)
         arms = [arm for arm in every if not arm.budget.deterministic]  # rates are not known
@@ -164,11 +148,6 @@ class LaneTrees(ReproducibleTree):
     If any sequence samples, trees have the size that is expected to be fastest for a full lane,
     because sampled text depends on the trees. Greedy text does not, so its trees may become smaller
     as more sequences are decoded together, each of which makes verification slower.
-
-    Args:
-        full: policy whose trees are used, with the costs of a full lane.
-        one: costs of a single sequence; those of other numbers are interpolated.
-        places: number of sequences of a full lane.
     """
 
     def __init__(self, full: AutoTree, one: Costs, places: int) -> None:
@@ -177,12 +156,7 @@ class LaneTrees(ReproducibleTree):
         self.places = places
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
-        """Return the policy of decoding steps, which learns nothing.
-
-        Args:
-            sampling: options by which tokens are selected.
-            batch: number of sequences that are decoded together.
-        """
+        """Return the policy of decoding steps, which learns nothing."""
         if sampling.do_sample or batch >= self.places:
             return super().new_run(sampling, batch)
         share = (batch - 1) / (self.places - 1)
@@ -191,12 +165,7 @@ class LaneTrees(ReproducibleTree):
 
 
 class AutoRun:
-    """Policy of a single run.
-
-    Args:
-        learner: estimates that the run shares with other runs.
-        lock: lock of the estimates.
-    """
+    """Policy of a single run."""
 
     def __init__(self, learner: TreeLearner, lock: Lock) -> None:
         self._learner = learner
@@ -217,11 +186,7 @@ class AutoRun:
         return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of the next step's trees; None for a step without drafts.
-
-        Args:
-            progress: progress of the run.
-        """
+        """Return the limits of the next step's trees; None for a step without drafts."""
         self._context = progress.context
         with self._lock:
             arm = self._learner.choose(progress)
@@ -234,14 +199,7 @@ class AutoRun:
         seconds: float | None,
         budget: Budget | None,
     ) -> None:
-        """Learn from a decoding step.
-
-        Args:
-            trees: verified trees, one per sequence.
-            paths: accepted nodes of each sequence.
-            seconds: duration of the step; None if it is not typical.
-            budget: limits of the trees; None for a step without drafts.
-        """
+        """Learn from a decoding step."""
         arm = self._learner.arm_of(budget) if any(tree.token_ids for tree in trees) else None
         pairs = zip(trees, paths, strict=True)
         positions = (

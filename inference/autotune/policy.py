@@ -41,10 +41,6 @@ def policy_for(
     """Return the policy of a decoder; with "auto", costs are measured unless they are known.
 
     Args:
-        target: the frozen target.
-        drafter: drafter of the trees; None for autoregressive decoding.
-        tree: trees, as for `SpeculativeDecoder`.
-        threads: number of threads of decoding steps; None for torch's current number.
         adapts: whether steps may compute with another number of threads when that becomes faster.
             They never do if the target is compiled, or computes the same bits in every step.
     """
@@ -91,13 +87,6 @@ def fixed_policy(
     Instead of trees whose size is selected in each step by what was learned, these trees have the
     size that is expected to be fastest, for sampling in a full batch and for greedy decoding with
     each number of sequences; the costs are measured unless they are known.
-
-    Args:
-        target: the frozen target.
-        drafter: drafter of the trees; None for autoregressive decoding.
-        policy: policy of a decoder; returned unchanged if its trees have a single size already.
-        batch: number of sequences of a full batch.
-        threads: number of threads of decoding steps; None for torch's current number.
     """
     if isinstance(policy, AutoThreads):
         return policy.reproducible()
@@ -109,26 +98,14 @@ def fixed_policy(
 
 
 def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
-    """Return the trees of a trained drafter; None for trees with as many levels as in training.
-
-    Args:
-        drafter: trained drafter.
-        tree: trees, as for `SpeculativeDecoder`.
-    """
+    """Return the trees of a trained drafter; None for trees with as many levels as in training."""
     if tree == "auto":
         return largest_trees(drafter)
     return None if isinstance(tree, str) else tree
 
 
 def refuse_shape(tree: Trees) -> None:
-    """Raise an error if `tree` is a shape or a plan, which only trained drafters have.
-
-    Args:
-        tree: requested trees of a drafter that is not a trained drafter.
-
-    Raises:
-        ConfigError: a shape or a plan is requested.
-    """
+    """Raise an error if `tree` is a shape or a plan, which only trained drafters have."""
     if not isinstance(tree, str):
         raise ConfigError(
             "only the trees of a trained drafter have a shape",
@@ -153,10 +130,6 @@ def numbered(
     same random numbers from which drafts or tree sizes were learned earlier.
 
     Args:
-        requests: requests with the same sampling.
-        config: generation config of the requests.
-        drafter: drafter of the decoder; None for autoregressive decoding.
-        policy: policy of the decoder.
         is_seeded: whether the caller gave a seed; if tokens are sampled, the sizes of the trees are
             then not learned.
     """

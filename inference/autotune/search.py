@@ -31,34 +31,19 @@ class StepRecord:
 
 
 class RecordingDrafter(DelegatingDrafter):
-    """A wrapper that records every decoding step of a drafter.
-
-    Args:
-        drafter: drafter to record, which must propose deterministic trees.
-    """
+    """A wrapper that records every decoding step of a drafter."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
-        """Return a session that records its decoding steps.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
-        """
+        """Return a session that records its decoding steps."""
         return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
 
 
 class RecordingSession(DelegatingSession):
-    """A session that records, at each verification, the accepted nodes of its last tree.
-
-    Args:
-        session: session to record, which must have a single sequence.
-        records: list to which the records are appended.
-    """
+    """A session that records, at each verification, the accepted nodes of its last tree."""
 
     def __init__(self, session: DraftSession, records: list[StepRecord]) -> None:
         super().__init__(session)
@@ -66,12 +51,7 @@ class RecordingSession(DelegatingSession):
         self.tree: DraftTree | None = None
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return the trees of the recorded session, and keep these trees for `on_verified`.
-
-        Args:
-            budget: limits of every tree.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return the trees of the recorded session, and keep these trees for `on_verified`."""
         self.tree = super().propose(budget, random)
         return self.tree
 
@@ -124,16 +104,6 @@ def choose_plan(
     passes. Smaller trees keep the best-ranked nodes, so the recorded ranks of the accepted nodes
     determine the tau of every smaller tree. Sampled trees cannot be reduced after sampling, so the
     prompts are decoded with every shape of sampled trees.
-
-    Args:
-        target: the frozen target.
-        model: the drafter.
-        prompts: token ids of the prompts to decode; results must be reported on other prompts.
-        temperature: sampling temperature of the trees for sampling.
-        max_new_tokens: largest number of new tokens for each prompt and tree.
-        sampled: whether the trees used at temperature > 0 consist of sampled candidates; otherwise
-            they are deterministic.
-        costs: costs on this machine; None to measure the costs.
     """
     costs = costs or measure_costs(target, model, timed_passes(model))
     runs = _Runs(target, model, prompts, max_new_tokens)
@@ -146,12 +116,7 @@ def choose_plan(
 
 
 def expected_tau(steps: Sequence[StepRecord], num_nodes: int) -> float:
-    """Return the tau of trees that consist of the `num_nodes` best-ranked candidates.
-
-    Args:
-        steps: records of decoding steps with larger trees.
-        num_nodes: number of candidates in the smaller trees.
-    """
+    """Return the tau of trees that consist of the `num_nodes` best-ranked candidates."""
     kept = sum(1 + sum(rank < num_nodes for rank in step.ranks) for step in steps)
     return kept / len(steps) if steps else 1.0
 
@@ -247,14 +212,6 @@ def trees_of_size(
     (arXiv 2406.16858). For 8 nodes, each level of the larger tree has 3 expanded nodes with 4
     children each; for 60 nodes, each level has 10 expanded nodes with 10 children each. A sampled
     tree, from which no candidate may be removed, has the widest levels that fit.
-
-    Args:
-        drafter: drafter of the trees.
-        num_nodes: largest number of candidates.
-        num_passes: number of trunk passes; None for the number that the drafter was trained with.
-
-    Raises:
-        ConfigError: the number of candidates or of passes is out of range.
     """
     levels = drafter.levels
     if num_passes is not None:

@@ -27,15 +27,6 @@ def refuse_unusable(tree: object, threads: object, packed: object, draft_forms: 
     """Raise an error if an argument of `SpeculativeDecoder` has an unusable value.
 
     Without this check, some misspelt values would have the effect of others.
-
-    Args:
-        tree: trees.
-        threads: number of threads.
-        packed: whether weights are reordered.
-        draft_forms: formats of the weights of a trained drafter.
-
-    Raises:
-        ConfigError: one of them has an unusable value.
     """
     is_number = isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1
     for name, value, is_usable, others in (
@@ -62,26 +53,7 @@ def set_up_target(
     drafter: JakiroDrafter | Drafter | None = None,
     other_weights: bool = False,
 ) -> tuple[TargetAdapter, Compute]:
-    """Return the adapter of a target in evaluation mode, and the way in which it computes.
-
-    Args:
-        model: the target.
-        threads: number of threads, as for `SpeculativeDecoder`.
-        packed: whether weights are reordered, as for `SpeculativeDecoder`.
-        compiled: whether decoding steps are compiled.
-        batch_invariant: whether logits must not depend on what is computed together.
-        like_generate: whether logits must be those of transformers' `generate()`.
-        captured: whether decoding steps are recorded as CUDA graphs on a GPU.
-        drafter: drafter of the target; None if there is none.
-        other_weights: whether a trained drafter may have been trained for other weights of the
-            target.
-
-    Raises:
-        TargetMismatch: the drafter belongs to another target.
-        TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered, or it
-            cannot be batch-invariant or round like `generate()`.
-        ConfigError: two arguments cannot be combined.
-    """
+    """Return the adapter of a target in evaluation mode, and the way in which it computes."""
     modes = {"compiled": compiled, "like_generate": like_generate}
     others = {"batch_invariant": batch_invariant, "captured": captured}
     packed = _usable_packing(packed, modes, others)
@@ -123,25 +95,7 @@ def set_up_drafter(
     other_weights: bool = False,
     threads: int | None = None,
 ) -> Drafter:
-    """Return a drafter that is ready to draft for a target; only trained drafters are changed.
-
-    Args:
-        drafter: trained drafter, or any other drafter.
-        target: the target, set up.
-        tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
-        tree: trees, as for `SpeculativeDecoder`.
-        compiled: whether a trained drafter is compiled.
-        draft_forms: formats of the weights that a trained drafter computes with.
-        other_weights: whether a trained drafter may have been trained for other weights of the
-            target.
-        threads: number of threads of decoding steps; None for the process's number.
-
-    Raises:
-        TargetMismatch: the drafter or the tokenizer belongs to another target.
-        TargetNotSupported: the drafter needs layers of the target that cannot run separately.
-        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute with the
-            given formats of weights.
-    """
+    """Return a drafter that is ready to draft for a target; only trained drafters are changed."""
     if not isinstance(drafter, JakiroDrafter):
         refuse_shape(tree)
         return drafter
@@ -163,14 +117,6 @@ def _usable_packing(
     """Return whether weights are reordered, which no mode in use allows.
 
     Compiled layers, and those that round like `generate()`, compute in one way only.
-
-    Args:
-        packed: whether weights are to be reordered.
-        modes: arguments that exclude each other, reordered weights and all others.
-        others: arguments that the modes exclude.
-
-    Raises:
-        ConfigError: two arguments cannot be combined.
     """
     used = [name for name, is_set in modes.items() if is_set]
     for name in used:

@@ -27,11 +27,6 @@ class StepSeconds:
     """Seconds of each kind of step with a certain number of threads.
 
     Kinds are the tree sizes, by their index, and, as the last one, steps without drafts.
-
-    Args:
-        arms: tree sizes, with the seconds of a step according to the cost model.
-        costs: cost model of steps without drafts.
-        threads: number of threads that these steps compute with; None for that of the decoder.
     """
 
     def __init__(self, arms: Sequence[TreeArm], costs: Costs, threads: int | None = None) -> None:
@@ -44,19 +39,11 @@ class StepSeconds:
         self._alone: deque[float] = deque(maxlen=MEMORY_OF_STEPS_ALONE)
 
     def of_arms(self, context: int) -> NDArray[np.float64]:
-        """Return the seconds of a step with trees of each size.
-
-        Args:
-            context: number of tokens in the context.
-        """
+        """Return the seconds of a step with trees of each size."""
         return self._estimated(context)[:-1]
 
     def of_autoregressive(self, context: int) -> float:
-        """Return the seconds of a step without drafts.
-
-        Args:
-            context: number of tokens in the context.
-        """
+        """Return the seconds of a step without drafts."""
         return float(self._estimated(context)[-1])
 
     def of_timed_autoregressive(self, context: int) -> float:
@@ -64,9 +51,6 @@ class StepSeconds:
 
         In contrast to `of_autoregressive`, the durations of steps with drafts do not affect this
         value.
-
-        Args:
-            context: number of tokens in the context.
         """
         if not self._alone:
             return self.of_autoregressive(context)
@@ -85,13 +69,7 @@ class StepSeconds:
         return alone
 
     def take(self, arm: int | None, seconds: float, context: int) -> float:
-        """Learn from a step, and return the ratio of its seconds to those of usual steps.
-
-        Args:
-            arm: index of the tree size; None for a step without drafts.
-            seconds: duration of the step.
-            context: number of tokens in the context.
-        """
+        """Learn from a step, and return the ratio of its seconds to those of usual steps."""
         kind = self.num_arms if arm is None else arm
         ratio = seconds / float(self._modeled(context)[kind])
         if arm is None:
@@ -111,9 +89,6 @@ class Slowness:
     The cost model ignores the load of the machine. The load changes quickly, and
     slows down all kinds of steps alike; it is estimated from the most recent steps. Each kind of
     step has a factor of its own, which is close to 1 until this kind has been timed several times.
-
-    Args:
-        num_kinds: number of kinds of steps.
     """
 
     def __init__(self, num_kinds: int) -> None:
@@ -147,12 +122,7 @@ class Slowness:
         self._load = self._usual_load = None
 
     def take(self, kind: int, ratio: float) -> float:
-        """Learn from a step, and return its ratio relative to the usual ratio of its kind.
-
-        Args:
-            kind: kind of the step.
-            ratio: measured seconds divided by modeled seconds.
-        """
+        """Learn from a step, and return its ratio relative to the usual ratio of its kind."""
         factor = float(self._factors[kind])
         if self._load is None:
             self._load = ratio / factor

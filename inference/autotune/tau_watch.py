@@ -19,11 +19,7 @@ _logger = get_logger(__name__)
 
 
 class TauWatch:
-    """Compares the tau in use with the tau in a drafter's training record, and warns once.
-
-    Args:
-        record: training record in the checkpoint; None if the checkpoint has no record.
-    """
+    """Compares the tau in use with the tau in a drafter's training record, and warns once."""
 
     def __init__(self, record: dict[str, Any] | None) -> None:
         decoding = ((record or {}).get("evaluation") or {}).get("decoding") or []

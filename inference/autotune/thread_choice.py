@@ -21,9 +21,6 @@ class ThreadChoice:
     """The number of threads of the next step, as an index among several numbers.
 
     Trials that select no other number become rarer: each pause is twice as long as the one before.
-
-    Args:
-        count: how many numbers there are; the first one is used at the start.
     """
 
     def __init__(self, count: int) -> None:
@@ -57,7 +54,6 @@ class ThreadChoice:
         """Decide on the next step, and return whether another number is now selected.
 
         Args:
-            rates: function that returns the estimated tokens per second with each number.
             quiet_rate: function from an index to the tokens per second on a quiet machine, as far
                 as it is known. A number that is not faster there than the selected one is now, is
                 tried only after the longest pause, or if the load of the machine has changed.
@@ -92,11 +88,7 @@ class ThreadChoice:
 
 
 class TimedThreads:
-    """Durations of steps with each of several numbers of threads, one of which is in use.
-
-    Args:
-        timings: estimated seconds of steps, for one or more numbers of threads.
-    """
+    """Durations of steps with each of several numbers of threads, one of which is in use."""
 
     def __init__(self, timings: Sequence[StepSeconds]) -> None:
         self._timings = timings
@@ -119,9 +111,6 @@ class TimedThreads:
         Args:
             timing: the seconds of steps with the number of threads that the step used. While
                 several runs decode at the same time, this need not be the current `timing`.
-            arm: index of the tree size; None for a step without drafts.
-            seconds: duration of the step.
-            context: number of tokens in the context.
         """
         if timing is self.timing and self._choice.is_first_of_trial:
             return False
@@ -137,13 +126,7 @@ class TimedThreads:
         return True
 
     def after_step(self, timing: StepSeconds, rate: Callable[[StepSeconds], float]) -> bool:
-        """Decide on the next step, and return whether another number of threads is now selected.
-
-        Args:
-            timing: as for `take`; a step with another number than the current one is not part of a
-                trial.
-            rate: function from the seconds of steps to the tokens per second.
-        """
+        """Decide on the next step, and return whether another number of threads is now selected."""
 
         if timing is not self.timing:
             return False

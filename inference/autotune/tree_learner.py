@@ -35,7 +35,6 @@ class TreeLearner:
 
     Args:
         arms: trees to select from, of one kind after the other, each with the largest last.
-        timings: estimated seconds of steps, for one or more numbers of threads.
         read_seconds: seconds in which the drafter reads one token of a context.
     """
 
@@ -67,11 +66,7 @@ class TreeLearner:
         return next((arm for arm in self.arms if arm.budget == budget), None)
 
     def choose(self, progress: RunProgress) -> TreeArm | None:
-        """Return the size of the next step's trees; None for a step without drafts.
-
-        Args:
-            progress: progress of the run.
-        """
+        """Return the size of the next step's trees; None for a step without drafts."""
         if self.left_of_pause > 0 or not self._repays_reading(progress):
             return None
         return self._drafted(progress.context)
@@ -85,17 +80,7 @@ class TreeLearner:
         context: int,
         timing: StepSeconds | None = None,
     ) -> None:
-        """Learn from a decoding step and decide on the next steps.
-
-        Args:
-            arm: size of the verified trees; None for a step without drafts.
-            positions: positions of all accepted nodes.
-            batch: number of sequences.
-            seconds: duration of the step; None if the duration is not typical.
-            context: number of tokens in the context.
-            timing: the seconds of steps with the number of threads that the step used; None for the
-                current number.
-        """
+        """Learn from a decoding step and decide on the next steps."""
         timing = timing or self.timing
         if seconds is not None:
             index = None if arm is None else self.arms.index(arm)

@@ -26,11 +26,7 @@ Tokens = Int64[np.ndarray, " tokens"]
 
 
 class TokenProposer(ABC):
-    """Proposes continuations of one sequence; only `draft` has to be overridden.
-
-    Attributes:
-        reads_logits: whether the session must call `read_logits`.
-    """
+    """Proposes continuations of one sequence; only `draft` has to be overridden."""
 
     reads_logits: bool = False
 
@@ -39,41 +35,20 @@ class TokenProposer(ABC):
         return False
 
     def read(self, token_ids: Tokens, num_known: int) -> None:
-        """Read the new tokens of a sequence.
-
-        Args:
-            token_ids: all tokens of the sequence.
-            num_known: number of tokens that have already been read.
-        """
+        """Read the new tokens of a sequence."""
 
     @abstractmethod
     def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
-        """Return continuations of a sequence.
-
-        Args:
-            token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates to return.
-            depth: largest number of tokens on a path.
-        """
+        """Return continuations of a sequence."""
 
     def read_logits(self, token_ids: Tokens, logits: Float[Tensor, "steps vocab"]) -> None:
-        """Read the target's raw logits.
-
-        Args:
-            token_ids: tokens of the sequence.
-            logits: raw logits after each of the last `steps` tokens.
-        """
+        """Read the target's raw logits."""
 
 
 class TokenDrafter(Drafter):
     """A drafter that reads tokens, and optionally the target's logits, but no hidden states.
 
     Subclasses override `draft`, or `new_proposer` if they keep a state for each sequence.
-
-    Args:
-        version: name of the drafter.
-        max_nodes: largest number of candidates in a tree.
-        max_depth: length of the longest path in a tree.
     """
 
     def __init__(self, version: str, max_nodes: int, max_depth: int) -> None:
@@ -94,13 +69,7 @@ class TokenDrafter(Drafter):
         return self._limits.depth
 
     def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
-        """Return continuations of a sequence.
-
-        Args:
-            token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates to return.
-            depth: largest number of tokens on a path.
-        """
+        """Return continuations of a sequence."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither draft nor new_proposer")
 
     def new_proposer(self) -> TokenProposer:
@@ -108,22 +77,11 @@ class TokenDrafter(Drafter):
         return _Stateless(self)
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return True, because the candidates do not depend on the sampling options.
-
-        Args:
-            one: sampling options of one sequence.
-            other: sampling options of another sequence.
-        """
+        """Return True, because the candidates do not depend on the sampling options."""
         return True
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
-        """
+        """Return a session for `batch` sequences of up to `capacity` tokens."""
         proposers = [self.new_proposer() for _ in range(batch)]
         return TokenSession(proposers, self._limits, capacity)
 
@@ -140,13 +98,7 @@ class _Stateless(TokenProposer):
 
 
 class TokenSession(AdaptiveSession):
-    """A session that keeps the tokens of each sequence, and one proposer for each sequence.
-
-    Args:
-        proposers: proposer of each sequence.
-        limits: limits of every tree.
-        capacity: largest number of tokens of a sequence.
-    """
+    """A session that keeps the tokens of each sequence, and one proposer for each sequence."""
 
     bytes_per_token = 8
     lengths: tuple[int, ...] = ()
@@ -162,11 +114,7 @@ class TokenSession(AdaptiveSession):
         self._step_id = 0
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots.
-
-        Raises:
-            ValueError: the committed tokens do not start where the session ends.
-        """
+        """Add the newly verified tokens and the roots."""
         if self._device is not None and committed.base_length == self.lengths:
             return
         starts = committed.starts_after(self.lengths)
@@ -185,12 +133,7 @@ class TokenSession(AdaptiveSession):
                 self._num_read[index] = self.lengths[index] + 1
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return deterministic trees below the roots, within the budget.
-
-        Args:
-            budget: limits of every tree.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return deterministic trees below the roots, within the budget."""
         assert self._device is not None, "advance before propose"
         self._step_id += 1
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
@@ -219,14 +162,7 @@ class TokenSession(AdaptiveSession):
     def draft_below(
         self, index: int, path: Sequence[int], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return continuations of a sequence after the tokens of a path below its root.
-
-        Args:
-            index: batch index of the sequence.
-            path: tokens after the root.
-            num_nodes: largest number of candidates to return.
-            depth: largest number of tokens after the path.
-        """
+        """Return continuations of a sequence after the tokens of a path below its root."""
         longest = depth if self.limits.depth is None else min(depth, self.limits.depth)
         if min(num_nodes, longest) < 1:
             return Candidates.none()
@@ -239,24 +175,13 @@ class TokenSession(AdaptiveSession):
         accepted: Sequence[int],
         logits: Callable[[], Float[Tensor, "steps vocab"]],
     ) -> None:
-        """Pass the target's logits to a sequence's proposer, if the proposer reads logits.
-
-        Args:
-            index: batch index of the sequence.
-            accepted: accepted tokens after the root.
-            logits: function that returns the logits after the root and after each accepted token.
-        """
+        """Pass the target's logits to a sequence's proposer, if the proposer reads logits."""
         if self.proposers[index].reads_logits:
             context = np.concatenate((self._known(index), np.array(accepted, np.int64)))
             self.proposers[index].read_logits(context, logits())
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Pass the unread tokens of a complete sequence to the sequence's proposer.
-
-        Args:
-            index: batch index of the sequence.
-            token_ids: prompt and emitted tokens.
-        """
+        """Pass the unread tokens of a complete sequence to the sequence's proposer."""
         known = np.array(token_ids, np.int64)
         if len(known) > self._num_read[index]:
             self.proposers[index].read(known, self._num_read[index])

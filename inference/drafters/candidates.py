@@ -81,13 +81,7 @@ class Candidates(NamedTuple):
 def to_tree(
     candidates: Sequence[Candidates], base_length: Int[Tensor, " batch"], step_id: int
 ) -> DraftTree:
-    """Return draft trees of the given candidates, all of which become deterministic candidates.
-
-    Args:
-        candidates: candidates of each sequence.
-        base_length: positions of the roots.
-        step_id: number of the decoding step.
-    """
+    """Return draft trees of the given candidates, all of which become deterministic candidates."""
     count = max(len(own.token_ids) for own in candidates)
     if count == 0:
         return DraftTree.empty(base_length, step_id)

@@ -23,11 +23,7 @@ from jakiro.target.step import StepOutput
 
 
 class DelegatingDrafter(AdaptiveDrafter):
-    """A drafter that passes all calls on to a wrapped drafter, unless a subclass overrides them.
-
-    Args:
-        drafter: the wrapped drafter, which may be adaptive.
-    """
+    """A drafter that passes all calls on to a wrapped drafter, unless a subclass overrides them."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__()
@@ -55,33 +51,17 @@ class DelegatingDrafter(AdaptiveDrafter):
         return self.drafter.max_depth
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
-        """Return a session of the wrapped drafter.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
-        """
+        """Return a session of the wrapped drafter."""
         return self.drafter.new_session(sampling, capacity, batch)
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return whether both can be in the same session of the wrapped drafter.
-
-        Args:
-            one: sampling options of one sequence.
-            other: sampling options of another sequence.
-        """
+        """Return whether both can be in the same session of the wrapped drafter."""
         return self.drafter.can_share(one, other)
 
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the memory of tokens, encoded by the wrapped drafter.
-
-        Args:
-            output: output of the target's forward pass over the tokens.
-            queries: query indices of the tokens in that forward pass; None for all queries.
-        """
+        """Return the memory of tokens, encoded by the wrapped drafter."""
         return self.drafter.encode_memory(output, queries)
 
     def reset(self) -> None:
@@ -91,11 +71,7 @@ class DelegatingDrafter(AdaptiveDrafter):
 
 
 class DelegatingSession(AdaptiveSession):
-    """A session that passes all calls on to a wrapped session, unless a subclass overrides them.
-
-    Args:
-        session: the wrapped session, which may be adaptive.
-    """
+    """A session that passes all calls on to a wrapped session, unless a subclass overrides them."""
 
     def __init__(self, session: DraftSession) -> None:
         self.session = session
@@ -116,12 +92,7 @@ class DelegatingSession(AdaptiveSession):
         self.session.advance(committed)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return the trees of the wrapped session.
-
-        Args:
-            budget: limits of every tree.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return the trees of the wrapped session."""
         return self.session.propose(budget, random)
 
     def on_verified(self, result: VerifyResult) -> None:
@@ -130,12 +101,7 @@ class DelegatingSession(AdaptiveSession):
             self.session.on_verified(result)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Pass a complete sequence to the wrapped session if the wrapped session is adaptive.
-
-        Args:
-            index: batch index of the sequence.
-            token_ids: prompt and emitted tokens.
-        """
+        """Pass a complete sequence to the wrapped session if the wrapped session is adaptive."""
         if isinstance(self.session, AdaptiveSession):
             self.session.on_finished(index, token_ids)
 

@@ -14,11 +14,7 @@ _NUM_WEIGHTS = 256  # number of weights of each tensor that identify a drafter
 
 
 def identity_of(drafter: Drafter) -> list[Any]:
-    """Return what distinguishes a drafter from others, in a form that can be hashed.
-
-    Args:
-        drafter: drafter, which may contain others.
-    """
+    """Return what distinguishes a drafter from others, in a form that can be hashed."""
     own = vars(drafter)
     settings = [str(own.get(name)) for name in ("forms", "plan", "settings")]
     parts: list[Any] = [type(drafter).__name__, drafter.version, settings]

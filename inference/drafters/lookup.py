@@ -43,9 +43,6 @@ class LookupSettings(Settings):
 class LookupDrafter(TokenDrafter):
     """Drafter of the text that followed earlier occurrences of the last tokens; stateless.
 
-    Args:
-        settings: settings for matches and trees; None for the defaults.
-
     Example:
         drafter = LookupDrafter(LookupSettings(num_nodes=24))
         output = SpeculativeDecoder(target, drafter, tokenizer).generate("a b a", max_new_tokens=16)
@@ -59,13 +56,7 @@ class LookupDrafter(TokenDrafter):
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the merged continuations of the best matches.
-
-        Args:
-            token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates to return.
-            depth: largest number of tokens on a path.
-        """
+        """Return the merged continuations of the best matches."""
         own = self.settings
         found = find_matches(token_ids, own.longest)
         best = found.best(own.shortest, own.matches)
@@ -84,24 +75,14 @@ class Matches(NamedTuple):
     lengths: Int64[np.ndarray, " matches"]  # number of matching tokens of each match
 
     def best(self, shortest: int, count: int) -> "Matches":
-        """Return the longest matches; among matches of the same length, the latest come first.
-
-        Args:
-            shortest: smallest number of matching tokens.
-            count: largest number of matches.
-        """
+        """Return the longest matches; among matches of the same length, the latest come first."""
         latest_first = np.flatnonzero(self.lengths >= shortest)[::-1]
         order = np.argsort(-self.lengths[latest_first], kind="stable")[:count]
         return Matches(self.ends[latest_first[order]], self.lengths[latest_first[order]])
 
 
 def find_matches(token_ids: Int64[np.ndarray, " tokens"], longest: int) -> Matches:
-    """Return all earlier positions in a text that match its end, in the order of the text.
-
-    Args:
-        token_ids: tokens of the text.
-        longest: largest number of tokens to compare at each position.
-    """
+    """Return all earlier positions in a text that match its end, in the order of the text."""
     last = len(token_ids) - 1
     ends = np.flatnonzero(token_ids[:-1] == token_ids[last:])
     lengths = np.ones(len(ends), np.int64)
@@ -122,11 +103,6 @@ def continuations(
 
     If only p tokens follow a match, these p tokens are repeated, so that repetitive text can be
     drafted to any depth.
-
-    Args:
-        token_ids: tokens of the text.
-        ends: position of each match's last token.
-        depth: number of tokens of each continuation.
     """
     period = len(token_ids) - 1 - ends
     steps = np.arange(depth) % period[:, None]
@@ -137,7 +113,6 @@ def merged(paths: Sequence[Sequence[int]], weights: Sequence[float], discount: f
     """Return one tree of several continuations, in which common beginnings share one path.
 
     Args:
-        paths: tokens of each continuation.
         weights: weight of each continuation. The score of a candidate is the total weight of the
             continuations that contain the candidate, as a share of the sum of all weights.
         discount: factor of a candidate's score for each token before it on its path.

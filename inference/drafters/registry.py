@@ -19,14 +19,7 @@ def build_second(
     tokenizer: PreTrainedTokenizerBase,
     settings: Path | None = None,
 ) -> AdedDrafter | LookupDrafter:
-    """Return the second drafter of a pair; this raises the same errors as `build_untrained`.
-
-    Args:
-        name: `aded`, `aded=TABLE` or `lookup`.
-        target: target that the drafter drafts for.
-        tokenizer: tokenizer of the target.
-        settings: YAML file of the drafter's settings; None for the defaults.
-    """
+    """Return the second drafter of a pair; this raises the same errors as `build_untrained`."""
     known = UntrainedName.parse(name)
     assert known is not None, "checked when the name was parsed"
     if known.kind == LOOKUP:
@@ -37,19 +30,7 @@ def build_second(
 def build_untrained(
     name: UntrainedName, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> AdedDrafter | LookupDrafter | SmallLMDrafter:
-    """Return a drafter that needs no training.
-
-    Args:
-        name: name of the drafter.
-        target: target that the drafter drafts for.
-        tokenizer: tokenizer of the target.
-
-    Raises:
-        CheckpointError: the table or the model is missing or damaged.
-        TargetMismatch: the table or the model was made with a tokenizer other than the target's.
-        TargetNotSupported: the small model cannot process a tree.
-        ConfigError: the settings are invalid, or the vocabulary is too large.
-    """
+    """Return a drafter that needs no training."""
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}
     if name.kind == LOOKUP:
         lookup = _settings(LookupSettings, name.settings)

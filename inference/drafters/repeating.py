@@ -47,24 +47,13 @@ def with_repeats(
     continuation is drafted only once; here this graph is unrolled into its most likely paths. The
     candidates remain deterministic, so that acceptance is exact for any scores. The column `origin`
     of the result contains the node of `tree` from which each candidate was copied.
-
-    Args:
-        tree: drafted tree.
-        settings: settings of the repetitions.
-        num_nodes: largest number of candidates; the settings may set a lower limit.
-        depth: largest number of tokens on a path; the settings may set a lower limit.
     """
     limit, longest = min(num_nodes, settings.num_nodes), min(depth, settings.depth)
     return _Unrolled(tree, settings).best(limit, longest)
 
 
 class _Unrolled:
-    """The paths of a tree in which paths with the same last tokens have the same continuations.
-
-    Args:
-        tree: drafted tree.
-        settings: settings of the repetitions.
-    """
+    """The paths of a tree in which paths with the same last tokens have the same continuations."""
 
     def __init__(self, tree: Candidates, settings: RepeatSettings) -> None:
         self.settings = settings
@@ -79,12 +68,7 @@ class _Unrolled:
                 self.followed.setdefault(end, []).append(node)
 
     def best(self, limit: int, longest: int) -> Candidates:
-        """Return the most likely paths as a tree.
-
-        Args:
-            limit: largest number of nodes.
-            longest: largest number of tokens on a path.
-        """
+        """Return the most likely paths as a tree."""
         nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
         origin: list[int] = []
         paths: list[tuple[int, ...]] = []
@@ -145,10 +129,6 @@ class _Unrolled:
 class RepeatingDrafter(DelegatingDrafter):
     """Drafter that continues repetitions in the trees of another drafter.
 
-    Args:
-        drafter: drafter of deterministic trees.
-        settings: settings of the repetitions; None for the defaults.
-
     Example:
         decoder = SpeculativeDecoder(target, RepeatingDrafter(LookupDrafter()), tokenizer)
         output = decoder.generate("a b a b a", max_new_tokens=16)
@@ -171,11 +151,6 @@ class RepeatingDrafter(DelegatingDrafter):
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RepeatingSession":
         """Return a session for `batch` sequences of up to `capacity` tokens.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
 
         Raises:
             ConfigError: the drafter samples candidates with these sampling options.
@@ -204,16 +179,7 @@ class _Pair(NamedTuple):
 
 
 class RepeatingSession(DelegatingSession):
-    """A session that adds repetitions to the trees of another session.
-
-    Args:
-        session: session that drafts the trees.
-        settings: settings of the repetitions.
-        num_nodes: largest number of candidates that the other session drafts.
-
-    Raises:
-        ConfigError: the session samples candidates.
-    """
+    """A session that adds repetitions to the trees of another session."""
 
     def __init__(self, session: DraftSession, settings: RepeatSettings, num_nodes: int) -> None:
         super().__init__(session)
@@ -223,12 +189,7 @@ class RepeatingSession(DelegatingSession):
         self._pairs: list[_Pair] = []
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return trees with repetitions below the roots, within the budget.
-
-        Args:
-            budget: limits of every tree.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return trees with repetitions below the roots, within the budget."""
         asked = self.num_nodes if budget.num_nodes > 0 else 0
         tree = self.session.propose(Budget(asked, budget.depth), random)
         drafted, _ = tree.to_host()
@@ -262,11 +223,7 @@ class RepeatingSession(DelegatingSession):
         self._pairs = []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Prepare for a new request.
-
-        Raises:
-            ConfigError: the drafter samples candidates with these sampling options.
-        """
+        """Prepare for a new request."""
         super().set_sampling(sampling)
         _refuse_sampled(self.session)
 

@@ -54,14 +54,6 @@ class SmallLMSettings(Settings):
 class SmallLMDrafter(Drafter):
     """Drafter that uses a small causal LM with the target's tokenizer; thread-safe.
 
-    Args:
-        model: small model, which is moved to the target's device.
-        target: model that the drafter drafts for.
-        settings: settings of the trees; None for the defaults.
-
-    Raises:
-        TargetNotSupported: the small model cannot process a tree.
-
     Example:
         decoder = SpeculativeDecoder(target, SmallLMDrafter(small_lm, target), tokenizer)
         output = decoder.generate("def main(", max_new_tokens=16)
@@ -109,31 +101,13 @@ class SmallLMDrafter(Drafter):
         tokenizer: PreTrainedTokenizerBase,
         settings: SmallLMSettings | None = None,
     ) -> "SmallLMDrafter":
-        """Load a small model in the target's dtype.
-
-        Args:
-            name_or_path: folder or hub id of the small model and its tokenizer.
-            target: model that the drafter drafts for.
-            tokenizer: tokenizer of the target.
-            settings: settings of the trees; None for the defaults.
-
-        Raises:
-            CheckpointError: the small model or its tokenizer cannot be loaded.
-            TargetMismatch: the small model has a tokenizer other than the target's.
-            TargetNotSupported: the small model cannot process a tree.
-        """
+        """Load a small model in the target's dtype."""
         check_same_tokenizer(load_tokenizer(name_or_path), tokenizer, name_or_path)
         model = load_causal_lm(name_or_path, "the small language model", dtype=target.dtype)
         return cls(model, target, settings)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
-        """
+        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return SmallLMSession(self, sampling, capacity, batch)
 
     def shape(self, sampling: Sampling) -> TreeShape:
@@ -141,24 +115,12 @@ class SmallLMDrafter(Drafter):
         return self.shapes[sampling.do_sample]
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return whether the trees of both have the same shape.
-
-        Args:
-            one: sampling options of one sequence.
-            other: sampling options of another sequence.
-        """
+        """Return whether the trees of both have the same shape."""
         return self.shape(one) == self.shape(other)
 
 
 class SmallLMSession(DraftSession):
-    """Caches sequences for the small model, and proposes trees below the roots.
-
-    Args:
-        drafter: drafter of the session.
-        sampling: options by which tokens are selected.
-        capacity: largest number of tokens of a sequence.
-        batch: number of sequences.
-    """
+    """Caches sequences for the small model, and proposes trees below the roots."""
 
     sampling: BatchSampling
     appends_copies = True
@@ -183,20 +145,11 @@ class SmallLMSession(DraftSession):
         return self.shape.sampled
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots.
-
-        Raises:
-            ValueError: the committed tokens do not start where the session ends.
-        """
+        """Add the newly verified tokens and the roots."""
         self.cache.advance(committed)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return trees below the roots, within the budget.
-
-        Args:
-            budget: limits of every tree, applied before anything is sampled.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return trees below the roots, within the budget."""
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
         shape = _within(self.drafter.shapes[0] if budget.deterministic else self.shape, budget)
@@ -250,16 +203,7 @@ def _within(shape: TreeShape, budget: Budget) -> TreeShape | None:
 def check_same_tokenizer(
     own: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, name_or_path: str
 ) -> None:
-    """Raise an error if a small model and the target have different token ids.
-
-    Args:
-        own: tokenizer of the small model.
-        target: tokenizer of the target.
-        name_or_path: folder or hub id of the small model.
-
-    Raises:
-        TargetMismatch: the vocabularies differ.
-    """
+    """Raise an error if a small model and the target have different token ids."""
     ours, theirs = own.get_vocab(), target.get_vocab()
     if ours != theirs:
         differing = sum(theirs.get(token) != number for token, number in ours.items())

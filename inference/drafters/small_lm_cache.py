@@ -14,15 +14,7 @@ from jakiro.target.step import StepInput, WrittenNodes
 
 
 class LMPass:
-    """A `JointPredictor` for one tree; writes nodes to the cache slots after the root's slot.
-
-    Args:
-        model: small model.
-        cache: cache of the small model, which must already contain the roots.
-        vocab_size: number of tokens that the target and the small model have in common.
-        features: last hidden states of the roots.
-        lengths: positions of the roots.
-    """
+    """A `JointPredictor` for one tree; writes nodes to the cache slots after the root's slot."""
 
     def __init__(
         self,
@@ -48,23 +40,13 @@ class LMPass:
     def joint(
         self, depth: int, frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components vocab"]:
-        """Return log-probabilities of the candidates at `depth` below each node of the frontier.
-
-        Args:
-            depth: depth of the candidates, from 1.
-            frontier: parents of the candidates; None for the root.
-        """
+        """Return log-probabilities of the candidates at `depth` below each node of the frontier."""
         features = self.features if frontier is None else self._read(depth, frontier)
         logits = self.model.logits(features)[..., : self.vocab_size]
         return logits.float().log_softmax(dim=-1).unsqueeze(2)
 
     def accepted(self, index: int, token_ids: Sequence[int]) -> list[int]:
-        """Return the slots of the nodes that were read along a path from the root.
-
-        Args:
-            index: batch index of the sequence.
-            token_ids: tokens of the path; its last nodes may not have been read.
-        """
+        """Return the slots of the nodes that were read along a path from the root."""
         pairs = zip(self.parents[index].tolist(), self.token_ids[index].tolist(), strict=True)
         node_of = {pair: node for node, pair in enumerate(pairs)}  # (parent, token) -> node
         slots: list[int] = []
@@ -124,13 +106,6 @@ class LMCache:
 
     The slot of a verified token is its position. Keys and values of accepted nodes are moved to the
     slots of their positions; those of rejected nodes are overwritten later.
-
-    Args:
-        model: small model.
-        batch: number of sequences.
-        capacity: largest number of tokens of a sequence, including its root.
-        num_nodes: largest number of nodes of a tree that the small model reads.
-        vocab_size: number of tokens that the target and the small model have in common.
     """
 
     def __init__(
@@ -148,11 +123,7 @@ class LMCache:
         self._has_root = False
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots.
-
-        Raises:
-            ValueError: the committed tokens do not start where the cached sequences end.
-        """
+        """Add the newly verified tokens and the roots."""
         if self._has_root and committed.base_length == self.lengths:
             return
         starts = committed.starts_after(self.lengths)
@@ -246,13 +217,7 @@ class LMCache:
 
 
 def _move(cache: SlotCache, moves: Sequence[tuple[list[int], int]], device: torch.device) -> None:
-    """Move keys and values to consecutive slots.
-
-    Args:
-        cache: cache of the small model.
-        moves: for each sequence, the current slots and the first new slot.
-        device: device of the cache.
-    """
+    """Move keys and values to consecutive slots."""
     width = max(len(slots) for slots, _ in moves)
     if all(slots == list(range(first, first + len(slots))) for slots, first in moves):
         return

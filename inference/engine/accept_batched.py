@@ -39,9 +39,6 @@ def accept_paths(
     """Return each sequence's accepted path and next token.
 
     Args:
-        tree: trees of all sequences.
-        target_probs: function that returns the target's processed distributions after one node (or
-            ROOT) of each sequence.
         uniforms: random numbers in [0, 1), one more for each sequence than a tree has nodes. They
             are used in the order of the checks, and then for the next token.
     """
@@ -144,10 +141,6 @@ def accept_greedy_paths(
 
     The paths are those of `accept.accept_greedy_path`. The number of operations depends only on the
     depth of the trees, so that the operations can be recorded as a CUDA graph.
-
-    Args:
-        tree: trees of all sequences.
-        best_tokens: the target's most likely token after the root and after each node.
     """
     following = _following(tree, best_tokens)
     cell = torch.zeros_like(best_tokens[:, :1])  # the cell of ROOT

@@ -45,12 +45,7 @@ class AcceptedTokens(NamedTuple):
 
     @classmethod
     def of(cls, results: list[AcceptResult], device: torch.device) -> "AcceptedTokens":
-        """Copy the outcomes to the device.
-
-        Args:
-            results: outcome of each sequence.
-            device: device of the tensors.
-        """
+        """Copy the outcomes to the device."""
         width = max(len(result.path) for result in results)
         rows = [
             [*result.path, *[ROOT] * (width - len(result.path)), result.next_token]
@@ -60,11 +55,7 @@ class AcceptedTokens(NamedTuple):
         return cls(results, copied[:, :-1], copied[:, -1])
 
     def is_emitted(self, counts: Sequence[int]) -> bool:
-        """Return whether all accepted nodes of every sequence were emitted.
-
-        Args:
-            counts: number of emitted tokens of each sequence.
-        """
+        """Return whether all accepted nodes of every sequence were emitted."""
         pairs = zip(self.results, counts, strict=True)
         return all(len(result.path) < count for result, count in pairs)
 
@@ -72,9 +63,6 @@ class AcceptedTokens(NamedTuple):
         """Return whether the emitted part of every path consists of the first nodes of the tree.
 
         The tokens of these nodes are then in the right slots of the cache.
-
-        Args:
-            counts: number of emitted tokens of each sequence.
         """
         pairs = zip(self.results, counts, strict=True)
         paths = (result.path[: count - 1] for result, count in pairs)
@@ -97,12 +85,6 @@ def accept_trees(
 
     Sequences whose processors ignore the preceding tokens are accepted together on the device,
     however different their options are. The host reads from the device once for all of them.
-
-    Args:
-        tree: trees of all sequences.
-        logits: the target's logits after the root and after each node.
-        sequences: sequences being decoded.
-        random: random numbers of this step.
     """
     each = [state.request.sampling for state in sequences]
     together = [index for index, own in enumerate(each) if needs_no_host(own)]
@@ -118,10 +100,6 @@ def accepts_on_device(device: torch.device, num_sequences: int) -> bool:
 
     For a single sequence on the CPU, the one-by-one code is faster, because it processes only the
     distributions of visited nodes.
-
-    Args:
-        device: device of the trees.
-        num_sequences: number of sequences that are decoded together.
     """
     return num_sequences > 1 or device.type != "cpu"
 
@@ -153,10 +131,6 @@ def accept_on_device(
     """Return the accepted paths, without waiting for the device.
 
     Args:
-        tree: trees of all sequences.
-        logits: the target's logits after the root and after each node.
-        sampling: sampling options of all sequences.
-        random: random numbers of this step.
         indices: batch indices of the sequences to accept candidates of, whose options must satisfy
             `needs_no_host`. The outcome of all other sequences has no meaning.
     """
@@ -217,7 +191,6 @@ def outcome_of(tree: DraftTree, accepted: AcceptedPaths) -> Int[Tensor, "batch f
     """Return the trees and their acceptance as integers, to be copied to the host at once.
 
     Args:
-        tree: the verified trees.
         accepted: accepted paths and next tokens.
     """
     ends = torch.stack((accepted.next_token, accepted.is_sound.long()), dim=1)
@@ -231,15 +204,7 @@ def read_results(
     sequences: Sequence[SequenceState],
     indices: Sequence[int],
 ) -> list[AcceptResult]:
-    """Return the outcome of each sequence; a sequence that cannot be verified has an error.
-
-    Args:
-        tree: the verified trees.
-        outcome: the integers of `outcome_of`, of these sequences.
-        logits: the target's logits [queries, vocab] of each of these sequences.
-        sequences: sequences being decoded.
-        indices: batch indices of these sequences.
-    """
+    """Return the outcome of each sequence; a sequence that cannot be verified has an error."""
     trees, extra = tree.unpacked(outcome, indices)
     return _each(_unpacked, trees, logits, sequences, extra)
 
@@ -307,15 +272,7 @@ def _each(
     sequences: Sequence[SequenceState],
     numbers: Sequence[Numbers],
 ) -> list[AcceptResult]:
-    """Return the outcome of each sequence; an error is the outcome of its sequence alone.
-
-    Args:
-        accept: function that returns the outcome of one sequence.
-        trees: tree of each sequence.
-        logits: the target's logits of each sequence.
-        sequences: sequences being decoded.
-        numbers: third argument of `accept` for each sequence.
-    """
+    """Return the outcome of each sequence; an error is the outcome of its sequence alone."""
     results = []
     for tree, own, state, more in zip(trees, logits, sequences, numbers, strict=True):
         distribution = ProcessedDistribution(own, state.token_ids, tree, state.request.sampling)
@@ -333,8 +290,6 @@ def _unpacked(
     """Return the outcome that was computed on the device.
 
     Args:
-        tree: tree of the sequence.
-        distribution: the target's distributions.
         integers: accepted nodes, padded with ROOT; the next token; and 1 if the outcome is valid.
     """
     *nodes, next_token, is_sound = integers
@@ -351,8 +306,6 @@ def _greedy(
     """Return the outcome of greedy decoding without processors.
 
     Args:
-        tree: tree of the sequence.
-        distribution: the target's distributions.
         integers: best token of each query, followed by 1 or 0 for each query: whether its best
             logit is finite.
     """

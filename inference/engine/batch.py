@@ -25,16 +25,7 @@ from jakiro.errors import RequestError
 
 
 class DecodeBatch:
-    """Sequences that are decoded together; a sequence that is complete or has failed leaves.
-
-    Args:
-        context: context of the sequences.
-        policy: policy that decides when and how much to draft.
-        threads: number of threads that decoding steps compute with on a CPU; None for torch's
-            current number.
-        record: details to return for each token of requests that do not specify any; None to
-            return none.
-    """
+    """Sequences that are decoded together; a sequence that is complete or has failed leaves."""
 
     def __init__(
         self,
@@ -86,10 +77,6 @@ class DecodeBatch:
         Args:
             prefill: complete prefill of the prompts. Its context is closed, unless it is that of
                 the batch.
-            sequences: the sequences whose prompts were read, or continuations of a single prompt.
-
-        Raises:
-            ResourceError: there is no room for the sequences.
         """
         context, is_own = prefill.context, prefill.context is self.context
         try:
@@ -121,7 +108,6 @@ class DecodeBatch:
 
         Args:
             context: context of these sequences, or of a single prompt that all of them continue.
-            sequences: sequences that have a first token, and are not complete.
         """
         if not sequences:
             return
@@ -140,12 +126,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Add copies of sequences that have a first token.
-
-        Args:
-            context: context of these sequences, which may only be closed afterwards.
-            sequences: the sequences.
-        """
+        """Add copies of sequences that have a first token."""
         if not self.live:  # the context may still contain the last sequence
             self.context.select_sequences([])
         for own, states in ((self.context, self.live), (context, sequences)):
@@ -353,9 +334,6 @@ def remaining(is_live: Sequence[bool]) -> list[int]:
 
     The last live sequences move into the gaps. All other sequences keep their index, so that few
     caches are copied.
-
-    Args:
-        is_live: whether each sequence is still live.
     """
     count = sum(is_live)
     moving = [index for index in range(count, len(is_live)) if is_live[index]]

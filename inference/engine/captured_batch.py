@@ -117,12 +117,7 @@ class CapturedBatch(DecodeBatch):
         return pipeline
 
     def _start_step(self, pipeline: Pipeline, num_unread: int = 0) -> None:
-        """Start a step.
-
-        Args:
-            pipeline: pipeline in use.
-            num_unread: largest number of tokens that the host has not read yet.
-        """
+        """Start a step."""
         self._count_step(1)
         budget = self._next_budget()
         longest = max(len(state.token_ids) for state in self.live) + num_unread

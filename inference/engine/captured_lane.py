@@ -9,12 +9,7 @@ from inference.engine.request import SequenceState
 
 
 class CapturedLane(CapturedBatch, Lane):
-    """A lane whose decoding steps are recorded as CUDA graphs on a GPU (see `CapturedBatch`).
-
-    Args:
-        *args: arguments of `Lane`.
-        **options: arguments of `Lane`.
-    """
+    """A lane whose decoding steps are recorded as CUDA graphs on a GPU (see `CapturedBatch`)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -28,9 +23,6 @@ class CapturedLane(CapturedBatch, Lane):
 
         Complete sequences leave by themselves after the step that is under way, which is discarded
         only if any other sequence has a place.
-
-        Args:
-            sequences: sequences, some of which may have left already, or have no place yet.
         """
         gone = {id(state) for state in sequences}
         if any(id(state) in gone and not state.is_finished for state in self.live):

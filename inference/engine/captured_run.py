@@ -16,16 +16,7 @@ from jakiro.target.adapter import TargetAdapter
 
 
 class CapturedRun(CapturedBatch, DecodeRun):
-    """A run whose decoding steps are recorded as CUDA graphs on a GPU (see `CapturedBatch`).
-
-    Args:
-        target: frozen target.
-        drafter: drafter of the trees; None for autoregressive decoding.
-        requests: one request or several requests.
-        pipelines: pool that the run takes its pipeline from.
-        context: context of an earlier chat turn; None for the context of the pipeline.
-        **options: other arguments of `DecodeRun`.
-    """
+    """A run whose decoding steps are recorded as CUDA graphs on a GPU (see `CapturedBatch`)."""
 
     def __init__(
         self,

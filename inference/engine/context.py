@@ -42,13 +42,6 @@ class Context:
 
     Lengths and roots are kept on the device, too. A commit updates both there, so that the next
     step need not copy anything to the device.
-
-    Args:
-        target: frozen target.
-        drafter: drafter whose session is used; None to decode without drafts.
-        sampling: options by which tokens are selected.
-        batch: number of sequences.
-        capacity: largest number of tokens of a sequence, without drafts.
     """
 
     # The caches are created in inference mode, because otherwise steps would be compiled twice.
@@ -112,11 +105,7 @@ class Context:
         return count <= PREFILL_CHUNK
 
     def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
-        """Return the last token of each sequence on the device.
-
-        Args:
-            token_ids: all tokens of each sequence.
-        """
+        """Return the last token of each sequence on the device."""
         if self._roots is None:
             self._roots = self._on_device([ids[-1:] for ids in token_ids])
         return self._roots
@@ -130,10 +119,8 @@ class Context:
         one item for each sequence.
 
         Args:
-            token_ids: all tokens of each sequence.
             offset: number of tokens to skip after the `lengths` cached tokens of each sequence,
                 because earlier calls have already read them.
-            count: number of tokens to read from the longest sequence; shorter sequences are padded.
         """
         starts = [length + offset for length in self.lengths]
         ends = [start + count for start in starts]
@@ -167,13 +154,7 @@ class Context:
         budget: Budget,
         random: StepRandom,
     ) -> DraftTree:
-        """Return trees below the last token of each sequence; all other tokens must be cached.
-
-        Args:
-            token_ids: all tokens of each sequence.
-            budget: limits of every tree.
-            random: random numbers of this step, for sampled trees.
-        """
+        """Return trees below the last token of each sequence; all other tokens must be cached."""
         assert self.session is not None
         self.catch_up(token_ids)
         return self.session.propose(budget, random)
@@ -197,8 +178,6 @@ class Context:
         """Make each root and the first accepted nodes permanent, and keep the new roots.
 
         Args:
-            tree: the verified trees.
-            accepted: outcome of the verification.
             counts: number of tokens of each sequence that become permanent, including the root.
         """
         nodes = accepted.nodes[:, : max(counts) - 1]
@@ -219,11 +198,6 @@ class Context:
 
         The session processes the new tokens at once. Afterwards, the lengths on the host are too
         large for sequences in which not all levels were accepted.
-
-        Args:
-            tree: the verified trees.
-            nodes: accepted nodes of each sequence, padded with ROOT.
-            next_token: token after the last accepted node.
         """
         self._move(self.base_length, nodes)
         ends = [length + 1 + nodes.shape[1] for length in self.lengths]
@@ -239,13 +213,7 @@ class Context:
         base_length: Int[Tensor, " batch"],
         roots: Int[Tensor, "batch 1"],
     ) -> None:
-        """Set the lengths and roots of the sequences.
-
-        Args:
-            lengths: number of cached tokens of each sequence, or an upper bound of it.
-            base_length: number of cached tokens on the device.
-            roots: last token of each sequence.
-        """
+        """Set the lengths and roots of the sequences."""
         self.lengths = lengths
         self._base, self._roots = base_length, roots
 
@@ -263,25 +231,13 @@ class Context:
     def fits(
         self, target: TargetAdapter, drafter: Drafter | None, batch: int, capacity: int
     ) -> bool:
-        """Return whether other sequences could use this context instead of a new one.
-
-        Args:
-            target: their target.
-            drafter: their drafter.
-            batch: their number.
-            capacity: largest number of tokens of a sequence, without drafts.
-        """
+        """Return whether other sequences could use this context instead of a new one."""
         is_same = self.target is target and self.drafter is drafter
         has_room = self.cache.num_rows >= batch and self.cache.capacity >= capacity + self._margin
         return is_same and has_room
 
     def restart(self, sampling: Sampling, batch: int) -> None:
-        """Discard all tokens, and prepare for other sequences; the session must be on the device.
-
-        Args:
-            sampling: options by which their tokens are selected.
-            batch: number of sequences.
-        """
+        """Discard all tokens, and prepare for other sequences; the session must be on the device."""
         self.show_rows(BatchSampling([sampling] * batch))
         self.lengths = [0] * batch
         if self.session is not None:
@@ -291,10 +247,6 @@ class Context:
         """Switch to other sequences, whose lengths must be set afterwards (see `follow`).
 
         The session, if there is one, must be on the device.
-
-        Args:
-            sampling: options of each sequence. The last sequences may have no tokens: what a step
-                computes for such a sequence is not used.
         """
         self.cache.show_rows(len(sampling.each), 2 * self._margin)
         if self.session is not None:
@@ -335,9 +287,6 @@ class Context:
         """Prepare to append the sequences once more, with other roots.
 
         The session processes the last cached token again, or all of them if it is not copied.
-
-        Args:
-            sampling: options by which the tokens of the next continuation are selected.
         """
         self.lengths = self.lengths  # forgets the roots, which are about to change
         if self.drafter is None or self.session is None:
@@ -359,7 +308,6 @@ class Context:
         """Make room for sequences of `capacity` tokens.
 
         Args:
-            capacity: number of tokens of each sequence.
             doubles: whether a cache that grows at least doubles, so that it seldom grows again.
         """
         needed = capacity + self._margin

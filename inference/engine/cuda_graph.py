@@ -33,12 +33,8 @@ class RecordedFunction:
     function is called instead.
 
     Args:
-        function: function without arguments.
         state: tensors that the function changes and that a later call depends on. They keep their
             values while the function is recorded.
-        device: device of the tensors.
-        memory: memory of temporary tensors, which several functions share if their calls never
-            overlap in time; None for memory of its own.
     """
 
     def __init__(

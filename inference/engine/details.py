@@ -17,12 +17,7 @@ from inference.sampling.options import widened
 
 
 def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
-    """Return which details are requested, or None if no details are requested.
-
-    Args:
-        config: generation config, which may request scores and logits.
-        log_probs: whether log-probabilities are requested.
-    """
+    """Return which details are requested, or None if no details are requested."""
     options = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
     return options if options != OutputOptions() else None
 
@@ -42,13 +37,7 @@ class TokenDetails:
 
 
 class Recorded(NamedTuple):
-    """The tokens that one sequence emitted in a decoding step, and the details to return.
-
-    Attributes:
-        record: options that say which details to return.
-        result: outcome of verifying the tree.
-        token_ids: tokens of the accepted path and the next token, as far as they were emitted.
-    """
+    """The tokens that one sequence emitted in a decoding step, and the details to return."""
 
     record: OutputOptions
     result: AcceptResult
@@ -60,11 +49,7 @@ class Recorded(NamedTuple):
         return self.result.visited[: len(self.token_ids)]
 
     def processed(self) -> list[Float[Tensor, " vocab"]]:
-        """Return the processed logits of each token; nothing if they are not needed.
-
-        Raises:
-            RequestError: a processor raised an exception.
-        """
+        """Return the processed logits of each token; nothing if they are not needed."""
         record = self.record
         if not (record.scores or record.log_probs or (record.of_processed and _reads_raw(record))):
             return []
@@ -79,12 +64,6 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
     """Return the details of the tokens of several sequences.
 
     The log-probabilities and token ids of all sequences are copied to the host together.
-
-    Args:
-        each: tokens of each sequence; there is at least one sequence.
-
-    Raises:
-        RequestError: a processor of a sequence raised an exception.
     """
     scores = [own.processed() for own in each]
     most = max(own.record.num_likeliest for own in each)
@@ -110,13 +89,7 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
 def prompt_details_of(
     logits: Float[Tensor, "tokens vocab"], token_ids: Sequence[int], num_likeliest: int
 ) -> TokenDetails:
-    """Return the raw log-probabilities of tokens of a prompt, and the likeliest tokens.
-
-    Args:
-        logits: raw logits after the token before each token.
-        token_ids: the tokens.
-        num_likeliest: number of likeliest tokens; 0 for none.
-    """
+    """Return the raw log-probabilities of tokens of a prompt, and the likeliest tokens."""
     best = min(num_likeliest, logits.shape[1])
     rows = _rows_of(logits, token_ids, best).tolist()
     likeliest = [
@@ -135,10 +108,6 @@ def _table(
     """Return the log-probability of each token, and the likeliest tokens at its position.
 
     Each row contains the token's log-probability, those of the likeliest tokens, and their ids.
-
-    Args:
-        several: tokens of each sequence, with the logits at their positions.
-        num_likeliest: number of likeliest tokens.
     """
     logits = [row for _, rows in several for row in rows]
     if not logits:

@@ -51,10 +51,6 @@ class DeviceBatch(NamedTuple):
     """The sequences of a step, with those that only fill the batch.
 
     Attributes:
-        context: context of the sequences.
-        rows: their state on the device.
-        sampling: their options. A recorded step refers to tensors of the processors, and to the
-            temperatures.
         highest: upper bound of the positions of the roots.
     """
 
@@ -84,14 +80,7 @@ class DeviceBatch(NamedTuple):
 
 
 class DraftPart:
-    """The first part of a step: trees of one size, and the random numbers of the step.
-
-    Args:
-        batch: sequences of the step.
-        budget: limits of the trees; None for a step without drafts.
-        buffers: buffers of trees by their form; one is added if there is none of this form.
-        memory: memory of recorded functions.
-    """
+    """The first part of a step: trees of one size, and the random numbers of the step."""
 
     def __init__(
         self,
@@ -108,11 +97,7 @@ class DraftPart:
         self._form: TreeForm | None = None  # known after the first trees
 
     def start(self, keys: Sequence[StreamKey]) -> TreeBuffer:
-        """Start to draft trees, and return the buffer that will contain them.
-
-        Args:
-            keys: keys of the random numbers of each sequence.
-        """
+        """Start to draft trees, and return the buffer that will contain them."""
         num_filling = len(self._batch.rows.roots) - len(keys)
         self._random.replace([*keys, *[keys[0]] * num_filling])
         if self._form is None:
@@ -151,13 +136,7 @@ class DraftPart:
 
 
 class VerifyPart:
-    """The second part of a step: verification, acceptance and commit of trees of one form.
-
-    Args:
-        batch: sequences of the step.
-        buffer: buffer of the trees.
-        memory: memory of recorded functions.
-    """
+    """The second part of a step: verification, acceptance and commit of trees of one form."""
 
     def __init__(self, batch: DeviceBatch, buffer: TreeBuffer, memory: GraphMemory) -> None:
         self._batch, self._buffer = batch, buffer
@@ -169,12 +148,7 @@ class VerifyPart:
         self._hosts: HostBuffers | None = None
 
     def start(self, keys: Sequence[StreamKey], budget: Budget | None) -> UnreadStep:
-        """Start the verification, and the copy of its outcome to the host.
-
-        Args:
-            keys: keys of the random numbers of each sequence.
-            budget: limits of the trees; None for a step without drafts.
-        """
+        """Start the verification, and the copy of its outcome to the host."""
         outcome = self._run()
         assert self._tree is not None
         assert self._logits is not None

@@ -22,16 +22,10 @@ class Lane(DecodeBatch):
     from requests. A sequence that fails leaves with its error, and the others continue.
 
     Args:
-        target: frozen target.
-        drafter: drafter of the trees; None for autoregressive decoding.
         sampling: options with which all requests must be able to share a session of the drafter.
-        places: largest number of sequences.
-        capacity: largest number of tokens of a sequence, including its prompt.
         policy: policy that decides when and how much to draft; None to draft in every step, as much
             as the drafter allows. With a policy that never drafts, the drafter takes neither memory
             nor time.
-        threads: number of threads that decoding steps compute with on a CPU; None for torch's
-            current number.
     """
 
     def __init__(
@@ -80,9 +74,6 @@ class Lane(DecodeBatch):
 
         The prompt is read in a context of its own. The drafter's session processes each chunk as
         soon as the target has read it.
-
-        Args:
-            sequences: sequences that will continue the prompt.
         """
         first = sequences[0]
         sampling, length = first.request.sampling, len(first.token_ids)
@@ -117,11 +108,7 @@ class Lane(DecodeBatch):
 
     @torch.inference_mode()
     def remove(self, sequences: Sequence[SequenceState]) -> None:
-        """Free the places of sequences between two steps, complete or not.
-
-        Args:
-            sequences: sequences, some of which may have left already.
-        """
+        """Free the places of sequences between two steps, complete or not."""
         gone = {id(state) for state in sequences}
         self._keep([id(state) not in gone for state in self.live])
 

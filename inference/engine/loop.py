@@ -27,17 +27,8 @@ class DecodeRun(DecodeBatch):
     rounding, unless the drafter or the policy learns from requests.
 
     Args:
-        target: frozen target.
-        drafter: drafter of the trees; None for autoregressive decoding.
-        requests: one request or several requests. With a drafter, their tokens must be selected in
-            the same way.
-        policy: policy that decides when and how much to draft; None to draft in every step, as much
-            as the drafter allows.
         context: context of an earlier chat turn, for a run with a single request. The context
             remains open at the end of the run. None for a new context.
-        record: details to return for each token; None to return none.
-        threads: number of threads that decoding steps compute with on a CPU; None for torch's
-            current number.
     """
 
     def __init__(
@@ -147,11 +138,7 @@ class DecodeRun(DecodeBatch):
         return [state.index for state in added]
 
     def forget(self, index: int) -> None:
-        """Free the tokens of a complete sequence; its counts remain part of `stats`.
-
-        Args:
-            index: index of the request.
-        """
+        """Free the tokens of a complete sequence; its counts remain part of `stats`."""
         state = self.sequences[index]
         state.token_ids, state.request = [], replace(state.request, token_ids=[])
 
@@ -262,9 +249,5 @@ def _of_caller(error: JakiroError) -> BaseException:
 
 
 def longest_of(sequences: Sequence[SequenceState]) -> int:
-    """Return the largest number of tokens that any of the sequences may have in the end.
-
-    Args:
-        sequences: one or more sequences.
-    """
+    """Return the largest number of tokens that any of the sequences may have in the end."""
     return max(state.request.max_length for state in sequences)

@@ -54,9 +54,6 @@ class Pipeline:
 
     Batches are filled up to a power of two, or up to the number of sequences for which the context
     has room, so that few steps have to be recorded while sequences join and leave.
-
-    Args:
-        context: context of the sequences.
     """
 
     live_sampling: BatchSampling  # options of the sequences
@@ -85,13 +82,7 @@ class Pipeline:
         return self._tensors == _tensors_of(self.context)
 
     def resume(self, sampling: Sequence[Sampling], token_ids: Sequence[list[int]]) -> None:
-        """Prepare for steps; the context and its session must contain all tokens but the last.
-
-        Args:
-            sampling: options of each sequence, which must satisfy `never_waits`, and have the same
-                `recording_key`.
-            token_ids: all tokens of each sequence.
-        """
+        """Prepare for steps; the context and its session must contain all tokens but the last."""
         count = len(token_ids)
         live = self.rows.first(count)
         live.base_length.copy_(self.context.base_length)
@@ -122,13 +113,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def start(self, budget: Budget | None, keys: Sequence[StreamKey], longest: int) -> None:
-        """Start the next step, after `take` has returned the previous one.
-
-        Args:
-            budget: limits of the trees; None for a step without drafts.
-            keys: keys of the random numbers of each sequence.
-            longest: upper bound of the number of cached tokens of a sequence.
-        """
+        """Start the next step, after `take` has returned the previous one."""
         assert self._unread is None
         # The last slot of a stride is the last one that a step reads.
         longest += self.context.most_queries
@@ -172,10 +157,6 @@ class Pipeline:
         The outcome of a sequence is an error if the target's logits or the draft distributions are
         not valid. On a GPU, the next step may have overwritten them already, so the error does not
         name the cause.
-
-        Args:
-            unread: step that `take` returned.
-            sequences: all sequences of the step, without those that only fill the batch.
         """
         if unread.is_copied is not None:
             unread.is_copied.synchronize()
@@ -218,11 +199,7 @@ class Pipeline:
             torch.cuda.current_stream(self.context.target.device).wait_event(self._last_use)
 
     def stop(self, token_ids: Sequence[list[int]]) -> None:
-        """Give the context its exact lengths again, and discard the unread step.
-
-        Args:
-            token_ids: all tokens of each sequence; the last one is the root.
-        """
+        """Give the context its exact lengths again, and discard the unread step."""
         self._unread = None
         self.context.show_rows(self.live_sampling)
         self.context.lengths = [len(ids) - 1 for ids in token_ids]
@@ -235,12 +212,7 @@ class Pipeline:
 
 
 class PipelinePool:
-    """Unused pipelines, which are kept with their caches and recorded steps for later runs.
-
-    Args:
-        size: largest number of unused pipelines; the one that was used least recently is freed
-            first.
-    """
+    """Unused pipelines, which are kept with their caches and recorded steps for later runs."""
 
     def __init__(self, size: int = 2) -> None:
         self._size = size
@@ -255,15 +227,7 @@ class PipelinePool:
         batch: int,
         capacity: int,
     ) -> Pipeline:
-        """Return a pipeline with an empty context.
-
-        Args:
-            target: frozen target.
-            drafter: drafter of the trees; None to decode without drafts.
-            sampling: options by which tokens are selected.
-            batch: number of sequences.
-            capacity: largest number of tokens of a sequence, without drafts.
-        """
+        """Return a pipeline with an empty context."""
         target.modules.follow_changes()
         with self._lock:
             for index, pipeline in enumerate(self._unused):
@@ -279,11 +243,7 @@ class PipelinePool:
         return pipeline
 
     def give(self, pipeline: Pipeline) -> None:
-        """Keep a pipeline for later runs, or free its context if it cannot be used again.
-
-        Args:
-            pipeline: pipeline that is not in use any more.
-        """
+        """Keep a pipeline for later runs, or free its context if it cannot be used again."""
         removed = [pipeline]
         pipeline.leave_stream()
         if pipeline.is_valid and pipeline.context.works_on_device:

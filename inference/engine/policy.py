@@ -12,7 +12,6 @@ class RunProgress(NamedTuple):
     """The progress of a run before a decoding step.
 
     Attributes:
-        context: number of tokens in the longest context.
         unread: number of these tokens, over all sequences, that the drafter has not read yet. It
             reads them before it drafts.
         left: largest number of tokens that a sequence may still get; None if unknown.
@@ -38,11 +37,7 @@ class StepPolicy(Protocol):
         ...
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of the next trees, or None for a step without drafts.
-
-        Args:
-            progress: progress of the run.
-        """
+        """Return the limits of the next trees, or None for a step without drafts."""
         ...
 
     def learn(
@@ -55,9 +50,6 @@ class StepPolicy(Protocol):
         """Learn from a decoding step.
 
         Args:
-            trees: verified tree of each sequence.
-            paths: accepted nodes of each sequence.
-            seconds: duration of the step; None if it is not typical.
             budget: limits of its trees; None for a step without drafts. The limits of the next step
                 may have been requested already.
         """
@@ -74,12 +66,7 @@ class DraftPolicy(Protocol):
         ...
 
     def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:
-        """Return the policy of a run over `batch` sequences.
-
-        Args:
-            sampling: options by which tokens are selected.
-            batch: number of sequences of the run.
-        """
+        """Return the policy of a run over `batch` sequences."""
         ...
 
     def reset(self) -> None:
@@ -88,11 +75,7 @@ class DraftPolicy(Protocol):
 
 
 class AlwaysDraft:
-    """Policy that drafts at every decoding step, with the same limits.
-
-    Args:
-        budget: limits of the trees; None to decode without drafts.
-    """
+    """Policy that drafts at every decoding step, with the same limits."""
 
     request_counter: RequestCounter | None = None
 
@@ -105,31 +88,18 @@ class AlwaysDraft:
 
     @classmethod
     def with_all_of(cls, drafter: Drafter | None) -> "AlwaysDraft":
-        """Return a policy that drafts as much as the drafter allows.
-
-        Args:
-            drafter: drafter of the trees; None to decode without drafts.
-        """
+        """Return a policy that drafts as much as the drafter allows."""
         return cls(None if drafter is None else Budget(drafter.max_nodes))
 
     def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
-        """Return the policy itself, because nothing is learned.
-
-        Args:
-            sampling: options by which tokens are selected.
-            batch: number of sequences of the run.
-        """
+        """Return the policy itself, because nothing is learned."""
         return self
 
     def reset(self) -> None:
         """Do nothing, because nothing was learned."""
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of every tree; None to decode without drafts.
-
-        Args:
-            progress: progress of the run, which makes no difference.
-        """
+        """Return the limits of every tree; None to decode without drafts."""
         return self.budget
 
     def learn(
@@ -139,11 +109,4 @@ class AlwaysDraft:
         seconds: float | None,
         budget: Budget | None,
     ) -> None:
-        """Learn nothing.
-
-        Args:
-            trees: verified tree of each sequence.
-            paths: accepted nodes of each sequence.
-            seconds: duration of the step; None if it is not typical.
-            budget: limits of its trees; None for a step without drafts.
-        """
+        """Learn nothing."""

@@ -20,8 +20,6 @@ class Prefill:
     """Reads the prompts of sequences that start together.
 
     Args:
-        context: context of these sequences, which may contain the first tokens of a prompt.
-        sequences: sequences whose prompts are read.
         follows: whether the drafter's session processes each chunk, except the last one, as soon as
             the target has read it; there must be a single sequence.
     """
@@ -52,11 +50,7 @@ class Prefill:
         return min(self.context.prefill_chunk, max(self._counts) - self._offset)
 
     def fits(self, num_read: int) -> bool:
-        """Return whether the next chunk and other tokens together are at most a full chunk.
-
-        Args:
-            num_read: number of the other tokens.
-        """
+        """Return whether the next chunk and other tokens together are at most a full chunk."""
         return num_read == 0 or self.context.is_chunk(num_read + self.chunk_size)
 
     def read_chunk(self) -> None:

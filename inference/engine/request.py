@@ -26,10 +26,6 @@ class StopRule:
 
     Limits of length and time, and end-of-sequence tokens, are checked on the host, without calling
     the criteria. Any other criterion is called with the tokens so far.
-
-    Args:
-        criteria: stopping criteria, as prepared by `generate()`.
-        device: device of the tokens that other criteria are called with.
     """
 
     def __init__(self, criteria: StoppingCriteriaList, device: torch.device) -> None:
@@ -108,20 +104,11 @@ class SequenceState:
 
     @classmethod
     def of(cls, index: int, request: Request) -> "SequenceState":
-        """Return the state before the first token.
-
-        Args:
-            index: index of the request in the run.
-            request: request of the sequence.
-        """
+        """Return the state before the first token."""
         return cls(index, request, list(request.token_ids))
 
     def is_complete(self) -> bool:
-        """Return whether the last token completes the sequence.
-
-        Raises:
-            RequestError: a stopping criterion raised an exception.
-        """
+        """Return whether the last token completes the sequence."""
         try:
             return self.request.stop(self.token_ids)
         except Exception as error:

@@ -21,7 +21,6 @@ class Checks(NamedTuple):
     """The checks of the children of one node of each sequence.
 
     Attributes:
-        target_prob: residual probability of each child's token before its check.
         draft_prob: draft probability of the token: 1 for a deterministic candidate, 0 for padding.
         residual: residual distribution at the ids of the support after all children were rejected,
             not normalized. At all other ids it is the target's distribution.
@@ -47,10 +46,6 @@ def check_siblings(support: Support, siblings: Siblings) -> Checks:
 
     Residual distributions are not normalized. Instead, the draft distribution that is subtracted
     is multiplied by the residual's sum.
-
-    Args:
-        support: target and draft probabilities after the node.
-        siblings: at least one column of children, whose tokens are the last ids of the support.
     """
     columns = torch.arange(support.ids.shape[1], device=support.ids.device)
     is_token = support.columns_of_last(siblings.token.shape[1])[:, :, None] == columns
@@ -76,8 +71,6 @@ def _draft_distributions(
 
     Args:
         recorded: draft distribution of the first sampled child; None if nothing was sampled.
-        is_token: whether a column has the token of a child, [batch, siblings, ids].
-        is_sampled: whether a child was sampled, [batch, siblings, 1].
     """
     point_masses = is_token.double()
     if recorded is None:
@@ -90,11 +83,6 @@ def _draft_distributions(
 
 
 def _last_not_zero(residual: Tensor, total: Tensor) -> Float[Tensor, "batch ids"]:
-    """Return the last residual whose sum is not zero; only rounding can make a sum zero.
-
-    Args:
-        residual: residual before each check and after the last, [batch, siblings + 1, ids].
-        total: sum of each residual; after a sum of zero, all sums are zero.
-    """
+    """Return the last residual whose sum is not zero; only rounding can make a sum zero."""
     every = torch.arange(len(total), device=total.device)
     return residual[every, (total != 0).sum(dim=1) - 1]

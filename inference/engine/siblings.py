@@ -16,14 +16,7 @@ from inference.draft_tree import ROOT, CandidateKind, DraftTree
 
 
 class Siblings(NamedTuple):
-    """The children of one node of each sequence, in the order of checks.
-
-    Attributes:
-        node: nodes, padded with ROOT.
-        token: their tokens.
-        is_valid: whether there is such a child.
-        is_sampled: whether they are sampled candidates; False for padding.
-    """
+    """The children of one node of each sequence, in the order of checks."""
 
     node: Int[Tensor, "batch siblings"]
     token: Int[Tensor, "batch siblings"]
@@ -35,7 +28,6 @@ class ChildTable:
     """The valid children of ROOT (index 0) and of node n (index n + 1), with their tokens.
 
     Args:
-        tree: trees of all sequences.
         vocab: size of the vocabulary. Ids outside the vocabulary are only clamped here, because
             they are rejected on the host.
     """

@@ -33,13 +33,7 @@ class DecodeStats:
         return f"DecodeStats({self.summary})"
 
     def count(self, tree: SequenceTree, path: Sequence[int], num_emitted: int) -> None:
-        """Count the candidates of a verified tree, and the tokens that were emitted.
-
-        Args:
-            tree: verified tree; it has no candidates if the token is the first one, from prefill.
-            path: accepted nodes; those after the end of the text are not counted.
-            num_emitted: number of emitted tokens, including the one after the accepted nodes.
-        """
+        """Count the candidates of a verified tree, and the tokens that were emitted."""
         self.emitted += num_emitted
         visited = enumerate((ROOT, *path)[:num_emitted], start=1)
         self.reached.update(depth for depth, node in visited if node in tree.children)

@@ -32,7 +32,6 @@ class Support(NamedTuple):
             repeat.
         column: first column with the same id, which has the probabilities of this id. The
             probabilities in the other columns are 0.
-        target: the target's probabilities.
         outside: the target's probability of all other ids.
         draft: draft probabilities; 0 or NaN if a recorded probability is negative or not finite;
             None if the trees have no sampled candidates.
@@ -51,13 +50,7 @@ class Support(NamedTuple):
         tokens: Int[Tensor, "batch siblings"],
         recorded: RecordedDistribution | None,
     ) -> "Support":
-        """Return the probabilities that are needed to check the children of one node.
-
-        Args:
-            probs: the target's processed distributions.
-            tokens: tokens of the children.
-            recorded: draft distributions after the node; None if nothing was sampled.
-        """
+        """Return the probabilities that are needed to check the children of one node."""
         ids = tokens if recorded is None else torch.cat((recorded.ids, tokens), dim=1)
         column = _first_columns(ids, probs.shape[1])
         target = _without_repeats(probs.gather(1, ids).double(), column)
@@ -76,10 +69,6 @@ def outside_mass(
 
     The difference between 1 and the probability of `ids` would be mostly rounding error if a
     drafter is good.
-
-    Args:
-        probs: probabilities of all tokens.
-        ids: token ids, which may repeat.
     """
     return probs.to(torch.float64, copy=True).scatter_(1, ids, 0.0).sum(dim=1)
 

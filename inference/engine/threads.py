@@ -12,9 +12,6 @@ def num_threads(count: int | None) -> Iterator[None]:
 
     If another thread of the process uses torch for the first time inside the block, it starts with
     this number of threads, and keeps it afterwards.
-
-    Args:
-        count: number of threads for the operators of torch; None to leave the number as it is.
     """
     before = torch.get_num_threads()
     if count is not None and count != before:

@@ -17,26 +17,14 @@ _PADDING = (0, ROOT, 1, 0, 0, 0, 0)  # token, parent, depth, kind, rank, propose
 
 
 def num_queries_for(count: int) -> int:
-    """Return the number of queries with which `count` queries are verified.
-
-    Args:
-        count: number of nodes of a tree, and the root.
-    """
+    """Return the number of queries with which `count` queries are verified."""
     largest = QUERY_CLASSES[-1]
     multiple = -(-count // largest) * largest
     return next((own for own in QUERY_CLASSES if own >= count), multiple)
 
 
 class TreeForm(NamedTuple):
-    """The sizes of trees on which the operations of their verification depend.
-
-    Attributes:
-        batch: number of sequences.
-        num_queries: number of queries of each sequence: the root, the nodes, and padding.
-        max_depth: bound of the depth.
-        max_siblings: bound of the number of candidates under one parent.
-        num_recorded: number of ids of each recorded draft distribution; 0 if nothing is sampled.
-    """
+    """The sizes of trees on which the operations of their verification depend."""
 
     batch: int
     num_queries: int
@@ -49,7 +37,6 @@ class TreeForm(NamedTuple):
         """Return the form with which trees are verified.
 
         Args:
-            tree: trees of all sequences.
             greedy_depth: largest depth of all trees in greedy decoding, where siblings are not
                 checked one after the other, and further levels take no time; None in sampling.
         """
@@ -61,14 +48,7 @@ class TreeForm(NamedTuple):
 
 
 class TreeBuffer:
-    """Trees of one form, and the random numbers by which their candidates are accepted.
-
-    Args:
-        form: form of the trees.
-        base_length: positions of the roots, at a fixed address.
-        probs_like: tensor with the dtype of recorded draft distributions; None if nothing is
-            sampled.
-    """
+    """Trees of one form, and the random numbers by which their candidates are accepted."""
 
     def __init__(
         self, form: TreeForm, base_length: Int[Tensor, " batch"], probs_like: Tensor | None
@@ -89,11 +69,7 @@ class TreeBuffer:
         self._base_length = base_length
 
     def fill(self, tree: DraftTree) -> Int[Tensor, "batch fields nodes"]:
-        """Replace the trees, and return the tensor that was changed.
-
-        Args:
-            tree: trees of the same form.
-        """
+        """Replace the trees, and return the tensor that was changed."""
         count = tree.num_nodes
         if count == 0:
             return self._fields

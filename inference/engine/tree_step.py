@@ -12,14 +12,7 @@ from jakiro.target.step import StepInput
 def tree_step(
     tree: DraftTree, roots: Int[Tensor, "batch 1"], spec: TargetSpec, highest: int
 ) -> StepInput:
-    """Return a target step that reads roots and trees; node n is query n + 1.
-
-    Args:
-        tree: trees below the roots.
-        roots: last token of each sequence.
-        spec: properties of the target.
-        highest: largest position of a root, or an upper bound of it.
-    """
+    """Return a target step that reads roots and trees; node n is query n + 1."""
     drafts = tree.token_ids.clamp(0, spec.vocab_size - 1)
     base = tree.base_length[:, None]
     positions = torch.cat((base, base + tree.depth), dim=1)

@@ -23,7 +23,6 @@ class BatchSampling:
     """The sampling options of each sequence of a batch, which may differ.
 
     Args:
-        each: options of each sequence, in the order of the batch.
         temperatures: temperatures that replace those of the options, so that they can change at the
             same address; None for those of the options. The options of all sequences must have the
             same `form`, with at most one temperature.
@@ -59,11 +58,7 @@ class BatchSampling:
     def processed_draft(
         self, log_probs: Float[Tensor, "batch parents m"]
     ) -> Float[Tensor, "batch parents m"]:
-        """Return draft distributions after the processors of each sequence, renormalized.
-
-        Args:
-            log_probs: draft distributions, as for `Sampling.processed_draft`.
-        """
+        """Return draft distributions after the processors of each sequence, renormalized."""
 
         def processed(each: Sequence[Sampling], own: Tensor) -> Tensor:
             flat = own.flatten(0, 1)
@@ -75,12 +70,6 @@ class BatchSampling:
         """Return probabilities after the processors of each sequence.
 
         All processors must be prefix-free.
-
-        Args:
-            logits: the target's logits after one node of each sequence.
-
-        Raises:
-            RequestError: a processor raised an exception.
         """
         process = partial(processed_probs_of, temperatures=self.temperatures)
         return self._by_kind(process, logits)

@@ -13,11 +13,8 @@ class ProcessedDistribution:
     """The target's processed distribution after each node, given the path to that node.
 
     Args:
-        logits: raw target logits after the root (index 0) and after node n (index n + 1).
         emitted: all tokens up to and including the root; later, more tokens may be appended to
             this list.
-        tree: tree of the sequence.
-        sampling: sampling options; in greedy decoding, each distribution is a point mass.
     """
 
     def __init__(
@@ -34,21 +31,13 @@ class ProcessedDistribution:
         self.sampling = sampling
 
     def __call__(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the distribution after `node` (or ROOT), in float32 or higher precision.
-
-        Raises:
-            NumericalError: logits are not finite, or processors leave no token.
-        """
+        """Return the distribution after `node` (or ROOT), in float32 or higher precision."""
         probs = self.sampling.probs(self.scores(node)[None])[0]
         check_finite(probs, self.raw(node), position=self.position(node))
         return probs
 
     def best(self, node: int) -> int:
-        """Return the most likely token after `node` (or ROOT).
-
-        Raises:
-            NumericalError: logits are not finite, or processors leave no token.
-        """
+        """Return the most likely token after `node` (or ROOT)."""
         scores, token = self.scores(node).max(dim=-1)
         check_finite(scores, self.raw(node), position=self.position(node))
         return int(token)
@@ -73,16 +62,7 @@ class ProcessedDistribution:
 
 
 def check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
-    """Raise an error if the largest value is not finite; the message names the cause.
-
-    Args:
-        values: probabilities or processed logits; only the largest must be finite.
-        logits: the target's raw logits that the values were computed from.
-        position: position of the token that the values are for.
-
-    Raises:
-        NumericalError: the largest value is not a finite number.
-    """
+    """Raise an error if the largest value is not finite; the message names the cause."""
     if bool(values.max().isfinite()):
         return
     if bool(logits.isnan().any() | logits.isposinf().any() | logits.isneginf().all()):

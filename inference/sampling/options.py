@@ -137,11 +137,7 @@ class Sampling:
         """Return the scores after all processors.
 
         Args:
-            prefix: tokens before each distribution.
             scores: logits, which may be overwritten.
-
-        Raises:
-            RequestError: a processor raised an exception.
         """
         with _blaming_processors():
             if not self.is_prefix_free:  # unknown processors may take further arguments
@@ -178,11 +174,7 @@ class Sampling:
         return [own for own in self._with_temperature if type(own) in PREFIX_FREE]
 
     def stream_key(self, step_id: int) -> StreamKey:
-        """Return the key of the request's random numbers in a decoding step.
-
-        Args:
-            step_id: number of the decoding step.
-        """
+        """Return the key of the request's random numbers in a decoding step."""
         return (self.seed, self.batch_index, self.request_index, step_id)
 
 
@@ -191,16 +183,7 @@ def processed_probs_of(
     logits: Float[Tensor, "n vocab"],
     temperatures: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
-    """Return probabilities after the processors, as `Sampling.processed_probs` does.
-
-    Args:
-        each: options of each row, which differ at most in temperatures, seeds and indices.
-        logits: logits of each row.
-        temperatures: temperatures that replace those of the options; None for those of the options.
-
-    Raises:
-        RequestError: a processor raised an exception.
-    """
+    """Return probabilities after the processors, as `Sampling.processed_probs` does."""
     first = each[0]
     if temperatures is None and all(own.description == first.description for own in each):
         return first.processed_probs(logits)
@@ -213,13 +196,7 @@ def processed_draft_of(
     log_probs: Float[Tensor, "n vocab"],
     temperatures: Float[Tensor, " sequences"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
-    """Return draft distributions after the processors, as `Sampling.processed_draft` does.
-
-    Args:
-        each: options of each sequence, which differ at most in temperatures, seeds and indices.
-        log_probs: draft distributions, the same number for each sequence.
-        temperatures: temperatures that replace those of the options; None for those of the options.
-    """
+    """Return draft distributions after the processors, as `Sampling.processed_draft` does."""
     if temperatures is None and not any(own.processes_drafts for own in each):
         return log_probs
     is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
@@ -238,13 +215,7 @@ def processed_draft_of(
 
 
 def _warped(each: Sequence[Sampling], scores: Tensor, temperatures: Tensor | None) -> Tensor:
-    """Return scores, several for each sequence, after the prefix-free processors.
-
-    Args:
-        each: options of each sequence.
-        scores: scores, which may be overwritten.
-        temperatures: temperatures that replace those of the options; None for those of the options.
-    """
+    """Return scores, several for each sequence, after the prefix-free processors."""
     no_prefix = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
     for alike in zip(*(own.warpers for own in each), strict=True):
         by_row = None
@@ -318,10 +289,6 @@ def filter_nucleus(
     these do not determine a row's nucleus with certainty, the warper itself filters the row: if the
     nucleus is larger, if the first excluded score equals the last included score, or if rounding
     could include or exclude a token.
-
-    Args:
-        warper: the filter.
-        scores: processed logits, which are not changed.
     """
     if scores.shape[-1] <= MOST_SORTED or warper.min_tokens_to_keep >= MOST_SORTED:
         return warper(torch.empty(len(scores), 0, dtype=torch.long), scores)

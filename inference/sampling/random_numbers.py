@@ -21,9 +21,6 @@ def random_stream(*key: int) -> np.random.Generator:
     """Return the stream of random numbers that a 128-bit hash of the key selects.
 
     Philox is counter-based (Salmon et al., 2011), so streams of different keys are independent.
-
-    Args:
-        *key: integers of any size.
     """
     hashed = blake2b(" ".join(map(str, key)).encode(), digest_size=16)
     return np.random.Generator(np.random.Philox(key=int.from_bytes(hashed.digest())))
@@ -35,12 +32,6 @@ class StepRandom:
     Drafters take exponential noise, if they sample candidates, and the engine takes uniform numbers
     to accept candidates. The numbers of a sequence depend neither on the other sequences nor on how
     many are requested: a longer request begins with the same numbers.
-
-    Args:
-        keys: key of each sequence in this step; none if no random numbers are needed.
-        device: device of the numbers.
-        num_uniforms: number of uniform numbers, for each sequence, that are copied together with
-            the noise. Further numbers can be requested, but take another copy.
     """
 
     def __init__(
@@ -56,11 +47,7 @@ class StepRandom:
 
     @classmethod
     def of(cls, uniforms: Float[Tensor, "batch count"]) -> "StepRandom":
-        """Return random numbers with given uniform numbers, and without noise.
-
-        Args:
-            uniforms: numbers in [0, 1).
-        """
+        """Return random numbers with given uniform numbers, and without noise."""
         random = cls((), uniforms.device, uniforms.shape[1])
         random._uniforms = uniforms
         return random
@@ -79,11 +66,7 @@ class StepRandom:
         return [level.unflatten(1, shape) for level, shape in zip(levels, shapes, strict=True)]
 
     def uniforms(self, count: int) -> Float[Tensor, "batch count"]:
-        """Return numbers in [0, 1), by which the candidates of each sequence are accepted.
-
-        Args:
-            count: number of numbers for each sequence.
-        """
+        """Return numbers in [0, 1), by which the candidates of each sequence are accepted."""
         if count > self._uniforms.shape[1]:
             self._uniforms = self._copied(_numbers(self._keys, count, 0))
         return self._uniforms[:, :count]
@@ -98,10 +81,6 @@ class FixedRandom(StepRandom):
     """Random numbers at a fixed address, which are replaced before every decoding step.
 
     The numbers are those of `StepRandom`.
-
-    Args:
-        device: device of the numbers.
-        num_uniforms: number of uniform numbers for each sequence.
     """
 
     def __init__(self, device: torch.device, num_uniforms: int) -> None:
@@ -111,11 +90,7 @@ class FixedRandom(StepRandom):
         self._hosts: HostBuffers | None = None
 
     def replace(self, keys: Sequence[StreamKey]) -> None:
-        """Copy the numbers of another step to the device, if any numbers have been requested yet.
-
-        Args:
-            keys: key of each sequence in that step.
-        """
+        """Copy the numbers of another step to the device, if any numbers have been requested yet."""
         self._keys = keys
         if self._numbers is None or self._hosts is None:
             return
@@ -125,12 +100,7 @@ class FixedRandom(StepRandom):
     def exponentials(
         self, shapes: Sequence[tuple[int, int]]
     ) -> list[Float[Tensor, "batch parents m"]]:
-        """Return noise with the standard exponential distribution, for each level of sampled trees.
-
-        Args:
-            shapes: number of parents, and number of tokens in each draft distribution, per level;
-                always the same.
-        """
+        """Return noise with the standard exponential distribution, for each level of sampled trees."""
         sizes = [prod(shape) for shape in shapes]
         numbers = self._with(sum(sizes))
         levels = numbers[:, self._num_uniforms :].split(sizes, dim=1)

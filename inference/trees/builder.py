@@ -73,12 +73,6 @@ def assemble(
 
     A sampled tree contains all candidates. A deterministic tree contains the `shape.num_nodes`
     candidates with the highest scores.
-
-    Args:
-        levels: the candidates of each depth, from 1.
-        shape: shape of the trees.
-        base_length: positions of the roots.
-        step_id: number of the decoding step.
     """
     score = torch.cat([level.score for level in levels], dim=1)
     score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would rank first
@@ -113,12 +107,7 @@ def assemble(
 def _layout(
     counts: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Return the depth of each candidate, and its index among its siblings.
-
-    Args:
-        counts: for each level, the number of candidates and the number of siblings under a parent.
-        device: device of the result.
-    """
+    """Return the depth of each candidate, and its index among its siblings."""
     depth = [level for level, (size, _) in enumerate(counts, start=1) for _ in range(size)]
     rank = [index % children for size, children in counts for index in range(size)]
     return torch.tensor(depth, device=device), torch.tensor(rank, device=device)
@@ -169,11 +158,7 @@ def _recorded(levels: list[TreeLevel], num_nodes: int) -> SparseDistribution:
 
 @runtime_checkable
 class JointPredictor(Protocol):
-    """A source of draft distributions: a drafter's passes over a tree, or a table in a test.
-
-    Attributes:
-        draft_ids: ids of the tokens that may be drafted; None if all tokens may be drafted.
-    """
+    """A source of draft distributions: a drafter's passes over a tree, or a table in a test."""
 
     draft_ids: Int[Tensor, " drafted"] | None
 
@@ -183,10 +168,6 @@ class JointPredictor(Protocol):
         """Return `log(w_e p_e(t))` for every token t that may be drafted below each node.
 
         Here p_e is the draft distribution of expert e, and w_e is the weight of this expert.
-
-        Args:
-            depth: depth of the candidates, from 1.
-            frontier: parents of the candidates; None for the root.
         """
         ...
 
@@ -196,12 +177,6 @@ class TreeBuilder:
     """Builds the trees of one decoding step.
 
     If a draft distribution is not finite, no candidates are taken from this distribution.
-
-    Args:
-        shape: shape of the trees.
-        sampling: options by which the target's tokens are selected; the draft distributions of
-            each sequence are processed in the same way.
-        random: random numbers of the decoding step, for sampled trees.
     """
 
     shape: TreeShape
@@ -211,13 +186,7 @@ class TreeBuilder:
     def build(
         self, source: JointPredictor, base_length: Int[Tensor, " batch"], step_id: int = 0
     ) -> DraftTree:
-        """Return the trees that `source` predicts below the roots.
-
-        Args:
-            source: predictor of draft distributions.
-            base_length: positions of the roots.
-            step_id: number of the decoding step.
-        """
+        """Return the trees that `source` predicts below the roots."""
         levels: list[TreeLevel] = []
         frontier: TreeLevel | None = None
         parents = torch.full_like(base_length, ROOT)[:, None]

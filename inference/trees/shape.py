@@ -66,11 +66,7 @@ class TreeShape(Settings):
 
 
 def check_size(shape: TreeShape) -> None:
-    """Raise an error if a tree, or a level before the best nodes are selected, is too large.
-
-    Raises:
-        ValueError: the shape is too large.
-    """
+    """Raise an error if a tree, or a level before the best nodes are selected, is too large."""
     if shape.children * shape.breadth > 2 * MOST_CANDIDATES:
         raise ValueError(f"children times breadth must be at most {2 * MOST_CANDIDATES}")
     if shape.max_nodes > MOST_CANDIDATES:

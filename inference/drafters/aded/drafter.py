@@ -46,11 +46,6 @@ class AdedSettings(Settings):
 class AdedDrafter(TokenDrafter, AdaptiveDrafter):
     """Drafter that searches a table of trigrams, which decoding updates; thread-safe.
 
-    Args:
-        settings: settings of learning and search; None for the defaults.
-        index: trigrams known from the beginning, such as those of a corpus; None to start with an
-            empty table.
-
     Example:
         decoder = SpeculativeDecoder(target, AdedDrafter(AdedSettings(num_nodes=16)), tokenizer)
         output = decoder.generate("def main(", max_new_tokens=16, temperature=0)
@@ -92,12 +87,7 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
 
 
 class TrigramProposer(TokenProposer):
-    """Learns the trigrams of a sequence, and proposes its continuations.
-
-    Args:
-        table: table of trigrams, which other proposers may update as well.
-        settings: settings of learning and search.
-    """
+    """Learns the trigrams of a sequence, and proposes its continuations."""
 
     def __init__(self, table: TrigramTable, settings: AdedSettings) -> None:
         self.table = table
@@ -111,12 +101,7 @@ class TrigramProposer(TokenProposer):
         return self.settings.reset_per_request
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
-        """Learn the trigrams that end with a new token, and those of the last `window` tokens.
-
-        Args:
-            token_ids: all tokens of the sequence.
-            num_known: number of tokens that have already been read.
-        """
+        """Learn the trigrams that end with a new token, and those of the last `window` tokens."""
         if not self.settings.step or num_known == len(token_ids):
             return
         begin = min(num_known - 2, len(token_ids) - self.settings.window)
@@ -127,13 +112,7 @@ class TrigramProposer(TokenProposer):
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the continuations that a search of the table visits most often.
-
-        Args:
-            token_ids: all tokens of the sequence.
-            num_nodes: largest number of candidates to return.
-            depth: largest number of tokens on a path.
-        """
+        """Return the continuations that a search of the table visits most often."""
         if len(token_ids) < 2:
             return Candidates.none()
         first, second = token_ids[-2:].tolist()
@@ -142,12 +121,7 @@ class TrigramProposer(TokenProposer):
     def read_logits(
         self, token_ids: Int64[np.ndarray, " tokens"], logits: Float[Tensor, "steps vocab"]
     ) -> None:
-        """Learn the tokens that the target finds most likely after each of the last tokens.
-
-        Args:
-            token_ids: tokens of the sequence.
-            logits: raw logits after each of the last `steps` tokens.
-        """
+        """Learn the tokens that the target finds most likely after each of the last tokens."""
         count = min(len(logits), len(token_ids) - 1)
         kept = min(self.settings.distribution_tokens, self.settings.successors, logits.shape[1])
         if count < 1:

@@ -62,10 +62,6 @@ class TrigramCounter:
 
         Weights are relative frequencies among all successors of a bigram. Of bigrams or tokens with
         the same frequency, those with smaller ids are preferred.
-
-        Args:
-            max_bigrams: largest number of bigrams.
-            num_successors: largest number of successors of each bigram.
         """
         self._merge()
         bigrams, row = np.unique(self._keys >> TOKEN_BITS, return_inverse=True)
@@ -115,17 +111,7 @@ class TrigramRecord(Settings):
 def save_trigrams(
     index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
 ) -> None:
-    """Store an index atomically as a safetensors file.
-
-    Args:
-        index: index to store, for example from `TrigramTable.frozen()`.
-        path: path of the file.
-        tokenizer: tokenizer that produced the tokens of the trigrams.
-        num_tokens: number of tokens in the corpus; 0 if it is unknown.
-
-    Raises:
-        CheckpointError: the index contains values that `load_trigrams` would reject.
-    """
+    """Store an index atomically as a safetensors file."""
     size = vocabulary_size(tokenizer)
     if fault := _fault(index.keys, *index.rows, size):
         raise CheckpointError(
@@ -155,8 +141,6 @@ def load_trigrams(
     """Read an index that `save_trigrams` has stored.
 
     Args:
-        path: path of the file.
-        tokenizer: tokenizer of the target.
         vocab_size: size of the target's vocabulary. The tokenizer may have larger token ids;
             trigrams with such ids are left out. None to keep all trigrams.
 

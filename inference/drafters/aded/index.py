@@ -21,12 +21,7 @@ class Successors(NamedTuple):
 
     @classmethod
     def none(cls, bigrams: int, successors: int) -> "Successors":
-        """Return rows without successors.
-
-        Args:
-            bigrams: number of bigrams.
-            successors: number of successors of each bigram.
-        """
+        """Return rows without successors."""
         shape = (bigrams, successors)
         return cls(np.full(shape, NO_SUCCESSOR, np.int32), np.zeros(shape, np.float32))
 
@@ -36,22 +31,12 @@ class Trigrams(Protocol):
     """A source of the tokens that follow each pair of tokens, with their weights."""
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow a pair of tokens, and the weights of these successors.
-
-        Args:
-            first: first token of the pair.
-            second: second token of the pair.
-        """
+        """Return the tokens that follow a pair of tokens, and the weights of these successors."""
         ...
 
 
 class TrigramIndex:
-    """An immutable table of successors, sorted by bigram; thread-safe.
-
-    Args:
-        keys: packed bigrams in ascending order.
-        rows: successors of each bigram.
-    """
+    """An immutable table of successors, sorted by bigram; thread-safe."""
 
     def __init__(self, keys: Int64[np.ndarray, " bigrams"], rows: Successors) -> None:
         self.keys = keys
@@ -79,12 +64,7 @@ class TrigramIndex:
         return found
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow a pair of tokens, and the weights of these successors.
-
-        Args:
-            first: first token of the pair.
-            second: second token of the pair.
-        """
+        """Return the tokens that follow a pair of tokens, and the weights of these successors."""
         key = (first << TOKEN_BITS) | second
         row = int(self.keys.searchsorted(key))
         if row == len(self.keys) or self.keys[row] != key:
@@ -97,9 +77,6 @@ class TrigramIndex:
         Of successors with the same weight, the first ones are kept. Rows that are short enough do
         not change. Call this method once before many lookups, so that no lookup has to sort
         successors.
-
-        Args:
-            num_successors: largest number of successors of a bigram.
         """
         if self.num_successors <= num_successors:
             return self
@@ -140,7 +117,6 @@ def successors_at(rows: Successors, row: int) -> tuple[list[int], list[float]]:
 
     Args:
         rows: successors of several bigrams; missing successors must be at the end of each row.
-        row: index of the bigram.
     """
     weights = rows.weights[row].tolist()
     count = weights.index(0.0) if 0.0 in weights else len(weights)
@@ -150,12 +126,7 @@ def successors_at(rows: Successors, row: int) -> tuple[list[int], list[float]]:
 def packed(
     first: Int64[np.ndarray, " bigrams"], second: Int64[np.ndarray, " bigrams"]
 ) -> Int64[np.ndarray, " bigrams"]:
-    """Return pairs of tokens as single integers that have the same order as the pairs.
-
-    Args:
-        first: first token of each pair.
-        second: second token of each pair.
-    """
+    """Return pairs of tokens as single integers that have the same order as the pairs."""
     return (first << TOKEN_BITS) | second
 
 
@@ -173,11 +144,7 @@ def unpacked(key: int) -> tuple[int, int]:
 
 
 def check_vocabulary(vocab_size: int) -> None:
-    """Raise an error if a vocabulary has more tokens than a packed trigram can represent.
-
-    Raises:
-        ConfigError: the vocabulary is too large.
-    """
+    """Raise an error if a vocabulary has more tokens than a packed trigram can represent."""
     if vocab_size > MAX_VOCABULARY:
         raise ConfigError(
             "the vocabulary is too large for a table of trigrams",

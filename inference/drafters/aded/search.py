@@ -38,16 +38,7 @@ def search(
     depth: int,
     settings: SearchSettings,
 ) -> Candidates:
-    """Return the most visited continuations of two tokens, in the order of their visits.
-
-    Args:
-        trigrams: weights of the tokens that follow each pair of tokens.
-        first: second-to-last token.
-        second: last token.
-        num_nodes: largest number of candidates to return.
-        depth: largest number of tokens on a path.
-        settings: settings of the search.
-    """
+    """Return the most visited continuations of two tokens, in the order of their visits."""
     nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
     # A heap with the smallest entry first: (-visits, order, parent, depth, previous token, token).
     waiting: list[tuple[float, int, int, int, int, int]] = []
@@ -76,11 +67,6 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
     the factor of p / (1 + n) in the formula at the top of this module. The condition that the
     visits have the right sum determines `level`. Both p and Q of a child equal its weight, and
     deeper nodes do not change Q.
-
-    Args:
-        visits: number of visits of the node.
-        weights: weights of the node's children.
-        settings: settings of the search.
     """
     total = visits - 1.0
     if total <= 0.0 or not weights:

@@ -15,11 +15,7 @@ _64_BITS: Final = (1 << 64) - 1
 
 
 class BigramSlots:
-    """Assigns slots to bigrams, and evicts the least recently learned bigrams; not thread-safe.
-
-    Args:
-        max_bigrams: number of slots, which is rounded down to whole sets.
-    """
+    """Assigns slots to bigrams, and evicts the least recently learned bigrams; not thread-safe."""
 
     def __init__(self, max_bigrams: int) -> None:
         self._ways = min(WAYS, max_bigrams)
@@ -68,10 +64,6 @@ class BigramSlots:
 
         If too many of the bigrams share a set, some of them are left without a slot; their slot in
         the result is -1.
-
-        Args:
-            bigrams: different bigrams.
-            found: current slots of the bigrams, from `find`.
         """
         self._clock += 1
         is_new = found < 0

@@ -39,13 +39,7 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, " given"],
         amounts: Float32[np.ndarray, " given"],
     ) -> "Met":
-        """Return the distinct trigrams, each with the total weight that it gains.
-
-        Args:
-            bigrams: packed bigrams, at least one.
-            successors: token after each bigram.
-            amounts: weight that each occurrence adds.
-        """
+        """Return the distinct trigrams, each with the total weight that it gains."""
         cells = bigrams << TOKEN_BITS | successors
         order = cells.argsort(kind="stable")
         cells = cells[order]
@@ -65,13 +59,7 @@ class Met(NamedTuple):
         successors: Int64[np.ndarray, "rows each"],
         amounts: Float32[np.ndarray, "rows each"],
     ) -> "Met":
-        """Return the trigrams of distinct bigrams that each have distinct successors.
-
-        Args:
-            bigrams: packed bigrams.
-            successors: successors of each bigram.
-            amounts: weight that each successor gains.
-        """
+        """Return the trigrams of distinct bigrams that each have distinct successors."""
         order = bigrams.argsort()
         row, column = np.divmod(np.arange(amounts.size), amounts.shape[1])
         totals = amounts[order].ravel().astype(np.float64)
@@ -82,12 +70,6 @@ def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Succ
     """Return the successors of bigrams after trigrams have occurred and gained weight.
 
     If a bigram has too many successors, those that occurred now are preferred to earlier ones.
-
-    Args:
-        before: current successors of the bigrams.
-        met: trigrams that occurred.
-        max_weight: largest weight.
-        decay: factor of the current weights, applied before new weight is added.
     """
     count = before.ids.shape[1]
     known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
@@ -150,12 +132,8 @@ class TrigramTable:
     Memory is allocated once: 16 bytes for each bigram and 8 bytes for each of its successors.
 
     Args:
-        max_bigrams: largest number of learned bigrams.
         num_successors: largest number of successors of each bigram; the latest are kept first, then
             the heaviest.
-        max_weight: largest weight.
-        decay: factor by which a bigram's weights are multiplied each time the bigram is learned.
-        below: underlying index of trigrams that are known from the beginning; None to start empty.
     """
 
     def __init__(
@@ -192,12 +170,7 @@ class TrigramTable:
             return self._lookup(bigrams)
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow a pair of tokens, and the weights of these successors.
-
-        Args:
-            first: first token of the pair.
-            second: second token of the pair.
-        """
+        """Return the tokens that follow a pair of tokens, and the weights of these successors."""
         with self._lock:
             slot = self._slots.find_one((first << TOKEN_BITS) | second)
             if slot is not None:
@@ -218,8 +191,6 @@ class TrigramTable:
         earlier ones. Of successors with the same weight, those with the smallest tokens are kept.
 
         Args:
-            bigrams: packed bigrams.
-            successors: token after each bigram.
             amounts: weight that each occurrence adds; amounts that are not positive are ignored.
         """
         is_given = amounts > 0
@@ -232,13 +203,7 @@ class TrigramTable:
         successors: Int64[np.ndarray, "bigrams each"],
         amounts: Float32[np.ndarray, "bigrams each"],
     ) -> None:
-        """Add weight to several successors of each bigram; this is faster than `add`.
-
-        Args:
-            bigrams: packed bigrams.
-            successors: distinct successors of each bigram.
-            amounts: weight that each successor gains.
-        """
+        """Add weight to several successors of each bigram; this is faster than `add`."""
         if not bigrams.size:
             return
         if amounts.min() > 0 and len(set(bigrams.tolist())) == len(bigrams):

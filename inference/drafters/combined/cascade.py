@@ -39,24 +39,14 @@ LONGEST_REST = 64
 
 
 class DraftCosts(NamedTuple):
-    """Seconds of the parts of a decoding step on this machine.
-
-    Attributes:
-        verify: function from the number of nodes of a tree to the seconds of its verification.
-        draft: seconds of the first drafter, by its number of passes.
-    """
+    """Seconds of the parts of a decoding step on this machine."""
 
     verify: Callable[[int], float]
     draft: Mapping[int, float]
 
 
 class Cascade:
-    """Chooses the depth of the first drafter's trees, from rates that are learned online.
-
-    Args:
-        shape: shape of the first drafter's largest trees.
-        costs: seconds of the parts of a decoding step.
-    """
+    """Chooses the depth of the first drafter's trees, from rates that are learned online."""
 
     def __init__(self, shape: TreeShape, costs: DraftCosts) -> None:
         self.costs = costs
@@ -70,10 +60,6 @@ class Cascade:
 
         The first drafter counts as resting until `learn` reports that it drafted: if the depth is
         positive, its trees can still be empty, because the second drafter gets all nodes.
-
-        Args:
-            guesses: candidates of the second drafter for each sequence.
-            limit: limits of the trees of both drafters.
         """
         depth = self._fastest(guesses, limit)
         self._rested += 1
@@ -99,14 +85,7 @@ class Cascade:
         return best + 1 if is_due or speeds[best] > expected / costs.verify(size) else 0
 
     def learn(self, guess: Candidates, asked: int, reached: int, emitted: Sequence[int]) -> None:
-        """Learn from the tokens of a sequence in a step.
-
-        Args:
-            guess: candidates of the second drafter.
-            asked: depth of the first drafter's tree; 0 if it did not draft.
-            reached: number of emitted tokens that the first drafter's tree contains as a path.
-            emitted: tokens that followed the root.
-        """
+        """Learn from the tokens of a sequence in a step."""
         if asked:
             self._rested = 0
             # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
@@ -142,11 +121,7 @@ class Cascade:
 
 
 class Cascades:
-    """The cascades of a decoder, by kind of decoding and shape of trees; thread-safe.
-
-    Args:
-        costs: seconds of the parts of a decoding step on this machine.
-    """
+    """The cascades of a decoder, by kind of decoding and shape of trees; thread-safe."""
 
     def __init__(self, costs: DraftCosts) -> None:
         self._costs = costs
@@ -154,12 +129,7 @@ class Cascades:
         self._lock = Lock()
 
     def of(self, do_sample: bool, shape: TreeShape) -> Cascade:
-        """Return the cascade for greedy decoding or sampling with trees of a shape.
-
-        Args:
-            do_sample: whether tokens are sampled.
-            shape: shape of the first drafter's largest trees.
-        """
+        """Return the cascade for greedy decoding or sampling with trees of a shape."""
         with self._lock:
             return self._known.setdefault((do_sample, shape), Cascade(shape, self._costs))
 

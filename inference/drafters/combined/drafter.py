@@ -28,12 +28,6 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
     The proposer ids of candidates are those of the first drafter, plus one id for candidates that
     only the second drafter proposes.
 
-    Args:
-        first: trained drafter or small language model.
-        second: training-free drafter that continues the root and some of the first drafter's
-            candidates.
-        settings: division of a tree between the two drafters; None for the defaults.
-
     Example:
         first = SmallLMDrafter(small_lm, target)
         drafter = CombinedDrafter(first, LookupDrafter())
@@ -77,15 +71,7 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
     def use_costs(
         self, verify: Callable[[int], float], draft: Mapping[int, float]
     ) -> Callable[[], None]:
-        """In later sessions, let the first drafter draft only where it saves time.
-
-        Args:
-            verify: function from the number of nodes of a tree to the seconds of its verification.
-            draft: seconds of the first drafter, by its number of passes.
-
-        Returns:
-            A function that discards the learned rates.
-        """
+        """In later sessions, let the first drafter draft only where it saves time."""
         self.cascades = Cascades(DraftCosts(verify, draft))
         return self.cascades.clear
 
@@ -100,13 +86,7 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         return max(self.first.max_depth, self.second.max_depth)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
-        """Return a session for `batch` sequences of up to `capacity` tokens.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
-        """
+        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return CombinedSession(
             self.first.new_session(sampling, capacity, batch),
             self.second.new_session(sampling, capacity, batch),
@@ -119,22 +99,13 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         )
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return whether both share the first drafter's sessions and the learned statistics.
-
-        Args:
-            one: sampling options of one sequence.
-            other: sampling options of another sequence.
-        """
+        """Return whether both share the first drafter's sessions and the learned statistics."""
         return one.do_sample == other.do_sample and self.first.can_share(one, other)
 
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
         """Return the statistics for greedy decoding or sampling with trees of one shape.
 
         If the second drafter was reset separately, all statistics are discarded first.
-
-        Args:
-            do_sample: whether tokens are sampled.
-            shape: shape of the first drafter's trees.
         """
         key = do_sample, shape
         with self._lock:

@@ -28,9 +28,6 @@ class SampledNodes:
     """Acceptance rates of every node of sampled trees, learned online; thread-safe.
 
     The nodes of smaller trees share the rates of the corresponding nodes of the largest tree.
-
-    Args:
-        shape: shape of the largest tree.
     """
 
     def __init__(self, shape: TreeShape) -> None:
@@ -38,12 +35,7 @@ class SampledNodes:
         self._learned = FadingRates(grid, MEMORY)
 
     def learn(self, tree: SequenceTree, path: Sequence[int]) -> None:
-        """Count which nodes of a sampled tree were accepted.
-
-        Args:
-            tree: sampled tree.
-            path: accepted nodes.
-        """
+        """Count which nodes of a sampled tree were accepted."""
         accepted, offered = np.zeros((2, *self._learned.shape))
         cells = np.array(tree_cells(tree), np.int64)
         offered[tuple(cells)] = 1.0
@@ -70,9 +62,6 @@ def sampled_budget(
     The number does not depend on the tokens that are then sampled, so that acceptance stays exact.
 
     Args:
-        sampled: acceptance rates of sampled nodes.
-        shape: shape of the largest sampled tree.
-        budget: budget of the whole tree.
         gains: for each sequence, the expected number of tokens that each deterministic candidate
             adds, the most likely candidate first.
     """
@@ -141,12 +130,7 @@ class CombinedSettings(Settings):
 
 
 class Knowledge:
-    """Statistics on two sources of candidates, in constant memory; thread-safe.
-
-    Args:
-        settings: trust in the second source, weight of the initial rates, and speed of forgetting.
-        shape: shape of the first source's largest trees.
-    """
+    """Statistics on two sources of candidates, in constant memory; thread-safe."""
 
     def __init__(self, settings: CombinedSettings, shape: TreeShape) -> None:
         trust, doubt, memory = settings.trust, settings.doubt, settings.memory
@@ -161,12 +145,7 @@ class Knowledge:
             statistics.clear()
 
     def learn(self, pool: CandidatePool, emitted: Sequence[int]) -> None:
-        """Count which candidates proved right.
-
-        Args:
-            pool: candidates of both sources.
-            emitted: tokens that followed the root.
-        """
+        """Count which candidates proved right."""
         _learn(self.candidates, pool, pool.outcomes(emitted))
 
     def learn_sampled(
@@ -177,15 +156,7 @@ class Knowledge:
         path: Sequence[int],
         emitted: Sequence[int],
     ) -> None:
-        """Count which sampled candidates were accepted, and which guesses were right.
-
-        Args:
-            tree: sampled tree of the first source.
-            pool: candidates of both sources.
-            guess: candidates of the second source below the root.
-            path: accepted nodes of `tree`.
-            emitted: tokens that followed the root.
-        """
+        """Count which sampled candidates were accepted, and which guesses were right."""
         self.sampled.learn(tree, path)
         alone = CandidatePool(_NOTHING, [])
         alone.graft(ROOT, guess, int(guess.depths.max(initial=0)))

@@ -20,11 +20,6 @@ class Calibration:
     A candidate is right if its path equals the emitted tokens. A rate is the probability that a
     candidate is right if its parent is right. Without observations, the rate is the candidate's
     score, multiplied by the trust in its source.
-
-    Args:
-        trust: factor of each source's scores.
-        doubt: number of observations that have the same weight as the initial rates.
-        memory: number of later observations after which an observation has the weight 1/e.
     """
 
     def __init__(self, trust: tuple[float, ...], doubt: float, memory: float) -> None:
@@ -38,13 +33,7 @@ class Calibration:
         depths: Int64[np.ndarray, " n"],
         scores: Float64[np.ndarray, " n"],
     ) -> Float64[np.ndarray, " n"]:
-        """Return the probabilities that candidates are right if their parents are right.
-
-        Args:
-            sources: sources of the candidates.
-            depths: depths of the candidates, from 1.
-            scores: conditional probabilities according to the sources.
-        """
+        """Return the probabilities that candidates are right if their parents are right."""
         prior = self.trust[sources] * scores
         return self._learned.rates(_cells(sources, depths, scores), prior, self.doubt)
 
@@ -55,14 +44,7 @@ class Calibration:
         scores: Float64[np.ndarray, " n"],
         is_right: Bool[np.ndarray, " n"],
     ) -> None:
-        """Add observations of candidates whose parents were right.
-
-        Args:
-            sources: sources of the candidates.
-            depths: depths of the candidates, from 1.
-            scores: conditional probabilities according to the sources.
-            is_right: whether each candidate was right.
-        """
+        """Add observations of candidates whose parents were right."""
         cells = _cells(sources, depths, scores)
         right, observed = np.zeros((2, *self._learned.shape))
         np.add.at(right, cells, is_right.astype(float))
@@ -89,10 +71,6 @@ class CandidatePool:
     """A growing tree: candidates of a first source, with grafted candidates of a second source.
 
     The class is internal to this package; `kept` returns the `Candidates` to verify.
-
-    Args:
-        first: tree of the first source, whose nodes keep their indices.
-        scores: cumulative log-probabilities of the nodes of `first`.
     """
 
     def __init__(self, first: SequenceTree, scores: Sequence[float]) -> None:
@@ -118,8 +96,6 @@ class CandidatePool:
         """Add continuations of a node (or ROOT), and return the index of each of their nodes.
 
         Args:
-            anchor: node that the continuations extend, or ROOT.
-            guess: continuations by the second source.
             depth: largest depth in the tree; deeper nodes are left out and get the index ROOT.
         """
         nodes: list[int] = []
@@ -165,11 +141,7 @@ class CandidatePool:
         return values
 
     def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Yield each candidate whose parent proved right, and whether the candidate proved right.
-
-        Args:
-            emitted: tokens that followed the root.
-        """
+        """Yield each candidate whose parent proved right, and whether the candidate proved right."""
         children: dict[int, list[int]] = {}
         for (parent, _), node in self.node_of.items():
             children.setdefault(parent, []).append(node)
@@ -188,13 +160,7 @@ class CandidatePool:
         nodes: Int64[np.ndarray, " kept"],
         second_id: int,
     ) -> Candidates:
-        """Return the given nodes as candidates, whose column `origin` contains these nodes.
-
-        Args:
-            values: probabilities of the paths, which become the scores.
-            nodes: nodes to keep, in ascending order; their parents must be among them.
-            second_id: proposer id of candidates that the first source does not propose.
-        """
+        """Return the given nodes as candidates, whose column `origin` contains these nodes."""
         # The parent index ROOT = -1 selects the last element, which stays ROOT.
         new_index = np.full(len(self.token_ids) + 1, ROOT)
         new_index[nodes] = np.arange(len(nodes))
@@ -215,11 +181,6 @@ class CandidatePool:
         """Return the nodes with the highest values, in ascending order of their indices.
 
         The parents of these nodes are also returned if `among` includes them.
-
-        Args:
-            values: value of every node.
-            count: largest number of nodes.
-            among: mask of the nodes to choose from.
         """
         # A parent comes before its children and never has a lower value, so a stable sort ranks the
         # parent before the children.

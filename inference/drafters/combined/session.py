@@ -35,10 +35,8 @@ def mixed_tree(
     """Return trees with the candidates of both drafters.
 
     Args:
-        pools: candidates of both drafters, for each sequence.
         kept: candidates to verify, for each sequence. They must include all sampled candidates, and
             the column `origin` must contain their nodes in the pool.
-        first: trees of the first drafter, with the distributions of sampled candidates.
     """
     count = max(len(own.token_ids) for own in kept)
     if count == 0:
@@ -126,13 +124,6 @@ class CombinedSession(AdaptiveSession):
     """A session that combines one session of each drafter, both for the same sequences.
 
     Args:
-        first: session of the first drafter, which is a trained drafter or a small language model.
-        second: session of the second, training-free drafter.
-        settings: division of a tree between the two drafters.
-        sampling: options by which tokens are selected.
-        knowledge_of: function that returns the statistics to use (see `KnowledgeOf`).
-        second_id: proposer id of candidates that only the second drafter proposes.
-        max_depth: length of the longest path in a tree.
         cascades: rates and costs by which the first drafter drafts only where it saves time; None
             if it always drafts.
     """
@@ -171,21 +162,12 @@ class CombinedSession(AdaptiveSession):
         return self.first.is_sampled
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots.
-
-        Raises:
-            ValueError: the committed tokens do not start where the sessions end.
-        """
+        """Add the newly verified tokens and the roots."""
         self.first.advance(committed)
         self.second.advance(committed)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return trees below the roots, within the budget.
-
-        Args:
-            budget: limits of every tree, shared by both drafters.
-            random: random numbers of this step, for the first drafter.
-        """
+        """Return trees below the roots, within the budget."""
         depth = self.max_depth if budget.depth is None else min(budget.depth, self.max_depth)
         limit = Budget(min(budget.num_nodes, self.num_nodes), depth)
         if min(limit.num_nodes, depth) < 1:
@@ -223,12 +205,7 @@ class CombinedSession(AdaptiveSession):
             self.second.learn(index, accepted, partial(result.logits, index, visited))
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Pass a complete sequence to the second drafter, which learns from it.
-
-        Args:
-            index: batch index of the sequence.
-            token_ids: prompt and emitted tokens.
-        """
+        """Pass a complete sequence to the second drafter, which learns from it."""
         self.second.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:

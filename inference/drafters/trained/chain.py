@@ -21,10 +21,6 @@ class TrainedChain:
     own keys, values and features after it. The session's next tree overwrites them.
 
     The session must neither advance nor propose while its chain is in use.
-
-    Args:
-        session: session that has read all tokens up to the root.
-        longest: largest number of tokens of the path.
     """
 
     def __init__(self, session: TrainedSession, longest: int) -> None:
@@ -52,7 +48,6 @@ class TrainedChain:
         Args:
             token_ids: all tokens after the root, at least one more than in an earlier call; they
                 need not be those that were proposed.
-            random: random numbers of this token, if it is sampled.
         """
         for token in token_ids[self._count :]:
             if not self._is_read:
@@ -67,12 +62,7 @@ class TrainedChain:
     def joint(
         self, _depth: int, _frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components drafted"]:
-        """Return `log(w_e p_e(t))` of each token t below the last token, as `TreePass` does.
-
-        Args:
-            _depth: depth of the tree's candidate, which is 1.
-            _frontier: parent of the candidate in the tree: None, for the root.
-        """
+        """Return `log(w_e p_e(t))` of each token t below the last token, as `TreePass` does."""
         return self._read()
 
     def _read(self) -> Tensor:

@@ -33,10 +33,6 @@ class ConvertedLinear(WrappedLinear):
 
     The copy is made again if the weight or the bias is replaced or changed in place. The result has
     the dtype of the input, and no gradient.
-
-    Args:
-        layer: layer whose weight and bias are used; it is not changed.
-        form: format of the copy.
     """
 
     def __init__(self, layer: nn.Linear, form: WeightForm) -> None:
@@ -55,10 +51,6 @@ class ConvertedStack(nn.Module):
 
     The copies are made again if the stack is changed in place. The result has the dtype of the
     input, and no gradient.
-
-    Args:
-        stack: matrices of all experts, and of all levels if there are several.
-        form: format of the copies.
     """
 
     def __init__(
@@ -96,9 +88,6 @@ def layer_forms(model: JakiroDrafter) -> tuple[WeightForm, ...]:
     """Return the formats of its layers in which a drafter can compute on this machine.
 
     Compiled drafters and those with PEFT adapters have only their own format.
-
-    Args:
-        model: drafter, on its final device.
     """
     several = sources(model)
     if model._compiled_call_impl is not None or has_adapters(model) or not several:
@@ -111,9 +100,6 @@ def sources(model: JakiroDrafter) -> list[Source]:
 
     The drafter's own head is not among them, because it has a format of its own. Small layers, the
     stacks of experts of which only some are active, and matrices outside of both stay as they are.
-
-    Args:
-        model: drafter.
     """
     layers: list[Source] = [
         module
@@ -126,12 +112,7 @@ def sources(model: JakiroDrafter) -> list[Source]:
 
 
 def layer_product(source: Source, form: WeightForm) -> Product:
-    """Return the function that a drafter computes with for one of its `sources`.
-
-    Args:
-        source: linear layer or stack.
-        form: format of its weights.
-    """
+    """Return the function that a drafter computes with for one of its `sources`."""
     if isinstance(source, nn.Linear):
         return source if form == "own" else ConvertedLinear(source, form)
     if form == "own":
@@ -140,12 +121,7 @@ def layer_product(source: Source, form: WeightForm) -> Product:
 
 
 def with_layers(model: JakiroDrafter, form: WeightForm) -> JakiroDrafter:
-    """Return a drafter that shares all tensors, and computes with layers in a given format.
-
-    Args:
-        model: drafter, which stays as it is.
-        form: format of the layers; "own" returns the drafter itself.
-    """
+    """Return a drafter that shares all tensors, and computes with layers in a given format."""
     if form == "own":
         return model
     copied = cast(JakiroDrafter, sharing_copy(model))

@@ -40,11 +40,8 @@ class TrainedDrafter(Drafter):
     """Drafter that uses a trained `JakiroDrafter` model, without request state; thread-safe.
 
     Args:
-        drafter: trained model.
         target: target that supplies embeddings and logits; without its layers, the drafter's memory
             must come from elsewhere.
-        trees: shapes of the trees, which may have more autoregressive levels than in training.
-        forms: formats of the weights that the drafter computes with. The model does not change.
 
     Raises:
         ConfigError: a tree has more parallel levels than the drafter, or the drafter cannot compute
@@ -103,24 +100,7 @@ class TrainedDrafter(Drafter):
         compiled: bool = False,
         other_weights: bool = False,
     ) -> "TrainedDrafter":
-        """Move a trained model to the target's device and dtype, and return its drafter.
-
-        Args:
-            drafter: trained model.
-            target: target that the model was trained for.
-            tokenizer: tokenizer of the target; None to skip the check of the tokenizer.
-            trees: shapes of the trees; None for trees with the levels that the model was trained
-                for.
-            compiled: whether to compile the trained model.
-            other_weights: whether the target's weights may differ from those of the target that the
-                model was trained for.
-
-        Raises:
-            TargetMismatch: the model was trained for another target, or the tokenizer belongs to
-                another target.
-            ConfigError: a tree has more parallel levels than the drafter.
-            TargetNotSupported: as for the class.
-        """
+        """Move a trained model to the target's device and dtype, and return its drafter."""
         record = drafter.config.target_record
         check_target(record, target.spec, other_weights=other_weights)
         if tokenizer is not None:
@@ -131,14 +111,7 @@ class TrainedDrafter(Drafter):
         return cls(model, target, trees or default_tree(model))
 
     def in_forms(self, forms: DraftForms) -> "TrainedDrafter":
-        """Return this drafter, computing with other formats of the weights.
-
-        Args:
-            forms: formats of the weights.
-
-        Raises:
-            ConfigError: the drafter cannot compute with these formats.
-        """
+        """Return this drafter, computing with other formats of the weights."""
         if forms == self.forms:
             return self
         return TrainedDrafter(self.model, self.target, self.plan, forms)
@@ -154,22 +127,11 @@ class TrainedDrafter(Drafter):
         return max(shape.depth for shape in self.plan.shapes)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens.
-
-        Args:
-            sampling: options by which tokens are selected.
-            capacity: largest number of tokens of a sequence, including the root and a draft tree.
-            batch: number of sequences.
-        """
+        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return whether the trees of both have the same shape.
-
-        Args:
-            one: sampling options of one sequence.
-            other: sampling options of another sequence.
-        """
+        """Return whether the trees of both have the same shape."""
         return self.plan.shape(one) == self.plan.shape(other)
 
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Tensor:
@@ -179,12 +141,7 @@ class TrainedDrafter(Drafter):
     def encode_memory(
         self, output: StepOutput, queries: Int[Tensor, "batch queries"] | None = None
     ) -> EncodedMemory:
-        """Return the encoded memory of tokens that the target has read.
-
-        Args:
-            output: output of the target's forward pass over the tokens.
-            queries: query indices of the tokens in that forward pass; None for all queries.
-        """
+        """Return the encoded memory of tokens that the target has read."""
         slots, positions = output.step.slots, output.step.positions
         if queries is not None:
             slots, positions = slots.gather(1, queries), positions.gather(1, queries)
@@ -217,12 +174,6 @@ class TrainedSession(DeviceSession):
 
     The slot of a verified token is its position. While drafting, the expanded nodes of a tree are
     written to the slots after the root's slot; the next tree overwrites these slots.
-
-    Args:
-        drafter: drafter of the session.
-        sampling: options by which tokens are selected.
-        capacity: largest number of tokens of a sequence.
-        batch: number of sequences.
     """
 
     lengths: tuple[int, ...] = ()
@@ -248,12 +199,7 @@ class TrainedSession(DeviceSession):
         return self.shape.sampled
 
     def advance(self, committed: Committed) -> None:
-        """Cache newly verified tokens, and store the roots.
-
-        Raises:
-            ValueError: the committed tokens do not start where the session ends, or their memory
-                was not encoded by this drafter.
-        """
+        """Cache newly verified tokens, and store the roots."""
         if self.root is not None and committed.base_length == self.lengths:
             return
         memory = committed.memory
@@ -273,7 +219,6 @@ class TrainedSession(DeviceSession):
         Args:
             budget: limits of every tree. If even the smallest sampled tree exceeds these limits,
                 the trees are empty, because candidates must not be removed after sampling.
-            random: random numbers of this step, for sampled trees.
         """
         assert self.root is not None, "advance before propose"
         self.step_id += 1
@@ -288,11 +233,7 @@ class TrainedSession(DeviceSession):
             return builder.build(passes, base_length, self.step_id)
 
     def start_tree(self, num_passes: int | None = None) -> TreePass:
-        """Return the predictor of trees below the roots.
-
-        Args:
-            num_passes: number of trunk passes; None for that of the session's trees.
-        """
+        """Return the predictor of trees below the roots."""
         assert self.root is not None, "advance before propose"
         return TreePass(
             self.cache,
@@ -316,13 +257,7 @@ class TrainedSession(DeviceSession):
         base_length: Int[Tensor, " batch"],
         root: Int[Tensor, "batch 1"],
     ) -> None:
-        """Set the lengths and roots; the verified tokens up to these lengths must be cached.
-
-        Args:
-            lengths: number of verified tokens of each sequence, or an upper bound of it.
-            base_length: number of verified tokens on the device.
-            root: last token of each sequence.
-        """
+        """Set the lengths and roots; the verified tokens up to these lengths must be cached."""
         self.lengths, self.base_length, self.root = lengths, base_length, root
 
     def rollback(self, length: int) -> None:

@@ -31,28 +31,14 @@ FormChoice = DraftForms | Literal["auto"]  # "auto": the fastest formats on this
 
 
 def head_forms(target: TargetEnds, model: JakiroDrafter | None = None) -> tuple[WeightForm, ...]:
-    """Return the formats of the draft head that a target, a drafter and this machine allow.
-
-    Args:
-        target: target whose head is used, unless the drafter has its own.
-        model: drafter; None for one without a head of its own.
-    """
+    """Return the formats of the draft head that a target, a drafter and this machine allow."""
     own = None if model is None else model.own_head
     head = target.head if own is None else own
     return tuple(form for form in WEIGHT_FORMS if allows_form(head, form))
 
 
 def check_forms(forms: DraftForms, target: TargetEnds, model: JakiroDrafter) -> None:
-    """Raise an error if a drafter cannot compute with the given formats of weights.
-
-    Args:
-        forms: requested formats of the weights.
-        target: target whose head is used.
-        model: drafter, on its final device.
-
-    Raises:
-        ConfigError: the machine, the target's head or the drafter does not allow a format.
-    """
+    """Raise an error if a drafter cannot compute with the given formats of weights."""
     allowed = {"head": head_forms(target, model), "layers": layer_forms(model)}
     for part, possible in allowed.items():
         if (form := getattr(forms, part)) not in possible:

@@ -17,14 +17,7 @@ from moa.trunk import TrunkInputs
 
 
 class KVBuffer(SequenceStorages):
-    """A buffer of several tensors, such as keys and values, with one slot for each token.
-
-    Args:
-        batch: number of sequences.
-        capacity: number of slots, which is rounded up to whole buckets.
-        shapes: number of heads and size of a head, for each kept tensor.
-        like: tensor with the dtype and device to use.
-    """
+    """A buffer of several tensors, such as keys and values, with one slot for each token."""
 
     def __init__(
         self, batch: int, capacity: int, shapes: Sequence[tuple[int, int]], like: Tensor
@@ -41,12 +34,7 @@ class KVBuffer(SequenceStorages):
         kept: Sequence[Float[Tensor, "batch _ tokens _"]],
         slots: Int[Tensor, "batch tokens"],
     ) -> None:
-        """Store the entries of tokens.
-
-        Args:
-            kept: entries of the tokens, for each kept tensor.
-            slots: slots of the tokens.
-        """
+        """Store the entries of tokens."""
         for buffer, new in zip(self._tensors, kept, strict=True):
             write_kv(buffer, new, slots)
 
@@ -62,12 +50,7 @@ class KVBuffer(SequenceStorages):
         return last.gather(2, index)
 
     def write_through(self, slots: Int[Tensor, "batch tokens"], count: int) -> "WriteThrough":
-        """Return a key/value store that writes new tokens to this buffer.
-
-        Args:
-            slots: slots of the new tokens.
-            count: number of slots that the queries of the new tokens may attend to.
-        """
+        """Return a key/value store that writes new tokens to this buffer."""
         return WriteThrough(self, slots, count)
 
     def _update(self) -> None:
@@ -75,14 +58,7 @@ class KVBuffer(SequenceStorages):
 
 
 class WriteThrough:
-    """A `moa.attention.KVStore` over a buffer of keys and values.
-
-    Args:
-        buffer: buffer of keys and values.
-        slots: slots of the new tokens.
-        count: number of slots that queries may attend to; the attribute `count` is this number
-            rounded up to whole buckets.
-    """
+    """A `moa.attention.KVStore` over a buffer of keys and values."""
 
     def __init__(self, buffer: KVBuffer, slots: Tensor, count: int) -> None:
         self.buffer, self.slots = buffer, slots
@@ -95,14 +71,7 @@ class WriteThrough:
 
 
 def token_slots(start: int, count: int, batch: int, device: torch.device) -> Tensor:
-    """Return consecutive slots from `start` on for every sequence, with shape [batch, count].
-
-    Args:
-        start: first slot.
-        count: number of slots.
-        batch: number of sequences.
-        device: device of the result.
-    """
+    """Return consecutive slots from `start` on for every sequence, with shape [batch, count]."""
     return torch.arange(start, start + count, device=device).expand(batch, -1)
 
 
@@ -112,13 +81,6 @@ class TreeTrunkInputs:
     Every query attends to the memory of all verified tokens. The input of the root contains the
     feature of the last verified token; the input of any other node contains the feature that was
     predicted at its parent.
-
-    Args:
-        model: trained drafter, whose trunk determines the inputs.
-        kept: tensors kept for verified tokens; the slot of a token is its position.
-        tokens: embeddings of verified tokens; None if the drafter reads no earlier tokens.
-        lengths: number of verified tokens of each sequence.
-        highest: largest of the `lengths`, as a number on the host.
     """
 
     def __init__(
@@ -145,14 +107,7 @@ class TreeTrunkInputs:
         frontier: TreeLevel | None,
         last: ExpertsOutput | None,
     ) -> TrunkInputs:
-        """Return the trunk inputs of the nodes of a frontier.
-
-        Args:
-            embeddings: token embeddings of the nodes.
-            positions: positions of the nodes.
-            frontier: the nodes; None for the root.
-            last: output of the drafter at the parents of the nodes; None for the root.
-        """
+        """Return the trunk inputs of the nodes of a frontier."""
         previous = self._previous(positions, frontier, last) if self._reads_features else None
         earlier = self._earlier(embeddings, positions, frontier)
         if self._memory is None:
@@ -190,7 +145,6 @@ def previous_features(
 
     Args:
         kept: tensors kept for verified tokens; the last tensor contains features.
-        positions: positions of tokens.
     """
     features = kept.last_at((positions - 1).clamp(min=0))
     return torch.where(positions[:, :, None] > 0, features.squeeze(1), 0.0)
@@ -202,11 +156,6 @@ def earlier_embeddings(
     """Return the kept embeddings of the `count` tokens before `positions`, the last one first.
 
     Embeddings before the first token are zeros.
-
-    Args:
-        tokens: embeddings of verified tokens.
-        positions: positions of tokens.
-        count: number of tokens before each position.
     """
     several = [previous_features(tokens, positions - back) for back in range(count)]
     return torch.stack(several, dim=2)
@@ -218,11 +167,8 @@ class DrafterCache:
     The slot of a verified token is its position.
 
     Args:
-        model: trained drafter.
         tail: last layers of the target, which process the drafter's output; None if the drafter
             does not use these layers.
-        batch: number of sequences.
-        capacity: number of slots of each sequence.
     """
 
     def __init__(
@@ -257,11 +203,8 @@ class DrafterCache:
         """Add verified tokens.
 
         Args:
-            embeddings: embeddings of the tokens.
             kept: encoded memory: the tensors that the trunk reads, followed by those that the
                 target's last layers read.
-            positions: positions of the tokens.
-            highest: largest number of verified tokens of a sequence, including the added ones.
         """
         count = len(self.model.memory_shapes)
         self.kept.write(kept[:count], positions)
@@ -279,12 +222,7 @@ class DrafterCache:
     def write_through(
         self, slots: Int[Tensor, "batch tokens"], count: int
     ) -> tuple[WriteThrough, ...]:
-        """Return a store of new keys and values for each layer of the trunk's self-attention.
-
-        Args:
-            slots: slots of the new tokens.
-            count: number of slots that the queries of the new tokens may attend to.
-        """
+        """Return a store of new keys and values for each layer of the trunk's self-attention."""
         return tuple(layer.write_through(slots, count) for layer in self.layers)
 
     def num_visible(self, count: int) -> int:
@@ -294,22 +232,12 @@ class DrafterCache:
     def select_sequences(
         self, indices: Sequence[int], num_used: Sequence[int] | None = None
     ) -> None:
-        """Keep only the sequences at these batch indices, in this order.
-
-        Args:
-            indices: batch index of each sequence to keep.
-            num_used: as for `SequenceStorage.select`.
-        """
+        """Keep only the sequences at these batch indices, in this order."""
         for cache in self._all:
             cache.select_sequences(indices, num_used)
 
     def show_rows(self, count: int, num_used: int = 0) -> None:
-        """Use the first rows, as `SequenceStorage.show` does.
-
-        Args:
-            count: number of rows.
-            num_used: as for `SequenceStorage.show`.
-        """
+        """Use the first rows, as `SequenceStorage.show` does."""
         for cache in self._all:
             cache.show_rows(count, num_used)
 

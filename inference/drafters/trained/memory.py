@@ -20,9 +20,6 @@ def memory_drafter(drafter: Drafter | None) -> TrainedDrafter | None:
     """Return the trained drafter that encodes memory; None if there is none for a device.
 
     A drafter that uses the target's last layers cannot draft apart from them.
-
-    Args:
-        drafter: drafter of a server, which may be a pair.
     """
     own = drafter.slow_part if isinstance(drafter, CostAware) else drafter
     return own if isinstance(own, TrainedDrafter) and own.tail is None else None
@@ -36,9 +33,6 @@ def encoder_fingerprint(drafter: JakiroDrafter) -> str:
     is the same after rounding to bfloat16 and after rounding to float16, so drafters whose encoders
     differ only in the size of weights have the same fingerprint. Rows of the other drafter's memory
     can cost tokens per step, but do not change the text.
-
-    Args:
-        drafter: trained drafter, without adapters.
     """
     digest = hashlib.sha256()
     for module in _encoders(drafter):
@@ -52,22 +46,12 @@ def encoder_fingerprint(drafter: JakiroDrafter) -> str:
 
 
 def row_format(drafter: JakiroDrafter, dtype: RowDtype, encoding: RowEncoding) -> RowFormat:
-    """Return the form of the rows that a drafter reads.
-
-    Args:
-        drafter: trained drafter.
-        dtype: dtype in which the server computes memory.
-        encoding: encoding of the rows.
-    """
+    """Return the form of the rows that a drafter reads."""
     return RowFormat(tuple(drafter.memory_shapes), dtype, encoding)
 
 
 def row_dtype(drafter: JakiroDrafter) -> RowDtype:
-    """Return the name of the dtype in which a drafter computes memory.
-
-    Args:
-        drafter: trained drafter.
-    """
+    """Return the name of the dtype in which a drafter computes memory."""
     return next(name for name in _DTYPES if drafter.dtype is getattr(torch, name))
 
 

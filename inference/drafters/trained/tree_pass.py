@@ -20,14 +20,6 @@ class TreePass:
     Each trunk pass reads the expanded nodes of one depth, beginning with the root, and predicts the
     candidates of the next depth. The last pass also predicts the parallel levels. For candidates
     below nodes that no pass reads, the prediction at their ancestor in the last pass is used.
-
-    Args:
-        cache: cache of the session; expanded nodes are written after the root's slot.
-        head: head that turns features into distributions.
-        num_passes: number of trunk passes.
-        root: last emitted token of each sequence.
-        lengths: number of verified tokens of each sequence, which is the position of its root.
-        highest: largest of the `lengths`, as a number on the host.
     """
 
     def __init__(
@@ -59,10 +51,6 @@ class TreePass:
         """Return `log(w_e p_e(t))` of the candidates at `depth` below each node of the frontier.
 
         Here p_e is the draft distribution of expert e, and w_e is the weight of this expert.
-
-        Args:
-            depth: depth of the candidates, from 1.
-            frontier: parents of the candidates; None for the root.
         """
         level = depth - self.num_passes
         if level <= 0:
