@@ -33,11 +33,9 @@ class Conversation:
         self._is_closing = False  # whether the caches are freed at the end of the turn
 
     def __enter__(self) -> "Conversation":
-        """Return the conversation; the end of the block closes it."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Free the caches."""
         self.close()
 
     def __repr__(self) -> str:

@@ -222,7 +222,6 @@ class SpeculativeDecoder:
         return cls(*parts, **shared)
 
     def __repr__(self) -> str:
-        """Return a line with the target, the drafter, the largest tree and the dtype."""
         drafter = self.drafter.model if isinstance(self.drafter, TrainedDrafter) else self.drafter
         tree = "none"
         if self.drafter is not None:

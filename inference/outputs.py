@@ -73,7 +73,6 @@ def output_of(
     tokenizer: PreTrainedTokenizerBase | None,
     run: DecodeRun,
 ) -> GenerateOutput:
-    """Return the output of one complete sequence."""
     options = state.request.record or run.record or OutputOptions()
     state.stats.seconds.update(run.seconds)
     details = [step.details for step in steps if step.details is not None]

@@ -50,7 +50,6 @@ class Committed(NamedTuple):
     is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
 
     def starts_after(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the position of the first verified token of each sequence."""
         pairs = zip(self.base_length, self.num_verified, strict=True)
         starts = tuple(end - count for end, count in pairs)
         if starts != lengths:
@@ -116,7 +115,6 @@ class RequestCounter:
                 self._next = self._first
 
     def end(self, ticket: "RequestTicket") -> None:
-        """Record that the drafter no longer learns from a request."""
         with self._lock:
             self._active.discard(ticket)
 
@@ -279,7 +277,6 @@ class Drafter(ABC):
     request_counter: RequestCounter | None = None
 
     def __repr__(self) -> str:
-        """Return a line with the limits of the trees."""
         return f"{type(self).__name__}(max_nodes={self.max_nodes}, max_depth={self.max_depth})"
 
     @property

@@ -24,7 +24,6 @@ class AutoThreads:
         self._by_batch: dict[int, TimedThreads] = {}
 
     def new_run(self, sampling: Sampling, batch: int) -> "AutoThreadsRun":
-        """Return the policy of a run; runs with the same batch size share estimates."""
         with self._lock:
             if batch not in self._by_batch:
                 each = ((None, self.costs), *self.other_threads.items())
@@ -33,7 +32,6 @@ class AutoThreads:
             return AutoThreadsRun(self._by_batch[batch], self._lock)
 
     def reset(self) -> None:
-        """Discard everything learned from earlier runs."""
         with self._lock:
             self._by_batch.clear()
 
@@ -55,11 +53,9 @@ class AutoThreadsRun:
 
     @property
     def threads(self) -> int | None:
-        """The number of threads of the next step; None for that of the decoder."""
         return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return None, because nothing is drafted."""
         self._context = progress.context
         return None
 
@@ -70,7 +66,6 @@ class AutoThreadsRun:
         seconds: float | None,
         budget: Budget | None,
     ) -> None:
-        """Learn from the duration of a decoding step."""
         with self._lock:
             if seconds is not None:
                 self._threads.take(self._timing, None, seconds, self._context)

@@ -63,7 +63,6 @@ class Compute(Settings, frozen=True):
             target.modules.unpack()
 
     def __str__(self) -> str:
-        """Return the way to compute in words."""
         form = form_name(self.packed, self.pack_single)
         if self.threads is None:
             return form
@@ -147,7 +146,6 @@ def contenders(
 def known_grid(
     target: TargetAdapter, ways: Sequence[Compute], folder: Path | None = None
 ) -> ComputeGrid:
-    """Return measured seconds from the cache, or measure them in a few seconds and cache them."""
     described = [str(way) for way in ways]
     key = [*target_facts(target), described]
     return cached(ComputeGrid, "compute", key, lambda: measure_grid(target, ways), folder)

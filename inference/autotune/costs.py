@@ -84,7 +84,7 @@ class Costs(Settings):
         return max(0.0, longer) / (LONG_CONTEXT - CONTEXT)
 
     def between(self, other: "Costs", share: float) -> "Costs":
-        """Return costs between these and others, for example for a number of sequences in between."""
+        """Return costs between these (share 0) and others (share 1)."""
 
         def mean(own: dict[int, float], others: dict[int, float]) -> dict[int, float]:
             counts = own.keys() & others.keys()
@@ -163,7 +163,6 @@ def known_costs(
     *,
     is_brief: bool = False,
 ) -> Costs:
-    """Return costs from the cache, or measure the costs in a few seconds and cache them."""
     passes = 0
     key = [*target_facts(target), LONG_CONTEXT]
     if isinstance(model, SmallLMDrafter):

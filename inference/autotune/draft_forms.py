@@ -61,14 +61,12 @@ class FormSeconds(Settings):
 
     @property
     def fastest(self) -> DraftForms:
-        """The fastest formats."""
         return DraftForms(head=fastest_form(self.head), layers=fastest_form(self.layers))
 
 
 def known_form_seconds(
     target: TargetAdapter, model: JakiroDrafter, folder: Path | None = None
 ) -> FormSeconds:
-    """Return measured seconds from the cache, or measure and cache them."""
     allowed = head_forms(target, model), layer_forms(model)
     if allowed == (("own",), ("own",)):
         return FormSeconds()
@@ -78,7 +76,6 @@ def known_form_seconds(
 
 @torch.inference_mode()
 def measure_forms(target: TargetAdapter, model: JakiroDrafter) -> FormSeconds:
-    """Measure and return the seconds of all formats that drafter, target and machine allow."""
     _logger.info("measuring the fastest formats of the drafter's weights on this machine")
     heads = {form: _head_work(target, model, form) for form in head_forms(target, model)}
     layers = {form: _layer_work(model, form) for form in layer_forms(model)}
@@ -102,7 +99,6 @@ def fastest_form(seconds: Mapping[WeightForm, float]) -> WeightForm:
 def _head_work(
     target: TargetAdapter, model: JakiroDrafter, form: WeightForm
 ) -> Callable[[], object]:
-    """Return a function that computes the logits of some nodes."""
     head = model.draft_head(target, form)
     features = torch.randn(ROWS, target.spec.hidden_size, dtype=target.dtype, device=target.device)
     return partial(head.logits, features)

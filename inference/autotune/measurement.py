@@ -91,7 +91,7 @@ def _note_disturbance() -> None:
 
 
 def target_facts(target: TargetAdapter) -> list[object]:
-    """Return the facts about machine and target on which times depend, as JSON-serializable data."""
+    """Return the facts about machine and target on which times depend, ready for JSON."""
     device = target.device
     is_cuda = device.type == "cuda"
     kind = [torch.cuda.get_device_name(device)] if is_cuda else [processor(), *instructions()]
@@ -167,7 +167,6 @@ def _is_quiet(*references: tuple[float, float]) -> bool:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was written; infinity if there is no file."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:

@@ -104,7 +104,6 @@ class AutoTree:
         return TreeLearner(each[0][-1], timings, usual.read)
 
     def reset(self) -> None:
-        """Discard everything learned from earlier runs."""
         with self._lock:
             self._learners.clear()
         self._on_reset()
@@ -156,7 +155,6 @@ class LaneTrees(ReproducibleTree):
         self.places = places
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
-        """Return the policy of decoding steps, which learns nothing."""
         if sampling.do_sample or batch >= self.places:
             return super().new_run(sampling, batch)
         share = (batch - 1) / (self.places - 1)
@@ -182,11 +180,9 @@ class AutoRun:
 
     @property
     def threads(self) -> int | None:
-        """The number of threads of the next step; None for that of the decoder."""
         return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of the next step's trees; None for a step without drafts."""
         self._context = progress.context
         with self._lock:
             arm = self._learner.choose(progress)
@@ -199,7 +195,6 @@ class AutoRun:
         seconds: float | None,
         budget: Budget | None,
     ) -> None:
-        """Learn from a decoding step."""
         arm = self._learner.arm_of(budget) if any(tree.token_ids for tree in trees) else None
         pairs = zip(trees, paths, strict=True)
         positions = (

@@ -38,7 +38,6 @@ class RecordingDrafter(DelegatingDrafter):
         self.records: list[StepRecord] = []
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RecordingSession":
-        """Return a session that records its decoding steps."""
         return RecordingSession(super().new_session(sampling, capacity, batch), self.records)
 
 
@@ -51,7 +50,6 @@ class RecordingSession(DelegatingSession):
         self.tree: DraftTree | None = None
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return the trees of the recorded session, and keep these trees for `on_verified`."""
         self.tree = super().propose(budget, random)
         return self.tree
 
@@ -84,7 +82,6 @@ class PlanChoice(Settings):
 
     @property
     def plan(self) -> TreePlan:
-        """The selected trees."""
         return TreePlan(greedy=self.greedy.shape, sampling=self.sampling.shape)
 
 
@@ -153,7 +150,6 @@ class _Runs:
                 yield smaller, expected_tau(recorder.records, num_nodes)
 
     def sampled_taus(self, temperature: float) -> Iterator[tuple[TreeShape, float]]:
-        """Yield every promising shape of sampled trees, with its tau."""
         for shape in _sampled_shapes(timed_passes(self.model), self.levels):
             drafter = TrainedDrafter(self.model, self.target, shape)
             yield shape, self._decode(drafter, temperature).tau

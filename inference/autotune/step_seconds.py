@@ -39,11 +39,9 @@ class StepSeconds:
         self._alone: deque[float] = deque(maxlen=MEMORY_OF_STEPS_ALONE)
 
     def of_arms(self, context: int) -> NDArray[np.float64]:
-        """Return the seconds of a step with trees of each size."""
         return self._estimated(context)[:-1]
 
     def of_autoregressive(self, context: int) -> float:
-        """Return the seconds of a step without drafts."""
         return float(self._estimated(context)[-1])
 
     def of_timed_autoregressive(self, context: int) -> float:
@@ -105,7 +103,6 @@ class Slowness:
 
     @property
     def ratios(self) -> NDArray[np.float64]:
-        """The ratio of every kind of step."""
         return self._factors * (1.0 if self._load is None else self._load)
 
     @property

@@ -34,7 +34,6 @@ class ThreadChoice:
 
     @property
     def is_trial(self) -> bool:
-        """Whether the next step belongs to a trial."""
         return self.index != self._selected
 
     @property
@@ -97,12 +96,10 @@ class TimedThreads:
 
     @property
     def timing(self) -> StepSeconds:
-        """The seconds of steps with the number of threads that is in use."""
         return self._timings[self._choice.index]
 
     @property
     def is_trial(self) -> bool:
-        """Whether the number of threads that is in use is only being tried."""
         return self._choice.is_trial
 
     def take(self, timing: StepSeconds, arm: int | None, seconds: float, context: int) -> bool:

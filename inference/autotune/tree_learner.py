@@ -58,7 +58,6 @@ class TreeLearner:
 
     @property
     def timing(self) -> StepSeconds:
-        """The seconds of steps with the number of threads that is in use."""
         return self.threads.timing
 
     def arm_of(self, budget: Budget | None) -> TreeArm | None:
@@ -80,7 +79,6 @@ class TreeLearner:
         context: int,
         timing: StepSeconds | None = None,
     ) -> None:
-        """Learn from a decoding step and decide on the next steps."""
         timing = timing or self.timing
         if seconds is not None:
             index = None if arm is None else self.arms.index(arm)
@@ -176,11 +174,9 @@ class TreeLearner:
 
 
 def _kind(arm: TreeArm) -> int:
-    """Return the index of the kind of a tree."""
     return int(arm.budget.deterministic)
 
 
 def _first(arms: Sequence[TreeArm]) -> TreeArm:
-    """Return the tree of a kind before any observation."""
     small = [arm for arm in arms if arm.budget.num_nodes <= FIRST_TREE]
     return small[-1] if small else arms[0]

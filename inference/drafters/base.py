@@ -59,17 +59,14 @@ class TokenDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of candidates in a tree."""
         return self._limits.num_nodes
 
     @property
     def max_depth(self) -> int:
-        """The length of the longest path in a tree."""
         assert self._limits.depth is not None
         return self._limits.depth
 
     def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
-        """Return continuations of a sequence."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither draft nor new_proposer")
 
     def new_proposer(self) -> TokenProposer:
@@ -81,7 +78,6 @@ class TokenDrafter(Drafter):
         return True
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
         proposers = [self.new_proposer() for _ in range(batch)]
         return TokenSession(proposers, self._limits, capacity)
 
@@ -93,7 +89,6 @@ class _Stateless(TokenProposer):
         self._drafter = drafter
 
     def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
-        """Return the drafter's continuations."""
         return self._drafter.draft(token_ids, num_nodes, depth)
 
 
@@ -114,7 +109,6 @@ class TokenSession(AdaptiveSession):
         self._step_id = 0
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots."""
         if self._device is not None and committed.base_length == self.lengths:
             return
         starts = committed.starts_after(self.lengths)
@@ -194,7 +188,6 @@ class TokenSession(AdaptiveSession):
         self._device = None
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         self.proposers = [self.proposers[index] for index in indices]
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._num_read = [self._num_read[index] for index in indices]
@@ -220,20 +213,16 @@ class TokenSession(AdaptiveSession):
                 self._num_read[index] = 0
 
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens."""
         width = self._tokens.shape[1]
         if capacity >= width:
             self._tokens = _widened(self._tokens, max(capacity + 1, 2 * width))
 
     def close(self) -> None:
-        """Free the memory of the tokens."""
         self._tokens = self._tokens[:, :0]
 
     def _known(self, index: int) -> Tokens:
-        """Return the tokens of a sequence, including its root."""
         return self._tokens[index, : self.lengths[index] + 1]
 
 
 def _widened(tokens: np.ndarray, width: int) -> np.ndarray:
-    """Return the tokens of several sequences, padded with zeros to a width."""
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))

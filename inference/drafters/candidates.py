@@ -31,13 +31,11 @@ class Candidates(NamedTuple):
 
     @classmethod
     def none(cls) -> "Candidates":
-        """Return a tree without candidates."""
         nothing = np.empty(0, np.int64)
         return cls(nothing, nothing, nothing, np.empty(0))
 
     @classmethod
     def chain(cls, token_ids: Int64[np.ndarray, " nodes"]) -> "Candidates":
-        """Return a single path of tokens."""
         count = len(token_ids)
         ascending = np.arange(count)
         return cls(np.asarray(token_ids, np.int64), ascending - 1, ascending + 1, np.ones(count))

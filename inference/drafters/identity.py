@@ -31,7 +31,6 @@ def identity_of(drafter: Drafter) -> list[Any]:
 
 
 def _weights(model: nn.Module) -> list[Any]:
-    """Return the name, dtype and some values of each parameter."""
     return [
         [name, str(weight.dtype), _sample(weight.detach().flatten())]
         for name, weight in model.named_parameters()

@@ -19,7 +19,6 @@ def build_second(
     tokenizer: PreTrainedTokenizerBase,
     settings: Path | None = None,
 ) -> AdedDrafter | LookupDrafter:
-    """Return the second drafter of a pair; this raises the same errors as `build_untrained`."""
     known = UntrainedName.parse(name)
     assert known is not None, "checked when the name was parsed"
     if known.kind == LOOKUP:
@@ -30,7 +29,6 @@ def build_second(
 def build_untrained(
     name: UntrainedName, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> AdedDrafter | LookupDrafter | SmallLMDrafter:
-    """Return a drafter that needs no training."""
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}
     if name.kind == LOOKUP:
         lookup = _settings(LookupSettings, name.settings)

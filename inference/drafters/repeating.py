@@ -68,7 +68,6 @@ class _Unrolled:
                 self.followed.setdefault(end, []).append(node)
 
     def best(self, limit: int, longest: int) -> Candidates:
-        """Return the most likely paths as a tree."""
         nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
         origin: list[int] = []
         paths: list[tuple[int, ...]] = []
@@ -141,12 +140,10 @@ class RepeatingDrafter(DelegatingDrafter):
     # The limits of the other drafter do not apply, because its trees are never verified unchanged.
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes in a tree."""
         return self.settings.num_nodes
 
     @property
     def max_depth(self) -> int:
-        """The length of the longest path in a tree."""
         return self.settings.depth
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "RepeatingSession":
@@ -189,7 +186,6 @@ class RepeatingSession(DelegatingSession):
         self._pairs: list[_Pair] = []
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return trees with repetitions below the roots, within the budget."""
         asked = self.num_nodes if budget.num_nodes > 0 else 0
         tree = self.session.propose(Budget(asked, budget.depth), random)
         drafted, _ = tree.to_host()
@@ -213,17 +209,14 @@ class RepeatingSession(DelegatingSession):
         self._pairs = []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, and discard the last trees."""
         super().select_sequences(indices)
         self._pairs = []
 
     def append_sequences(self, other: DraftSession) -> None:
-        """Add the sequences of another session, and discard the last trees."""
         super().append_sequences(other)
         self._pairs = []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Prepare for a new request."""
         super().set_sampling(sampling)
         _refuse_sampled(self.session)
 

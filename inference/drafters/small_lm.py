@@ -74,23 +74,19 @@ class SmallLMDrafter(Drafter):
 
     @property
     def plan(self) -> TreePlan:
-        """The shapes of the trees."""
         greedy, sampling = self.shapes
         return TreePlan(greedy=greedy, sampling=sampling)
 
     def __repr__(self) -> str:
-        """Return a line with the small model and the limits of the trees."""
         sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
         return f"SmallLMDrafter({describe_model(self.model.model)!r}, {sizes})"
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes in a tree."""
         return max(shape.max_nodes for shape in self.shapes)
 
     @property
     def max_depth(self) -> int:
-        """The length of the longest path in a tree."""
         return max(shape.depth for shape in self.shapes)
 
     @classmethod
@@ -107,7 +103,6 @@ class SmallLMDrafter(Drafter):
         return cls(model, target, settings)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return SmallLMSession(self, sampling, capacity, batch)
 
     def shape(self, sampling: Sampling) -> TreeShape:
@@ -115,7 +110,6 @@ class SmallLMDrafter(Drafter):
         return self.shapes[sampling.do_sample]
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return whether the trees of both have the same shape."""
         return self.shape(one) == self.shape(other)
 
 
@@ -136,20 +130,16 @@ class SmallLMSession(DraftSession):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of verified tokens added so far, for each sequence."""
         return self.cache.lengths
 
     @property
     def is_sampled(self) -> bool:
-        """Whether candidates are sampled."""
         return self.shape.sampled
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots."""
         self.cache.advance(committed)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return trees below the roots, within the budget."""
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
         shape = _within(self.drafter.shapes[0] if budget.deterministic else self.shape, budget)
@@ -166,7 +156,6 @@ class SmallLMSession(DraftSession):
         self.cache.rollback(length)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         self.cache.select_sequences(indices)
         self.sampling = self.sampling.of_sequences(indices)
 
@@ -177,20 +166,16 @@ class SmallLMSession(DraftSession):
         self.sampling += other.sampling
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Prepare for a new request, whose sampling options may differ."""
         self.sampling = BatchSampling([sampling] * len(self.lengths))
         self.shape = self.drafter.shape(sampling)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite with zeros the memory of sequences that have left."""
         self.cache.cache.clear_unused()
 
     def close(self) -> None:
-        """Free the cache."""
         del self.cache
 
 

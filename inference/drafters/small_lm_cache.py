@@ -123,7 +123,6 @@ class LMCache:
         self._has_root = False
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots."""
         if self._has_root and committed.base_length == self.lengths:
             return
         starts = committed.starts_after(self.lengths)
@@ -148,13 +147,11 @@ class LMCache:
         return self._tree
 
     def rollback(self, length: int) -> None:
-        """Discard the tokens from position `length` on."""
         self.lengths = tuple(min(length, own) for own in self.lengths)
         self._num_read = [min(length, count) for count in self._num_read]
         self._tree, self._has_root = None, False
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         margin = 2 * (self.scratch + WAITING)  # for padding, too
         self.cache.select_sequences(indices, [length + margin for length in self.lengths])
         self.lengths = tuple(self.lengths[index] for index in indices)
@@ -176,7 +173,6 @@ class LMCache:
         self._has_root = other._has_root
 
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity + self.scratch)
 
     def _keep_accepted(self, starts: Sequence[int]) -> None:

@@ -167,7 +167,6 @@ class DecodeBatch:
         return steps
 
     def _next_budget(self) -> Budget | None:
-        """Return the limits of the next trees; None for a step without drafts."""
         drafts = any(state.request.drafts for state in self.live)
         return self.policy.next_budget(self._progress()) if drafts else None
 
@@ -226,14 +225,12 @@ class DecodeBatch:
             self.context.clear_unused()
 
     def _keep(self, is_kept: Sequence[bool]) -> None:
-        """Keep some of the live sequences."""
         still = remaining(is_kept)
         if len(still) < len(is_kept):
             self._select(still)
         self.live = [self.live[index] for index in still]
 
     def _select(self, indices: Sequence[int]) -> None:
-        """Keep the sequences at these batch indices in the context."""
         self.context.select_sequences(indices)
 
     def _record_of(self, request: Request) -> OutputOptions | None:
@@ -242,7 +239,6 @@ class DecodeBatch:
     def _emit_all(
         self, states: Sequence[SequenceState], results: Sequence[AcceptResult]
     ) -> list[DecodeStep]:
-        """Emit the tokens of each sequence, with the details that its request asks for."""
         pairs = zip(states, results, strict=True)
         steps = [self._emit(state, result) for state, result in pairs]
         recorded = {}
@@ -320,7 +316,6 @@ class DecodeBatch:
 
 
 def _notify_finished(context: Context, sequences: Sequence[SequenceState]) -> None:
-    """Let an adaptive session learn from sequences that are complete after their first token."""
     if not isinstance(context.session, AdaptiveSession):
         return
     is_single = len(context.lengths) == 1  # several sequences may continue one prompt

@@ -30,11 +30,9 @@ class CapturedBatch(DecodeBatch):
     _is_running = False  # whether the lengths of the context are those of the pipeline
 
     def step(self) -> list[DecodeStep]:
-        """Perform a decoding step without waiting for the host, if this is possible."""
         return self._captured_step() if self._can_capture else super().step()
 
     def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Append sequences, if there are any, after discarding the step under way."""
         if sequences:
             self._discard_step()
             super()._join(context, sequences)
@@ -117,7 +115,6 @@ class CapturedBatch(DecodeBatch):
         return pipeline
 
     def _start_step(self, pipeline: Pipeline, num_unread: int = 0) -> None:
-        """Start a step."""
         self._count_step(1)
         budget = self._next_budget()
         longest = max(len(state.token_ids) for state in self.live) + num_unread

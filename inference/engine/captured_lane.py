@@ -30,7 +30,6 @@ class CapturedLane(CapturedBatch, Lane):
             super().remove(sequences)
 
     def close(self) -> None:
-        """Free the recorded steps and the caches."""
         if self._pipeline is not None:
             self._pipeline.forget_steps()
         super().close()

@@ -218,7 +218,6 @@ class Context:
         self._base, self._roots = base_length, roots
 
     def rollback(self, length: int) -> None:
-        """Discard everything from position `length` on."""
         self.lengths = [min(own, length) for own in self.lengths]
         if self.session is not None:
             self.session.rollback(length)
@@ -237,7 +236,7 @@ class Context:
         return is_same and has_room
 
     def restart(self, sampling: Sampling, batch: int) -> None:
-        """Discard all tokens, and prepare for other sequences; the session must be on the device."""
+        """Discard all tokens, and prepare for other sequences; needs a session on the device."""
         self.show_rows(BatchSampling([sampling] * batch))
         self.lengths = [0] * batch
         if self.session is not None:
@@ -264,7 +263,6 @@ class Context:
         return self.cache.num_rows
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         # A step that is discarded may have written the tokens of another step.
         num_used = [length + 2 * self._margin for length in self.lengths]
         self.cache.select_sequences(indices, num_used)

@@ -54,7 +54,6 @@ class RecordedFunction:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether calls replay a CUDA graph."""
         return self._graph is not None
 
     def __call__(self) -> Tensor:

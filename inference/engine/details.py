@@ -45,7 +45,6 @@ class Recorded(NamedTuple):
 
     @property
     def visited(self) -> list[int]:
-        """The nodes after which the tokens were selected."""
         return self.result.visited[: len(self.token_ids)]
 
     def processed(self) -> list[Float[Tensor, " vocab"]]:
@@ -56,7 +55,6 @@ class Recorded(NamedTuple):
         return [self.result.distribution.scores(node) for node in self.visited]
 
     def raw(self) -> list[Float[Tensor, " vocab"]]:
-        """Return the raw logits of each token."""
         return [self.result.distribution.raw(node) for node in self.visited]
 
 
@@ -129,7 +127,6 @@ def _rows_of(
 def _details(
     own: Recorded, scores: list[Tensor], log_probs: Iterator[float], rows: Iterator[list[float]]
 ) -> TokenDetails:
-    """Return the details of one sequence, and consume its items of `log_probs` and `rows`."""
     record, count = own.record, len(own.token_ids)
     details = TokenDetails(
         log_probs=list(islice(log_probs, count)) if record.log_probs else [],

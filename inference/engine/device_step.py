@@ -32,7 +32,6 @@ class Rows(NamedTuple):
     temperatures: Float[Tensor, " batch"]
 
     def first(self, count: int) -> "Rows":
-        """Return the state of the first `count` sequences."""
         return Rows(*(tensor[:count] for tensor in self))
 
 
@@ -118,7 +117,6 @@ class DraftPart:
         return form
 
     def _draft(self) -> Tensor:
-        """Fill the buffer with trees, and return one of its tensors."""
         assert self._form is not None
         buffer = self._buffers[self._form]
         filled = buffer.fill(self._tree())
@@ -159,7 +157,6 @@ class VerifyPart:
         return UnreadStep(self._tree, self._logits, outcome, is_copied, tuple(keys), budget)
 
     def _verify(self) -> Int[Tensor, "batch fields"]:
-        """Verify, accept and commit, and return the outcome."""
         self._batch.follow()
         context, rows = self._batch.context, self._batch.rows
         target, tree = context.target, self._buffer.tree

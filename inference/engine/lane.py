@@ -113,7 +113,6 @@ class Lane(DecodeBatch):
         self._keep([id(state) not in gone for state in self.live])
 
     def close(self) -> None:
-        """Free the caches."""
         self.live = []
         self.context.close()
 

@@ -66,7 +66,6 @@ class DecodeRun(DecodeBatch):
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt and continuation of the first request."""
         return self.sequences[0].token_ids
 
     @property
@@ -143,7 +142,6 @@ class DecodeRun(DecodeBatch):
         state.token_ids, state.request = [], replace(state.request, token_ids=[])
 
     def finish(self) -> "DecodeRun":
-        """Decode to the end, and return the run with its tokens and statistics."""
         for _ in self:
             pass
         return self
@@ -162,7 +160,6 @@ class DecodeRun(DecodeBatch):
         self._release_context()
 
     def _release_context(self) -> None:
-        """Free the caches of a context that was not passed in."""
         if not self.is_context_lent:
             self.context.close()
 
@@ -204,7 +201,6 @@ class DecodeRun(DecodeBatch):
         return sequences[:end]
 
     def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Append sequences, after enlarging the caches if necessary."""
         if sequences:
             self.context.reserve(longest_of(sequences))
             super()._join(context, sequences)
@@ -232,7 +228,6 @@ class DecodeRun(DecodeBatch):
         seconds: float | None,
         budget: Budget | None,
     ) -> list[DecodeStep]:
-        """Let the policy learn from a step, and return the step with the policy's estimate."""
         alone = self.policy.autoregressive_seconds  # before the next step may be a trial
         steps = super()._learned(results, steps, seconds, budget)
         if len(self.sequences) != 1 or alone is None:

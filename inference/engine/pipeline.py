@@ -176,12 +176,10 @@ class Pipeline:
         ]
 
     def free(self) -> None:
-        """Free the recorded steps and the context."""
         self.forget_steps()
         self.context.close()
 
     def forget_steps(self) -> None:
-        """Free the recorded steps."""
         self._draft_parts.clear()
         self._verify_parts.clear()
         self._buffers.clear()

@@ -69,9 +69,7 @@ class DraftPolicy(Protocol):
         """Return the policy of a run over `batch` sequences."""
         ...
 
-    def reset(self) -> None:
-        """Discard what was learned from earlier runs."""
-        ...
+    def reset(self) -> None: ...
 
 
 class AlwaysDraft:

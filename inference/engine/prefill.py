@@ -41,7 +41,6 @@ class Prefill:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all prompts have been read."""
         return self._offset >= max(self._counts)
 
     @property

@@ -104,7 +104,6 @@ class SequenceState:
 
     @classmethod
     def of(cls, index: int, request: Request) -> "SequenceState":
-        """Return the state before the first token."""
         return cls(index, request, list(request.token_ids))
 
     def is_complete(self) -> bool:
@@ -116,10 +115,8 @@ class SequenceState:
 
     @property
     def new_token_ids(self) -> list[int]:
-        """The tokens emitted so far."""
         return self.token_ids[len(self.request.token_ids) :]
 
     @property
     def stream_key(self) -> StreamKey:
-        """The key of the random numbers of this step."""
         return self.request.sampling.stream_key(self.num_steps)

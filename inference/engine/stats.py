@@ -33,7 +33,6 @@ class DecodeStats:
         return f"DecodeStats({self.summary})"
 
     def count(self, tree: SequenceTree, path: Sequence[int], num_emitted: int) -> None:
-        """Count the candidates of a verified tree, and the tokens that were emitted."""
         self.emitted += num_emitted
         visited = enumerate((ROOT, *path)[:num_emitted], start=1)
         self.reached.update(depth for depth, node in visited if node in tree.children)
@@ -105,7 +104,6 @@ class DecodeStats:
 
     @classmethod
     def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
-        """Return the sum of the statistics of several requests."""
         total = cls(from_prefill=0)
         for own in several:
             # A request that waits, or that failed at once, has no token from prefill.

@@ -50,7 +50,6 @@ class Support(NamedTuple):
         tokens: Int[Tensor, "batch siblings"],
         recorded: RecordedDistribution | None,
     ) -> "Support":
-        """Return the probabilities that are needed to check the children of one node."""
         ids = tokens if recorded is None else torch.cat((recorded.ids, tokens), dim=1)
         column = _first_columns(ids, probs.shape[1])
         target = _without_repeats(probs.gather(1, ids).double(), column)

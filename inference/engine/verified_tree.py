@@ -27,7 +27,6 @@ class VerifiedTree:
 
     @classmethod
     def of(cls, result: AcceptResult, num_emitted: int) -> "VerifiedTree":
-        """Return the tree of an outcome without an error."""
         tree, distribution = result.tree, result.distribution
         nodes = sorted(node for siblings in tree.children.values() for node in siblings)
         index = {ROOT: ROOT, **{node: number for number, node in enumerate(nodes)}}

@@ -75,11 +75,9 @@ class BatchSampling:
         return self._by_kind(process, logits)
 
     def of_sequences(self, indices: Sequence[int]) -> "BatchSampling":
-        """Return the options of the sequences at these batch indices."""
         return BatchSampling([self.each[index] for index in indices])
 
     def __add__(self, other: "BatchSampling") -> "BatchSampling":
-        """Return the options of both batches, one after the other."""
         return BatchSampling((*self.each, *other.each))
 
     def _by_kind(

@@ -90,7 +90,7 @@ class FixedRandom(StepRandom):
         self._hosts: HostBuffers | None = None
 
     def replace(self, keys: Sequence[StreamKey]) -> None:
-        """Copy the numbers of another step to the device, if any numbers have been requested yet."""
+        """Copy the numbers of another step to the device, if any have been requested yet."""
         self._keys = keys
         if self._numbers is None or self._hosts is None:
             return
@@ -100,7 +100,7 @@ class FixedRandom(StepRandom):
     def exponentials(
         self, shapes: Sequence[tuple[int, int]]
     ) -> list[Float[Tensor, "batch parents m"]]:
-        """Return noise with the standard exponential distribution, for each level of sampled trees."""
+        """Return noise of the standard exponential distribution, for each level of the trees."""
         sizes = [prod(shape) for shape in shapes]
         numbers = self._with(sum(sizes))
         levels = numbers[:, self._num_uniforms :].split(sizes, dim=1)

@@ -186,7 +186,6 @@ class TreeBuilder:
     def build(
         self, source: JointPredictor, base_length: Int[Tensor, " batch"], step_id: int = 0
     ) -> DraftTree:
-        """Return the trees that `source` predicts below the roots."""
         levels: list[TreeLevel] = []
         frontier: TreeLevel | None = None
         parents = torch.full_like(base_length, ROOT)[:, None]

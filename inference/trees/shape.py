@@ -116,7 +116,6 @@ class TreePlan(Settings):
 
     @property
     def shapes(self) -> tuple[TreeShape, TreeShape]:
-        """Both shapes."""
         return self.greedy, self.sampling
 
     def shape(self, sampling: Sampling) -> TreeShape:

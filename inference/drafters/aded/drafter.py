@@ -64,7 +64,6 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
             self.request_counter = None
 
     def __repr__(self) -> str:
-        """Return a line with the limits of the trees and the size of the initial table."""
         sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
         known = 0 if self.index is None else len(self.index.keys)
         return f"AdedDrafter({sizes}, known_bigrams={known})"

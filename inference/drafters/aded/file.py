@@ -46,7 +46,6 @@ class TrigramCounter:
         self._num_waiting = 0
 
     def add(self, token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"]) -> None:
-        """Count the trigrams of a text."""
         self.num_tokens += len(token_ids)
         bigrams, successors = trigrams_of(token_ids)
         if not len(bigrams):

@@ -21,7 +21,6 @@ class Successors(NamedTuple):
 
     @classmethod
     def none(cls, bigrams: int, successors: int) -> "Successors":
-        """Return rows without successors."""
         shape = (bigrams, successors)
         return cls(np.full(shape, NO_SUCCESSOR, np.int32), np.zeros(shape, np.float32))
 
@@ -44,7 +43,6 @@ class TrigramIndex:
 
     @classmethod
     def empty(cls, successors: int = 1) -> "TrigramIndex":
-        """Return an index without bigrams."""
         return cls(np.empty(0, np.int64), Successors.none(0, successors))
 
     @property
@@ -64,7 +62,6 @@ class TrigramIndex:
         return found
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow a pair of tokens, and the weights of these successors."""
         key = (first << TOKEN_BITS) | second
         row = int(self.keys.searchsorted(key))
         if row == len(self.keys) or self.keys[row] != key:

@@ -26,7 +26,6 @@ class BigramSlots:
 
     @property
     def size(self) -> int:
-        """The number of slots."""
         return self._keys.size
 
     @property
@@ -75,7 +74,6 @@ class BigramSlots:
         return self.find(bigrams)
 
     def clear(self) -> None:
-        """Free all slots."""
         self._keys.fill(0)
 
     def _insert(self, bigrams: Int64[np.ndarray, " n"]) -> None:

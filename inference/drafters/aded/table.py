@@ -156,12 +156,10 @@ class TrigramTable:
 
     @property
     def num_bigrams(self) -> int:
-        """The number of bigrams that were learned and not evicted."""
         return self._slots.num_taken
 
     @property
     def num_bytes(self) -> int:
-        """The constant size in bytes of all arrays except those of the underlying index."""
         return self._slots.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
@@ -170,7 +168,6 @@ class TrigramTable:
             return self._lookup(bigrams)
 
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow a pair of tokens, and the weights of these successors."""
         with self._lock:
             slot = self._slots.find_one((first << TOKEN_BITS) | second)
             if slot is not None:

@@ -129,12 +129,10 @@ class Cascades:
         self._lock = Lock()
 
     def of(self, do_sample: bool, shape: TreeShape) -> Cascade:
-        """Return the cascade for greedy decoding or sampling with trees of a shape."""
         with self._lock:
             return self._known.setdefault((do_sample, shape), Cascade(shape, self._costs))
 
     def clear(self) -> None:
-        """Discard everything that was learned."""
         with self._lock:
             self._known.clear()
 

@@ -59,13 +59,11 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         self._lock = Lock()
 
     def __repr__(self) -> str:
-        """Return a line with both drafters and the limits of the trees."""
         sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
         return f"CombinedDrafter({self.first!r}, {self.second!r}, {sizes})"
 
     @property
     def slow_part(self) -> TrainedDrafter | SmallLMDrafter:
-        """The first drafter."""
         return self.first
 
     def use_costs(
@@ -77,16 +75,13 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes in a tree."""
         return self.settings.num_nodes or self.first.max_nodes
 
     @property
     def max_depth(self) -> int:
-        """The length of the longest path in a tree."""
         return max(self.first.max_depth, self.second.max_depth)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> CombinedSession:
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return CombinedSession(
             self.first.new_session(sampling, capacity, batch),
             self.second.new_session(sampling, capacity, batch),
@@ -116,7 +111,6 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
             return self._knowledge[key]
 
     def reset(self) -> None:
-        """Discard what was learned from requests."""
         if isinstance(self.second, AdaptiveDrafter):
             self.second.reset()
         if self._shared_counter is None:

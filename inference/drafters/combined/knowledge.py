@@ -35,7 +35,6 @@ class SampledNodes:
         self._learned = FadingRates(grid, MEMORY)
 
     def learn(self, tree: SequenceTree, path: Sequence[int]) -> None:
-        """Count which nodes of a sampled tree were accepted."""
         accepted, offered = np.zeros((2, *self._learned.shape))
         cells = np.array(tree_cells(tree), np.int64)
         offered[tuple(cells)] = 1.0
@@ -47,7 +46,6 @@ class SampledNodes:
         return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT).sum())
 
     def clear(self) -> None:
-        """Discard everything that was learned."""
         self._learned.clear()
 
 
@@ -140,7 +138,6 @@ class Knowledge:
         self.sampled = SampledNodes(shape)
 
     def clear(self) -> None:
-        """Discard everything that was learned."""
         for statistics in (self.candidates, self.guesses, self.sampled):
             statistics.clear()
 

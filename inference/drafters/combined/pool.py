@@ -52,7 +52,6 @@ class Calibration:
         self._learned.add(right, observed)
 
     def clear(self) -> None:
-        """Discard all observations."""
         self._learned.clear()
 
 
@@ -141,7 +140,7 @@ class CandidatePool:
         return values
 
     def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Yield each candidate whose parent proved right, and whether the candidate proved right."""
+        """Yield each candidate whose parent proved right, and whether it proved right itself."""
         children: dict[int, list[int]] = {}
         for (parent, _), node in self.node_of.items():
             children.setdefault(parent, []).append(node)

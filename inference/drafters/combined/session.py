@@ -153,21 +153,17 @@ class CombinedSession(AdaptiveSession):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of verified tokens added so far, for each sequence."""
         return self.first.lengths
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the first session samples its candidates."""
         return self.first.is_sampled
 
     def advance(self, committed: Committed) -> None:
-        """Add the newly verified tokens and the roots."""
         self.first.advance(committed)
         self.second.advance(committed)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return trees below the roots, within the budget."""
         depth = self.max_depth if budget.depth is None else min(budget.depth, self.max_depth)
         limit = Budget(min(budget.num_nodes, self.num_nodes), depth)
         if min(limit.num_nodes, depth) < 1:
@@ -215,7 +211,6 @@ class CombinedSession(AdaptiveSession):
         self._pools, self._kept = [], []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         self.first.select_sequences(indices)
         self.second.select_sequences(indices)
         self._pools, self._kept = [], []
@@ -228,7 +223,6 @@ class CombinedSession(AdaptiveSession):
         self._pools, self._kept = [], []
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Prepare for a new request, whose sampling options may differ."""
         self.first.set_sampling(sampling)
         self.second.set_sampling(sampling)
         self.shape = self.first.shape
@@ -239,17 +233,14 @@ class CombinedSession(AdaptiveSession):
             self.cascade = self.cascades.of(sampling.do_sample, self.shape)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens."""
         self.first.reserve(capacity)
         self.second.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite with zeros the memory of sequences that have left."""
         self.first.clear_unused()
         self.second.clear_unused()
 
     def close(self) -> None:
-        """Free both sessions."""
         self.first.close()
         self.second.close()
 

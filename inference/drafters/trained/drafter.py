@@ -118,20 +118,16 @@ class TrainedDrafter(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes in a tree."""
         return max(shape.max_nodes for shape in self.plan.shapes)
 
     @property
     def max_depth(self) -> int:
-        """The length of the longest path in a tree."""
         return max(shape.depth for shape in self.plan.shapes)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TrainedSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return TrainedSession(self, sampling, capacity, batch)
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        """Return whether the trees of both have the same shape."""
         return self.plan.shape(one) == self.plan.shape(other)
 
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Tensor:
@@ -195,11 +191,9 @@ class TrainedSession(DeviceSession):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether candidates are sampled."""
         return self.shape.sampled
 
     def advance(self, committed: Committed) -> None:
-        """Cache newly verified tokens, and store the roots."""
         if self.root is not None and committed.base_length == self.lengths:
             return
         memory = committed.memory
@@ -245,7 +239,6 @@ class TrainedSession(DeviceSession):
         )
 
     def show_rows(self, sampling: BatchSampling) -> None:
-        """Switch to sequences with these options, whose lengths are 0 until `follow` is called."""
         self.sampling, count = sampling, len(sampling.each)
         self.cache.show_rows(count, self._margin)
         self.lengths, self.root = (0,) * count, None
@@ -257,7 +250,6 @@ class TrainedSession(DeviceSession):
         base_length: Int[Tensor, " batch"],
         root: Int[Tensor, "batch 1"],
     ) -> None:
-        """Set the lengths and roots; the verified tokens up to these lengths must be cached."""
         self.lengths, self.base_length, self.root = lengths, base_length, root
 
     def rollback(self, length: int) -> None:
@@ -274,7 +266,6 @@ class TrainedSession(DeviceSession):
         return 2 * (self.scratch + self.drafter.max_depth)
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         num_used = [length + self._margin for length in self.lengths]
         self.cache.select_sequences(indices, num_used)
         self.lengths = tuple(self.lengths[index] for index in indices)
@@ -295,20 +286,16 @@ class TrainedSession(DeviceSession):
         self.sampling += other.sampling
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Prepare for a new request, whose sampling options may differ."""
         self.sampling = BatchSampling([sampling] * len(self.lengths))
         self.shape = self.drafter.plan.shape(sampling)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` tokens."""
         self.cache.reserve(capacity + self.scratch)
 
     def clear_unused(self) -> None:
-        """Overwrite with zeros the memory of sequences that have left."""
         self.cache.clear_unused()
 
     def close(self) -> None:
-        """Free the cache."""
         del self.cache
 
     def _positions(self, committed: Committed) -> Int[Tensor, "batch verified"]:

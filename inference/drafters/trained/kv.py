@@ -34,7 +34,6 @@ class KVBuffer(SequenceStorages):
         kept: Sequence[Float[Tensor, "batch _ tokens _"]],
         slots: Int[Tensor, "batch tokens"],
     ) -> None:
-        """Store the entries of tokens."""
         for buffer, new in zip(self._tensors, kept, strict=True):
             write_kv(buffer, new, slots)
 
@@ -190,7 +189,6 @@ class DrafterCache:
 
     @property
     def capacity(self) -> int:
-        """The number of slots of each sequence."""
         return self.kept.capacity
 
     def write(
@@ -232,7 +230,6 @@ class DrafterCache:
     def select_sequences(
         self, indices: Sequence[int], num_used: Sequence[int] | None = None
     ) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         for cache in self._all:
             cache.select_sequences(indices, num_used)
 
@@ -249,12 +246,10 @@ class DrafterCache:
             self.tail_cache.append_sequences(other.tail_cache)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots."""
         for cache in self._all:
             cache.reserve(capacity)
 
     def clear_unused(self) -> None:
-        """Overwrite with zeros the rows that no sequence uses."""
         for cache in self._all:
             cache.clear_unused()
 

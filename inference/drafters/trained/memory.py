@@ -46,7 +46,6 @@ def encoder_fingerprint(drafter: JakiroDrafter) -> str:
 
 
 def row_format(drafter: JakiroDrafter, dtype: RowDtype, encoding: RowEncoding) -> RowFormat:
-    """Return the form of the rows that a drafter reads."""
     return RowFormat(tuple(drafter.memory_shapes), dtype, encoding)
 
 
