@@ -19,8 +19,8 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference screening \
-    bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-drafting bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm wheel clean
+.PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference \
+    bench bench-engine bench-gpu wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -94,54 +94,24 @@ docs: $(READY)  ## Build the documentation into site/
 	    PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-figures: $(READY)  ## Draw the figures of README and docs; ARGS="--record DRAFTER" decodes the step in the README again
-	$(BIN)/python docs/programs/figures.py $(ARGS)
+figures: $(READY)  ## Draw the figure of the README
+	$(BIN)/python docs/programs/figures.py
 
 reference: $(READY)  ## Write the reference of the command line and of the configuration
 	$(BIN)/typer jakiro.cli utils docs --name jakiro --title 'Command line' --output docs/reference/cli.md
 	$(BIN)/python docs/programs/reference.py
 
-screening: $(READY)  ## Store the results of a screening, and write their tables: make screening ARGS=runs/screening/study
-	$(BIN)/python docs/programs/screening.py $(ARGS)
-
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-accuracy bench-adaptation bench-ahead bench-cells bench-drafting bench-engine bench-gpu bench-network bench-offline bench-serving bench-vllm: export GOMP_SPINCOUNT ?= 10000
+bench bench-engine bench-gpu: export GOMP_SPINCOUNT ?= 10000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
-
-bench-cells: $(READY)  ## Measure chat models on files of prompts: make bench-cells ARGS="--target T --drafter D --prompts NAME=FILE --setting T=0 --folder RESULTS"
-	$(BIN)/python docs/programs/bench_cells.py $(ARGS)
 
 bench-engine: $(READY)  ## Measure the decode engine
 	$(BIN)/jakiro profile engine $(ARGS)
 
 bench-gpu: $(READY)  ## Measure decoding on a GPU, unattended, in half an hour; tokens and logits are checked
 	$(BIN)/jakiro profile gpu $(ARGS)
-
-bench-vllm: $(READY) $(VLLM)/.ready  ## Compare with vLLM on the CPU: make bench-vllm ARGS="--prompts FILE --out RESULT.json"
-	$(BIN)/python docs/programs/bench_vllm.py --python $(VLLM)/bin/python $(ARGS)
-
-bench-adaptation: $(READY)  ## Measure learning from traffic: make bench-adaptation ARGS="--code FILE --articles FILE --folder WORK --json RESULT.json"
-	$(BIN)/python docs/programs/bench_adaptation.py $(ARGS)
-
-bench-offline: $(READY)  ## Measure text that is written alone: make bench-offline ARGS="--target PATH --method lookup --prompts FILE --json RESULT.json"
-	$(BIN)/python docs/programs/bench_offline.py $(ARGS)
-
-bench-accuracy: $(READY)  ## Measure pass@1 of programs whose end is written alone: make bench-accuracy ARGS="--target PATH --problems FILE --run-code --json RESULT.json"
-	$(BIN)/python docs/programs/bench_accuracy.py $(ARGS)
-
-bench-ahead: $(READY)  ## Measure drafting ahead: make bench-ahead ARGS="--target PATH --draft-model PATH --prompts FILE --json RESULT.json"
-	$(BIN)/python docs/programs/bench_ahead.py $(ARGS)
-
-bench-drafting: $(READY)  ## Compare drafting times of drafters: make bench-drafting ARGS="--base FILE --config FILE --width N --prompts FILE --json RESULT.json"
-	$(BIN)/python docs/programs/bench_drafting.py $(ARGS)
-
-bench-network: $(READY)  ## Measure texts over simulated networks: make bench-network ARGS="--target T --trained NAME=DRAFTER --prompts FILE --json RESULT.json"
-	$(BIN)/python docs/programs/bench_network.py $(ARGS)
-
-bench-serving: $(READY)  ## Measure a server whose clients draft, and which is killed: make bench-serving ARGS="--target PATH --prompts FILE --lost-share 0.2 --kills 2"
-	$(BIN)/python docs/programs/bench_serving.py $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist
