@@ -128,12 +128,7 @@ class EvaluationSettings(Settings):
         return every
 
     def interval(self, num_steps: int, *, has_data: bool) -> int | None:
-        """Return the number of steps between evaluations; None to evaluate only at the end.
-
-        Args:
-            num_steps: number of steps of the run.
-            has_data: whether there is anything to measure.
-        """
+        """Return the number of steps between evaluations; None to evaluate only at the end."""
         if not has_data:
             return None
         return max(1, num_steps // _NUM_EVALUATIONS) if self.every == "auto" else self.every
@@ -223,12 +218,6 @@ class TrainSettings(Settings):
         """Return the settings with `steps` computed from `epochs`, which becomes None.
 
         If `epochs` is None, the settings are returned unchanged.
-
-        Args:
-            num_sequences: number of packed training sequences, which is the length of an epoch.
-
-        Raises:
-            ConfigError: the warm-up takes more steps than the run.
         """
         if self.epochs is None:
             return self

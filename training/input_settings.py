@@ -50,11 +50,7 @@ class DataSettings(Settings):
     """Folder in which tokens are cached between runs; null: the user's cache folder."""
 
     def check_context(self, max_position: int) -> None:
-        """Raise an error if sequences exceed the target's context of `max_position` tokens.
-
-        Raises:
-            ConfigError: the sequences are too long.
-        """
+        """Raise an error if sequences exceed the target's context of `max_position` tokens."""
         if self.sequence_length > max_position:
             raise ConfigError(
                 "data.sequence_length is longer than the target's context",
@@ -114,11 +110,7 @@ class BatchSettings(Settings):
     attends to drafted tokens only (arXiv 2410.03804)."""
 
     def accumulation(self, num_processes: int) -> int:
-        """Return the number of micro-batches that each process reads per optimizer step.
-
-        Raises:
-            ConfigError: the sequences cannot be divided evenly.
-        """
+        """Return the number of micro-batches that each process reads per optimizer step."""
         if self.global_batch_size % (self.micro_batch_size * num_processes):
             raise ConfigError(
                 "batch.global_batch_size cannot be divided evenly",

@@ -67,12 +67,6 @@ class CandidateQueue:
     always taken from the kind that lags behind its share among the records so far, and candidates
     of one kind are taken in ascending order. Therefore, the records do not depend on which
     candidates are finished first.
-
-    Args:
-        settings: settings of the synthesis.
-
-    Attributes:
-        records: number of records of each kind in the file.
     """
 
     def __init__(self, settings: SynthesisSettings) -> None:
@@ -105,11 +99,7 @@ class CandidateQueue:
             yield candidate
 
     def take(self, results: Iterator[Candidate]) -> Candidate:
-        """Return the candidate for the next record.
-
-        Args:
-            results: finished candidates, in the order in which they were started.
-        """
+        """Return the candidate for the next record."""
         kind = lagging_kind(self._settings, self.records)
         while not self._finished[kind]:
             finished = next(results)
@@ -137,10 +127,6 @@ def lagging_kind(
     """Return the kind of which one more record brings the shares closest to the settings.
 
     Conversations with several questions have the same share among greedy and sampled ones.
-
-    Args:
-        settings: settings of the synthesis.
-        numbers: number of records of each kind.
     """
     if settings.kind == "texts":
         return ConversationKind(is_greedy=False, is_multi_turn=False)

@@ -42,10 +42,6 @@ def chat_of(record: Record, key: str) -> Chat:
     Args:
         record: a record with turns, and possibly with tools. A text under `system` is the system's
             turn, unless the turns begin with one.
-        key: key of the turns.
-
-    Raises:
-        RecordError: as for `parse_chat`.
     """
     fields = record.fields
     chat = parse_chat(fields[key], fields.get("tools"), record.location)
@@ -61,12 +57,6 @@ def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
     Args:
         turns: turns of the record, as `{"role", "content"}` or `{"from", "value"}`. The content may
             be a list of text parts, and it may be missing from a turn with tool calls.
-        tools: tools that the assistant may call, as a list or as JSON; None if there are none.
-        location: file and line of the record, for messages.
-
-    Raises:
-        RecordError: a turn has neither form, the tools are malformed, or there is no assistant turn
-            after the first turn.
     """
     if not isinstance(turns, list):
         raise RecordError(
@@ -107,12 +97,7 @@ def _parse_turn(turn: Any, location: str) -> Message:
 
 
 def with_objects(turns: list[Message]) -> list[Message]:
-    """Return turns in which the arguments of tool calls are objects, as templates expect them.
-
-    Args:
-        turns: turns of a conversation, in which arguments may also be JSON, as in OpenAI's
-            interface.
-    """
+    """Return turns in which the arguments of tool calls are objects, as templates expect them."""
     return [
         turn | {"tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
         if isinstance(turn.get("tool_calls"), list)

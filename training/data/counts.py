@@ -13,14 +13,9 @@ class ReadCounts(Settings):
     """Counts of the data that was read.
 
     Attributes:
-        records: number of records of the data, including unusable records.
-        skipped: number of unusable records, which were skipped at the user's request.
         dropped: number of documents that were dropped because, with fewer than two tokens, they
             contain nothing to predict.
         documents: number of documents kept; a conversation may have one for each answer.
-        tokens: number of tokens in the documents.
-        responses: number of tokens that the drafter learns to predict.
-        highest_id: largest token id.
     """
 
     records: int
@@ -36,13 +31,9 @@ class PackCounts(Settings):
     """Counts of the documents that were packed.
 
     Attributes:
-        documents: number of documents to be packed.
         split: number of documents that were split, either because they are longer than a sequence
             or in order to fill sequences.
         left_out: number of dropped pieces, which have no response or only a single token.
-        left_out_tokens: number of tokens in the dropped pieces.
-        sequences: number of packed sequences.
-        padding: fraction of the packed tokens that is padding.
         filled_with: kind of documents that were split to fill sequences, even if they are shorter
             than a sequence; None if no document was split for this purpose.
         wider_split: value of `data.split` with which more documents would be split; None if whole

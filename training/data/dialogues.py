@@ -19,14 +19,7 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple):
-    """A prompt that the target continues.
-
-    Attributes:
-        prompt: token ids.
-        seed: seed of the random numbers for this turn.
-        temperature: sampling temperature; 0 for greedy decoding.
-        options: other arguments of `SpeculativeDecoder.generate`.
-    """
+    """A prompt that the target continues."""
 
     prompt: list[int]
     seed: int
@@ -44,11 +37,6 @@ def run_dialogues(
 
     A turn gets the same tokens as if it were decoded alone with the same seed, up to rounding,
     unless the drafter learns from requests.
-
-    Args:
-        decoder: decoder of the target.
-        dialogues: dialogues, each of which is started when the batch has room for it.
-        batch_size: largest number of dialogues that are open at a time.
     """
     numbered = enumerate(dialogues)
     batch: _Batch[T] = _Batch(decoder, batch_size)
@@ -78,12 +66,7 @@ class _Open(Generic[T]):
 
 
 class _Lane(Generic[T]):
-    """A run of the decoder, with the turns that are decoded in it.
-
-    Args:
-        decoder: decoder of the run.
-        first: turns with which the run starts.
-    """
+    """A run of the decoder, with the turns that are decoded in it."""
 
     def __init__(self, decoder: SpeculativeDecoder, first: list[_Open[T]]) -> None:
         self.decoder = decoder

@@ -16,12 +16,7 @@ FORMS = ("text", "messages", "conversations", "input_ids")
 
 
 def form_of(record: Record) -> str:
-    """Return the key, one of `FORMS`, that determines the form of a record.
-
-    Raises:
-        RecordError: none or several of these keys have a value that is not null, or a text contains
-            a lone surrogate (half of a UTF-16 pair), which no tokenizer accepts.
-    """
+    """Return the key, one of `FORMS`, that determines the form of a record."""
     given = [key for key in FORMS if record.fields.get(key) is not None]
     if len(given) == 1:
         _check_text(record, given[0])
@@ -37,15 +32,7 @@ def form_of(record: Record) -> str:
 
 
 def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
-    """Raise an error if a record contains only a prompt or only a response.
-
-    Args:
-        is_response: whether each token belongs to a response.
-        location: file and line of the record, for messages.
-
-    Raises:
-        RecordError: the mask has the same value at every token.
-    """
+    """Raise an error if a record contains only a prompt or only a response."""
     num_inside = int(is_response.sum())
     if not 0 < num_inside < len(is_response):
         raise RecordError(
@@ -58,16 +45,7 @@ def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
 
 
 def check_vocabulary(highest: int, location: str, vocab_size: int | None) -> None:
-    """Raise an error if a record has tokens that the target does not have.
-
-    Args:
-        highest: highest token id of the record.
-        location: file and line of the record, for messages.
-        vocab_size: size of the target's vocabulary; None if it is unknown.
-
-    Raises:
-        RecordError: the token id is `vocab_size` or larger.
-    """
+    """Raise an error if a record has tokens that the target does not have."""
     if vocab_size is not None and highest >= vocab_size:
         raise RecordError(
             f"{location} has a token that the target does not have",
@@ -128,19 +106,7 @@ def encode_documents(
     vocab_size: int | None = None,
     any_mask: bool = False,
 ) -> Iterator[Document]:
-    """Yield the documents of all records.
-
-    Args:
-        tokenizer: the target's tokenizer.
-        records: records of the data.
-        intake: counter of records, which may also skip unusable records; None to raise an error at
-            the first unusable record.
-        vocab_size: size of the target's vocabulary; None if it is unknown.
-        any_mask: whether a record may contain only a prompt or only a response.
-
-    Raises:
-        DataError: in the same cases as in `encode_records`.
-    """
+    """Yield the documents of all records."""
     for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
 
@@ -165,19 +131,8 @@ def encode_records(
     there.
 
     Args:
-        tokenizer: the target's tokenizer.
-        records: records of the data.
-        intake: counter of records, which may also skip unusable records; None to raise an error at
-            the first unusable record.
-        vocab_size: size of the target's vocabulary; None if it is unknown.
         any_mask: whether a record may contain only a prompt or only a response, for callers that
             need only the tokens.
-
-    Raises:
-        DataError: a record is malformed, does not have exactly one of these forms, contains only a
-            prompt or only a response (unless it is a text), or has tokens that the target does not
-            have; the tokenizer has no chat template for a conversation; or the responses of a
-            conversation cannot be located.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH_SIZE)):
@@ -195,12 +150,7 @@ def encode_records(
 
 
 def read_tokens(record: Record) -> Document:
-    """Return the document of a record of token ids.
-
-    Raises:
-        RecordError: `input_ids` and `loss_mask` are not lists of integers of the same length, or
-            their values are out of range.
-    """
+    """Return the document of a record of token ids."""
     ids, mask = (_numbers(record, key) for key in ("input_ids", "loss_mask"))
     if len(ids) != len(mask) or not np.isin(mask, (0, 1)).all():
         raise RecordError(

@@ -35,13 +35,6 @@ def choose_draft_ids(
     different tokens than wanted, the result is shorter. The number of selected tokens and their
     share of the response tokens are logged.
 
-    Args:
-        store: store of the documents.
-        documents: indices of the training documents.
-        size: number of ids to return; "auto" for the number that `automatic_size` returns; None for
-            all tokens.
-        vocab_size: size of the target's vocabulary.
-
     Returns:
         The ids; None if all tokens may be drafted.
     """
@@ -69,13 +62,7 @@ def choose_draft_ids(
 def count_responses(
     store: TokenStore, documents: Iterable[SupportsIndex], vocab_size: int
 ) -> Counts:
-    """Return the number of times that each token of the vocabulary occurs in the responses.
-
-    Args:
-        store: store of the documents.
-        documents: indices of the documents.
-        vocab_size: size of the target's vocabulary.
-    """
+    """Return the number of times that each token of the vocabulary occurs in the responses."""
     counts = np.zeros(vocab_size, np.int64)
     remaining = iter(documents)
     while group := list(islice(remaining, _GROUP_SIZE)):
@@ -92,9 +79,6 @@ def automatic_size(counts: Counts) -> int | None:
     occurrences. If no size covers enough, the largest one is returned, because every additional
     token makes each pass of the drafter slower. The result is None (no restriction) if the size
     would not be smaller than the vocabulary.
-
-    Args:
-        counts: number of occurrences of each token of the vocabulary.
     """
     covered = np.cumsum(np.sort(counts)[::-1])
     for size in AUTO_DRAFT_VOCAB_SIZES:

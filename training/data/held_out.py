@@ -35,13 +35,8 @@ def split_validation(
     remains.
 
     Args:
-        store: store of the documents.
-        count: number of records to hold out.
         fraction: fraction of the remaining records to train on, at least one record. The records
             of a smaller fraction are a subset of those of a larger fraction.
-
-    Raises:
-        DataError: nothing would remain to train on.
     """
     firsts = store.first_documents
     if count >= len(firsts):
@@ -111,12 +106,8 @@ def prompts_of(
     """Return prompts made from the beginnings of documents.
 
     Args:
-        store: store of the documents.
-        documents: indices of the documents, in order of preference.
         prompt_tokens: largest number of tokens taken from a text; at most half of the text is
             taken. The prompt of a conversation is the text before the first answer.
-        longest: largest number of tokens of a prompt; longer prompts are left out.
-        count: largest number of prompts.
     """
     starts = (_start_of(store, index, prompt_tokens) for index in documents)
     return list(islice((start for start in starts if 0 < len(start) <= longest), count))

@@ -15,13 +15,7 @@ class InLoop(StoppingCriteria):
     """Ends a text as soon as its last n-gram has occurred too often; such a text is dropped."""
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """Return, for each text, whether its last n-gram occurs so often that the text is a loop.
-
-        Args:
-            input_ids: token ids of the prompts and texts, [batch, tokens].
-            scores: ignored.
-            **kwargs: ignored.
-        """
+        """Return, for each text, whether its last n-gram occurs so often that the text is a loop."""
         is_loop = [ends_in_loop(ids) for ids in input_ids]
         return torch.tensor(is_loop, device=input_ids.device)
 
@@ -30,11 +24,7 @@ STOP_LOOPS = StoppingCriteriaList([InLoop()])
 
 
 def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:
-    """Return whether the last n-gram of a text occurs so often that the text is a loop.
-
-    Args:
-        token_ids: token ids of the prompt and the text.
-    """
+    """Return whether the last n-gram of a text occurs so often that the text is a loop."""
     if len(token_ids) < NGRAM:
         return False
     is_equal = (token_ids.unfold(0, NGRAM, 1) == token_ids[-NGRAM:]).all(dim=1)

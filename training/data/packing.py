@@ -23,7 +23,6 @@ class PackedSequence:
         positions: position of each token in its document, from 0, [sequence].
         documents: index, within the sequence, of each token's document; -1 for padding,
             [sequence].
-        is_response: whether the drafter learns to predict each token, [sequence].
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -45,15 +44,6 @@ class PackedSequences:
 
     Documents are split if they are longer than a sequence, or in order to fill sequences; see
     `lay_out`. Each piece is then treated as a document that contains the responses in the piece.
-
-    Args:
-        store: store of the documents.
-        documents: indices of the documents to pack.
-        sequence_length: number of tokens of a sequence.
-        split: kind of documents that may be split to fill sequences, as for `lay_out`.
-
-    Attributes:
-        counts: counts of the documents that were packed and split, and of the dropped pieces.
     """
 
     def __init__(
@@ -113,7 +103,6 @@ def collate(sequences: Iterable[SequenceWithAnchors], is_narrow: bool = False) -
     """Return sequences and their anchors as one batch.
 
     Args:
-        sequences: sequences of equal length with their anchors.
         is_narrow: whether self-attention is limited to the tokens after the anchor.
     """
     packed, anchors = zip(*sequences, strict=True)

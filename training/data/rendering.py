@@ -54,7 +54,6 @@ class _Turn(NamedTuple):
     """The rendered texts up to the beginning and up to the end of an assistant turn.
 
     Attributes:
-        number: index of the turn in the conversation.
         asked: text before the turn, including the generation prompt.
         answered: text up to the end of the turn.
         num_unsaid: number of characters of the end marker at the end of `answered` if the answer
@@ -79,14 +78,6 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
     decoding, up to the end of this turn. The same holds if the template leaves out a part of the
     content, such as its reasoning, or adds reasoning to an answer that was cut off: the span is
     then the content itself and, unless it was cut off, the end marker.
-
-    Args:
-        tokenizer: tokenizer with a chat template.
-        chat: conversation with at least one answer.
-
-    Raises:
-        DataError: the tokenizer has no chat template.
-        RecordError: the template rejects the conversation.
     """
     template = template_of(tokenizer, chat)
     try:
@@ -106,16 +97,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
 
 
 def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the text after which the target generates the next assistant turn.
-
-    Args:
-        tokenizer: tokenizer with a chat template.
-        chat: conversation so far.
-
-    Raises:
-        DataError: the tokenizer has no chat template.
-        RecordError: the template rejects the conversation.
-    """
+    """Return the text after which the target generates the next assistant turn."""
     template = template_of(tokenizer, chat)
     try:
         return _apply(tokenizer, template, chat, len(chat.messages), is_asking=True)
@@ -127,12 +109,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     """Return the text up to the point where the content of the user's next turn begins.
 
     Args:
-        tokenizer: tokenizer with a chat template.
         chat: conversation so far, which ends with an answer or is empty.
-
-    Raises:
-        DataError: the tokenizer has no chat template, or the template omits the user's text.
-        RecordError: the template rejects the conversation.
     """
     template = template_of(tokenizer, chat)
     longer = chat._replace(messages=[*chat.messages, {"role": "user", "content": _USER_TEXT}])
@@ -152,15 +129,7 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the chat template for a conversation, with a fixed date.
-
-    Args:
-        tokenizer: tokenizer with a chat template.
-        chat: conversation; its tools may select one of several templates.
-
-    Raises:
-        DataError: the tokenizer has no chat template.
-    """
+    """Return the chat template for a conversation, with a fixed date."""
     if tokenizer.chat_template is None:
         raise DataError(
             f"{chat.location} is a conversation, but the tokenizer has no chat template",
@@ -327,14 +296,6 @@ def encode_by_prefixes(
 
     The text up to each border of a response is encoded separately, so the tokenizer need not report
     offsets.
-
-    Args:
-        tokenizer: the target's tokenizer.
-        chat: text of the conversation with the spans of its responses.
-        location: file and line of the record, for messages.
-
-    Raises:
-        RecordError: a token spans the border of a response.
     """
     borders = [border for span in chat.responses for border in span]
     texts = [chat.text, *(chat.text[:border] for border in borders)]

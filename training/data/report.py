@@ -40,13 +40,7 @@ def report(counts: DataCounts) -> None:
 def advice(
     packed: PackCounts, split: str = "data.split", sequence_length: str = "data.sequence_length"
 ) -> str | None:
-    """Return advice on how to reduce padding; None if there is little, or a single sequence.
-
-    Args:
-        packed: counts of the packed sequences.
-        split: name of the split setting, as shown in the advice.
-        sequence_length: name of the setting for the sequence length, as shown in the advice.
-    """
+    """Return advice on how to reduce padding; None if there is little, or a single sequence."""
     if packed.padding <= TOLERATED_PADDING or packed.sequences < 2:
         return None
     wider = "" if packed.wider_split is None else f"{split}={packed.wider_split} or "
@@ -75,11 +69,6 @@ def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -
     """Return colored previews of documents that are spread evenly over the data.
 
     For terminals without colors, responses are also enclosed in ⟦ and ⟧.
-
-    Args:
-        store: store of the documents.
-        tokenizer: tokenizer that decodes the documents, special tokens included.
-        count: largest number of previews.
     """
     indices = np.linspace(0, store.num_documents - 1, min(count, store.num_documents))
     return [_show(store, tokenizer, int(index)) for index in indices]

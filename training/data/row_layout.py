@@ -37,17 +37,13 @@ class SequenceFilling:
     less than 5% padding.
 
     Args:
-        sequence_length: number of tokens of a sequence.
         free: number of free tokens in each existing sequence.
         is_useful: function that returns whether a piece contains a response.
 
     Attributes:
-        starts: index, in the token store, of the first token of each piece that was kept.
-        lengths: number of tokens of each piece that was kept.
         sequences: index of the sequence that contains each of these pieces; the existing sequences
             have the lowest indices.
         left_out: dropped pieces, which have no response or only a single token.
-        num_split: number of documents that were split into several pieces.
     """
 
     def __init__(
@@ -140,14 +136,10 @@ class Layout:
     """The pieces of all sequences, one sequence after another, in compact arrays.
 
     Attributes:
-        pieces: pieces in the order of the sequences.
         ends: index of the first piece of each sequence, followed by the total number of pieces.
         left_out: number of tokens of each dropped piece.
-        num_split: number of documents that were split into several pieces.
         filled_with: kind of documents that were split to fill sequences, "texts" or "all"; None if
             no document was split for this purpose.
-        wider_split: value of `split` with which more documents would be split; None if whole
-            documents lead to little padding, or if there is no such value.
     """
 
     pieces: Pieces
@@ -181,13 +173,6 @@ def lay_out(
     Documents longer than a sequence are always split. Other documents are split only if `split`
     allows this, if there would otherwise be more than 5% padding, and if splitting reduces the
     number of sequences.
-
-    Args:
-        store: store of the documents.
-        documents: indices of the documents.
-        sequence_length: number of tokens of a sequence.
-        split: kind of documents that may be split to fill sequences: "texts" or "all"; "never" to
-            split no documents for this purpose.
     """
     whole = _whole(store, documents, sequence_length)
     if whole.padding(sequence_length) <= TOLERATED_PADDING:

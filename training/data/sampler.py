@@ -21,10 +21,6 @@ class Sampler:
     processes.
 
     Args:
-        sequences: packed sequences, at least one.
-        sequences_per_step: number of sequences of an optimizer step, over all processes.
-        rule: rule by which anchors are sampled.
-        seed: seed of the random orders and of the anchors.
         narrow_steps: number of steps, at the start of training, in which self-attention is limited
             to the tokens after the anchor.
         first_number: index of the first sequence in `sequences` among all sequences of the run.
@@ -54,13 +50,7 @@ class Sampler:
         return len(self._sequences)
 
     def batch(self, step: int, begin: int, end: int) -> Batch:
-        """Return a batch of consecutive sequences of a step.
-
-        Args:
-            step: optimizer step, counted from zero.
-            begin: index, within the step, of the first sequence of the batch.
-            end: index, within the step, after the last sequence of the batch.
-        """
+        """Return a batch of consecutive sequences of a step."""
         first = step * self._sequences_per_step
         keys = [self._epoch_and_number(index) for index in range(first + begin, first + end)]
         sequences = (self._with_anchors(epoch, number) for epoch, number in keys)
@@ -89,22 +79,13 @@ class Sampler:
         """Return a process's micro-batches, by the index of their first sequence within the step.
 
         Args:
-            step: optimizer step, counted from zero.
-            size: number of sequences in a micro-batch.
-            rank: rank of the process; the micro-batches of all ranks make up the step.
             count: number of processes; `size * count` must divide the number of sequences per step.
         """
         begins = range(size * rank, self._sequences_per_step, size * count)
         return {begin: self.batch(step, begin, begin + size) for begin in begins}
 
     def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
-        """Return the locations of a batch's documents in the data, by sequence number.
-
-        Args:
-            step: optimizer step, counted from zero.
-            begin: index, within the step, of the first sequence of the batch.
-            end: index, within the step, after the last sequence of the batch.
-        """
+        """Return the locations of a batch's documents in the data, by sequence number."""
         first = step * self._sequences_per_step
         indices = range(first + begin, first + end)
         numbers = [self._epoch_and_number(index)[1] for index in indices]

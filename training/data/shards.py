@@ -38,21 +38,7 @@ def write_shards(
     records_per_shard: int = 5000,
     leave_out_persons: bool = False,
 ) -> tuple[int, int]:
-    """Write records to compressed Parquet files, which training reads like the original.
-
-    Args:
-        source: file or folder of records, such as those that `jakiro synthesize` writes.
-        folder: folder to write, which must be new or empty.
-        records_per_shard: number of records in each Parquet file; the last one may have fewer.
-        leave_out_persons: whether records that seem to name persons are left out.
-
-    Returns:
-        The number of records read, and the number of records written.
-
-    Raises:
-        ConfigError: the folder contains files, or cannot be written to or replaced.
-        DataError: the records cannot be read or written, or there is nothing to write.
-    """
+    """Write records to compressed Parquet files, which training reads like the original."""
     folder = ensure_writable_folder(folder).resolve()
     if any(folder.iterdir()):
         raise ConfigError(
@@ -180,11 +166,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def common_words(texts: Iterable[str]) -> frozenset[str]:
-    """Return the words, lowercased, that are in lower case in at least 10% of their occurrences.
-
-    Args:
-        texts: many texts of the kind to be checked.
-    """
+    """Return the words, lowercased, that are in lower case in at least 10% of their occurrences."""
     words: Counter[str] = Counter()
     lower: Counter[str] = Counter()
     for text in texts:
@@ -195,12 +177,7 @@ def common_words(texts: Iterable[str]) -> frozenset[str]:
 
 
 def names_person(text: str, common: Set[str]) -> bool:
-    """Return whether the text seems to name a person.
-
-    Args:
-        text: text to check.
-        common: words that are not names, in lower case; see `common_words`.
-    """
+    """Return whether the text seems to name a person."""
     if _TITLED.search(text) or _INITIALS.search(text):
         return True
     return any(

@@ -20,12 +20,7 @@ _logger = get_logger(__name__)
 
 
 class RecordError(DataError):
-    """A single record cannot be used; other records may be usable.
-
-    Args:
-        message: as for `JakiroError`.
-        **parts: the other arguments of `JakiroError`.
-    """
+    """A single record cannot be used; other records may be usable."""
 
     def __init__(self, message: str, **parts: Any) -> None:
         super().__init__(message, **parts)
@@ -44,8 +39,6 @@ class Intake:
     Attributes:
         is_skipping: whether unusable records are skipped; if not, the first one raises an error.
             None if the user cannot choose to skip them.
-        num_records: number of records read so far, unusable records included.
-        num_skipped: number of unusable records skipped so far.
     """
 
     is_skipping: bool | None = None
@@ -54,11 +47,7 @@ class Intake:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Count and suppress a `RecordError` raised in this context, if skipping is allowed.
-
-        Raises:
-            RecordError: the record is unusable, and skipping is not allowed.
-        """
+        """Count and suppress a `RecordError` raised in this context, if skipping is allowed."""
         try:
             yield
         except RecordError as error:
@@ -75,11 +64,8 @@ class Record(NamedTuple):
     """One record of the data, with its location, such as `chats.jsonl:12`.
 
     Attributes:
-        fields: keys and values of the record.
-        location: source and number of the record, for messages.
         number: line (JSONL) or index (other sources) of the record in its source, from 1; 0 if it
             is unknown.
-        source: index of the record's source among all sources, counted from 0.
     """
 
     fields: dict[str, Any]
@@ -100,11 +86,7 @@ class FileSource:
         return str(self.path)
 
     def fingerprint(self) -> str:
-        """Return a hash of the file's bytes.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Return a hash of the file's bytes."""
         with _reading(self.path):
             return checksum(self.path)
 
@@ -113,15 +95,7 @@ class FileSource:
         return sum(1 for _ in _READERS[self.path.suffix](self.path))
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the file's records, each with its line (JSONL) or index (other files), from 1.
-
-        Args:
-            intake: counter of records, which may also skip malformed records; None to raise an
-                error at the first malformed record.
-
-        Raises:
-            DataError: the file or a record is malformed; the message names its location.
-        """
+        """Yield the file's records, each with its line (JSONL) or index (other files), from 1."""
         intake = intake or Intake()
         for number, value in _READERS[self.path.suffix](self.path):
             intake.num_records += 1
@@ -148,14 +122,7 @@ class HubSource:
         return len(self._load())
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the dataset's records with their indices, counted from 1.
-
-        Args:
-            intake: counter of records; None if no count is needed.
-
-        Raises:
-            DataError: the dataset cannot be loaded.
-        """
+        """Yield the dataset's records with their indices, counted from 1."""
         intake = intake or Intake()
         for number, fields in enumerate(self._load(), start=1):
             intake.num_records += 1
@@ -188,16 +155,7 @@ Source = FileSource | HubSource
 
 
 def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
-    """Yield the records of all sources, each with the index of its source.
-
-    Args:
-        sources: sources to be read one after another.
-        intake: counter of records, which may also skip malformed records.
-
-    Raises:
-        DataError: there are no records; or in the same cases as in the `records` method of each
-            source.
-    """
+    """Yield the records of all sources, each with the index of its source."""
     for number, source in enumerate(sources):
         for record in source.records(intake):
             yield record._replace(source=number)
@@ -216,12 +174,7 @@ def is_data(path: Path) -> bool:
 
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
-    """Return the sources at the given paths; a folder stands for its data files, sorted by path.
-
-    Raises:
-        DataError: a file is missing, unreadable or of an unknown kind, or a folder contains no
-            data.
-    """
+    """Return the sources at the given paths; a folder stands for its data files, sorted by path."""
     found: list[Source] = []
     for path in paths:
         with _reading(path):

@@ -37,15 +37,7 @@ LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an 
 
 @dataclass
 class SynthesisCounts:
-    """Counts of one run of the synthesizer.
-
-    Attributes:
-        records: number of records written.
-        tokens: total number of generated tokens, including those of dropped records.
-        dropped: number of dropped candidates for each reason.
-        greedy: number of conversations with greedy answers in the file, earlier runs included.
-        multi_turn: number of conversations with more than one question in the file.
-    """
+    """Counts of one run of the synthesizer."""
 
     records: int = 0
     tokens: int = 0
@@ -70,15 +62,6 @@ class Synthesizer:
 
     Apart from rounding (see docs/concepts/rounding.md), records depend neither on the batch size
     nor on interruptions, unless the drafter is adaptive.
-
-    Args:
-        decoder: decoder of the target, with its tokenizer, with or without a drafter.
-        settings: settings of the synthesis.
-
-    Raises:
-        ConfigError: a question and its answer may be too long for the target's context.
-        DataError: the tokenizer is missing, or has no chat template for conversations; or the
-            target has no token with which a text can begin.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: SynthesisSettings) -> None:
@@ -94,17 +77,7 @@ class Synthesizer:
     def write(
         self, output: OutputFile, on_progress: OnProgress = lambda _records, _tokens: None
     ) -> SynthesisCounts:
-        """Write records until the file contains the number that the settings require.
-
-        Args:
-            output: output file, which is locked while it is written to.
-            on_progress: callback that is called at the start and after every candidate with the
-                number of records in the file and the number of tokens generated in this run.
-
-        Raises:
-            ConfigError: the file was made with other settings, or another process writes to it.
-            DataError: `LONGEST_SILENCE` candidates in a row are unusable.
-        """
+        """Write records until the file contains the number that the settings require."""
         counts, queue = SynthesisCounts(), CandidateQueue(self._settings)
         seen: set[tuple[int, ...]] = set()
         with output.claim(self._fingerprint()):
@@ -134,13 +107,7 @@ class Synthesizer:
     def _is_usable(
         self, candidate: Candidate, seen: set[tuple[int, ...]], counts: SynthesisCounts
     ) -> bool:
-        """Return whether a candidate has content that is new; otherwise, count it as dropped.
-
-        Args:
-            candidate: finished candidate.
-            seen: beginnings of all records so far; the beginning of a usable candidate is added.
-            counts: counts to be updated.
-        """
+        """Return whether a candidate has content that is new; otherwise, count it as dropped."""
         key = self._key(candidate.beginning)
         if not key or key in seen:
             counts.dropped["duplicate" if key else candidate.reason or "empty"] += 1
@@ -216,13 +183,8 @@ class Synthesizer:
         """Return the text that the target writes after a prompt; None if it is not usable.
 
         Args:
-            candidate: candidate that the text belongs to; its `reason` is set.
-            prompt: token ids of the prompt.
-            limit: largest number of new tokens.
             part: index of the text in its candidate, on which the random numbers depend.
-            counts: counts to be updated.
             fewest: smallest number of tokens of a usable text.
-            is_greedy: whether the text is decoded greedily.
         """
         if len(prompt) > self._decoder.target.spec.max_position - limit:
             candidate.reason = "too long"
@@ -306,16 +268,7 @@ class Synthesizer:
 def check_template(
     tokenizer: PreTrainedTokenizerBase, settings: SynthesisSettings, target: str
 ) -> None:
-    """Raise an error if conversations are wanted from a target without a chat template.
-
-    Args:
-        tokenizer: the target's tokenizer.
-        settings: settings of the synthesis.
-        target: folder or hub id of the target.
-
-    Raises:
-        DataError: there is no chat template.
-    """
+    """Raise an error if conversations are wanted from a target without a chat template."""
     if settings.kind == "chats" and tokenizer.chat_template is None:
         raise DataError(
             f"the tokenizer of {target} has no chat template",

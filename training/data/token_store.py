@@ -27,7 +27,6 @@ class Locations:
     """Locations of documents in the data: the source and the record of each document.
 
     Attributes:
-        names: names of the sources, as used in messages.
         records: for each document, the index of its source, from 0, and the line (JSONL) or index
             (other sources) of its record in that source, from 1, [documents, 2]. Several documents
             may come from one conversation.
@@ -64,13 +63,9 @@ class TokenStore:
     """The tokens of all documents, one document after another.
 
     Attributes:
-        token_ids: token ids of all documents.
-        is_response: whether the drafter learns to predict each token.
         starts: index of the first token of each document, followed by the total number of tokens.
-        fingerprint: fingerprint of the data and the tokenizer, including its chat template.
         counts: counts of the data that was read; None for documents without a source.
         known_hashes: hash of each document's tokens; None to compute `hashes` when needed.
-        locations: locations of the documents in the data; None for documents without a source.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -135,20 +130,6 @@ def open_tokens(
     """Return the token store of the data, from the cache or by reading the data.
 
     If several processes call this function, one of them reads the data and the others wait.
-
-    Args:
-        paths: files, folders and datasets, as for `find_sources`.
-        tokenizer: the target's tokenizer.
-        cache_folder: folder of the cache; None for the user's cache.
-        skip_bad_records: whether unusable records are skipped and counted; by default, the first
-            unusable record raises an error.
-        vocab_size: size of the target's vocabulary; None if it is unknown.
-
-    Raises:
-        DataError: data is missing or malformed, contains nothing to learn from, or has tokens that
-            the target does not have.
-        ConfigError: the cache cannot be written to.
-        ResourceError: the disk of the cache is full.
     """
     cache = ensure_writable_folder(cache_folder or _default_cache())
     sources = find_sources(paths)
@@ -172,18 +153,7 @@ def cached_tokens(
     skip_bad_records: bool = False,
     vocab_size: int | None = None,
 ) -> TokenStore | None:
-    """Return the token store of the data if it is in the cache; None otherwise.
-
-    Args:
-        paths: files and folders, as for `find_sources`; datasets of the hub would be downloaded.
-        tokenizer: the target's tokenizer.
-        cache_folder: folder of the cache; None for the user's cache.
-        skip_bad_records: whether unusable records are skipped.
-        vocab_size: size of the target's vocabulary; None if it is unknown.
-
-    Raises:
-        DataError: data is missing, or has tokens that the target does not have.
-    """
+    """Return the token store of the data if it is in the cache; None otherwise."""
     sources = find_sources(paths)
     key = _fingerprint(
         sources, tokenizer, vocab_size if skip_bad_records else None, skip_bad_records

@@ -24,17 +24,7 @@ from training.data.sources import Intake, Record
 def write_tokens(
     home: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write all files that a `TokenStore` maps into memory; an error leaves no new files behind.
-
-    Args:
-        home: folder to be written, which replaces an existing folder.
-        records: records of the data with their documents.
-        intake: counter of the records, which is complete once `records` is exhausted.
-
-    Raises:
-        DataError: no document contains a response.
-        ResourceError: the disk is full.
-    """
+    """Write all files that a `TokenStore` maps into memory; an error leaves no new files behind."""
     partial = home.with_name(f".{home.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -104,9 +94,6 @@ def _appending(path: Path) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
     """Yield a function that appends an array to a new file.
 
     Errors that are raised in the `with` block are passed on unchanged.
-
-    Raises:
-        ResourceError: the disk is full.
     """
     with _writing(path):
         file = path.open("wb")
@@ -138,15 +125,7 @@ def _save(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Turn disk errors into errors that suggest a remedy.
-
-    Args:
-        path: file or folder to be written.
-        num_bytes: number of bytes to be written; None if it is unknown.
-
-    Raises:
-        ResourceError: the disk is full, or the file is larger than the system allows.
-    """
+    """Turn disk errors into errors that suggest a remedy."""
     try:
         yield
     except OSError as error:

@@ -25,17 +25,7 @@ def count_trigrams(
     records: Iterable[Record],
     on_document: Callable[[int], None] = lambda _: None,
 ) -> TrigramCounter:
-    """Return the trigram counts of all documents; a trigram never spans two documents.
-
-    Args:
-        tokenizer: the target's tokenizer.
-        records: records of the corpus, such as those that `corpus_records` yields.
-        on_document: callback that receives, after each document, the number of tokens so far.
-
-    Raises:
-        DataError: a record cannot be read or contains ids that the tokenizer does not have, or the
-            corpus contains no trigrams.
-    """
+    """Return the trigram counts of all documents; a trigram never spans two documents."""
     counter = TrigramCounter()
     size = vocabulary_size(tokenizer)
     for document in encode_documents(tokenizer, records, vocab_size=size, any_mask=True):
@@ -56,12 +46,6 @@ def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
 
     In a folder, text files that are not encoded in UTF-8 are skipped with a warning, and .json
     files are skipped if there are text files.
-
-    Args:
-        paths: training data as in `data.paths`, text files, or folders that contain either or both.
-
-    Raises:
-        DataError: a path is missing or unreadable, or a file is of an unknown kind.
     """
     for name in paths:
         path = Path(name).expanduser()

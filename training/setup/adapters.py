@@ -25,16 +25,7 @@ _STACKED = 3  # number of axes of a stack of matrices, such as one matrix for ea
 
 
 def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) -> None:
-    """Freeze a drafter's weights, and add adapters that do not change its output yet.
-
-    Args:
-        drafter: a drafter without adapters.
-        settings: rank, scale and targets of the adapters.
-        seed: seed of the adapters' random weights.
-
-    Raises:
-        ConfigError: the settings name layers that the drafter does not have.
-    """
+    """Freeze a drafter's weights, and add adapters that do not change its output yet."""
     linears, stacks = adaptable(drafter)
     names = _adapted((*linears, *stacks), settings.targets)
     config = LoraConfig(
@@ -49,15 +40,7 @@ def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) 
 
 
 def check_adapters(drafter: JakiroDrafter, settings: LoraSettings) -> None:
-    """Raise an error if the settings name layers that a drafter does not have.
-
-    Args:
-        drafter: a drafter without adapters.
-        settings: targets of the adapters.
-
-    Raises:
-        ConfigError: the settings name layers that the drafter does not have.
-    """
+    """Raise an error if the settings name layers that a drafter does not have."""
     _adapted([name for kind in adaptable(drafter) for name in kind], settings.targets)
 
 
@@ -92,13 +75,7 @@ def merged(drafter: JakiroDrafter) -> JakiroDrafter:
 
 
 def save_adapters(drafter: JakiroDrafter, folder: Path, base: str) -> None:
-    """Write the adapters of a drafter in PEFT's format, for `peft.PeftModel.from_pretrained`.
-
-    Args:
-        drafter: a drafter with adapters that are not merged.
-        folder: the folder to write, which is created if it is missing.
-        base: folder or hub id of the drafter that the adapters belong to.
-    """
+    """Write the adapters of a drafter in PEFT's format, for `peft.PeftModel.from_pretrained`."""
     configs: Any = drafter.peft_config
     (config,) = configs.values()
     folder.mkdir(parents=True, exist_ok=True)

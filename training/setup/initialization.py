@@ -27,15 +27,7 @@ _logger = get_logger(__name__)
 
 
 def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Raise an error if a drafter cannot be initialized from the target layer in the settings.
-
-    Args:
-        settings: settings of the run.
-        target: the frozen target.
-
-    Raises:
-        ConfigError: in the same cases as for `read_attention` and `check_view`.
-    """
+    """Raise an error if a drafter cannot be initialized from the target layer in the settings."""
     heads = settings.drafter.trunk.heads_for(target.spec.attention)
     _attention_to_start_from(settings, target, heads)
     if settings.initialize.memory == "target_layer":
@@ -52,16 +44,9 @@ def initialize(
     """Set the initial weights of a drafter, which are the same on every process.
 
     Args:
-        drafter: the new drafter, with random weights.
-        settings: settings of the run.
-        target: the frozen target, which may provide the weights of a layer.
         start: the drafter that `read_start` returns; None to start without another drafter.
         batches: batches to which the drafter's input is fitted if `is_fitted` returns True; None to
             leave out the fit, because a checkpoint will be loaded.
-
-    Raises:
-        ConfigError: in the same cases as for `read_attention`.
-        NumericalError: in the same cases as for `fit_layer`.
     """
     if start is not None:
         drafter.load_state_dict(start.state_dict())
@@ -90,10 +75,6 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     That layer is the last one before the drafter's tail layers, or the target's last layer if there
     are no tail layers. Only a drafter whose trunk reads features, and joins them and single tokens
     with a bias, can be fitted.
-
-    Args:
-        settings: settings of the run.
-        target: the frozen target.
     """
     drafter, start = settings.drafter, settings.initialize
     if start.drafter is not None or start.fit_tokens == 0 or not drafter.trunk.reads_features:
@@ -220,17 +201,7 @@ def _rotation_in_config(target: TargetAdapter) -> str:
 
 
 def check_view(drafter: DrafterSettings, num_layers: int, index: int) -> None:
-    """Raise an error unless memory can be the input of a layer of the target.
-
-    Args:
-        drafter: settings of the drafter.
-        num_layers: number of layers of the target.
-        index: index of the layer, negative from the end.
-
-    Raises:
-        ConfigError: there is no cross-attention, or memory is not a linear map of hidden states
-            that include the layer's input.
-    """
+    """Raise an error unless memory can be the input of a layer of the target."""
     memory, state = drafter.memory, index % num_layers
     is_linear = memory.source == "hidden" and not memory.layer_attention and not memory.common_width
     # There is one hidden state more than layers, because the embedding is one, too.
@@ -254,10 +225,6 @@ def start_memory(drafter: JakiroDrafter, state: int) -> None:
 
     Cross-attention that has the weights of the layer with this input then computes the layer's keys
     and values from memory.
-
-    Args:
-        drafter: a drafter whose settings `check_view` accepts.
-        state: index of the hidden state.
     """
     encoder, source = drafter.memory_encoder, drafter.state_sources.memory
     assert encoder is not None, "checked by `check_view`"

@@ -36,9 +36,6 @@ class DrafterInputs(NamedTuple):
     """The inputs of a drafter at each position, and the feature that it learns to predict.
 
     Attributes:
-        tokens: normalized embedding of the position's token.
-        features: normalized feature of the preceding position.
-        fused: fused hidden states of the preceding position; None if there are no fusion layers.
         predicted: feature of the position; None if the drafter has tail layers, in which case it
             predicts the layer's output.
     """
@@ -50,13 +47,7 @@ class DrafterInputs(NamedTuple):
 
 
 def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) -> DrafterInputs:
-    """Return the drafter's inputs at each position, and the feature that it learns to predict.
-
-    Args:
-        drafter: a drafter whose trunk reads features, on the target's device.
-        target: the frozen target.
-        batch: packed sequences on the target's device.
-    """
+    """Return the drafter's inputs at each position, and the feature that it learns to predict."""
     feature_input, settings = drafter.trunk.feature_input, drafter.config.settings
     assert feature_input is not None
     dtype = drafter.dtype
@@ -85,7 +76,6 @@ def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Ten
     """Yield a dictionary that receives a layer's inputs, outputs, and feed-forward activations.
 
     Args:
-        layer: the layer to observe.
         down: the linear layer that reads the activations of the feed-forward units; None to leave
             the activations out.
     """
@@ -124,13 +114,10 @@ class LayerFit(NamedTuple):
         scale: s, the ratio of what the drafter predicts to the layer's output, channel by channel.
         shrinkage: ratio of the root mean square of s * h to that of h.
         weight: weight of the map from the drafter's inputs to s * h.
-        bias: bias of the map.
         encoder: weight of the map from fused states to the features that they replace; None if
             there are no fusion layers.
         strengths: root mean square of each feed-forward unit's contribution to the residual stream;
             None if no feed-forward part was given.
-        explained: share of the variance of h that the map explains.
-        num_tokens: number of tokens that were fitted.
     """
 
     scale: Float[Tensor, " hidden"]
@@ -170,16 +157,10 @@ def fit_layer(
     """Return the fit of a layer of the target, computed over the given batches.
 
     Args:
-        drafter: a drafter whose trunk reads features, on the target's device.
-        target: the frozen target.
         index: negative index of the layer, from the end: the last layer, or the last one before
             the drafter's tail layers.
         feed_forward: weights of the layer's feed-forward part; None to leave out the strengths of
             its units.
-        batches: batches of training data.
-
-    Raises:
-        NumericalError: hidden states of the target are not finite.
     """
     layer = layers_of(target)[index]
     parts = (

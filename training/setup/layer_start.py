@@ -36,10 +36,6 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
 
     The trunk's cross-attention has one norm for queries, and one for the memory, from which keys
     and values are computed. Both receive the gain of the layer's only norm.
-
-    Args:
-        trunk: the drafter's trunk, with or without cross-attention.
-        attention: weights of the layer's attention.
     """
     own = trunk.self_attention
     assert own is not None
@@ -64,13 +60,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
 
 @torch.no_grad()
 def start_head(own: nn.Linear, target: TargetAdapter, token_ids: Tensor | None) -> None:
-    """Copy the rows of the target's head to a drafter's own head, if they are a matrix of numbers.
-
-    Args:
-        own: head of the drafter.
-        target: the frozen target.
-        token_ids: ids of the tokens that may be drafted; None for all tokens.
-    """
+    """Copy the rows of the target's head to a drafter's own head, if they are a matrix of numbers."""
     weight = getattr(target.head, "weight", None)
     if type(target.head) is not nn.Linear or not isinstance(weight, Tensor):
         _logger.info("the drafter's own head starts with random weights")
@@ -85,12 +75,7 @@ def _set_gain(norm: nn.Module, gain: Tensor) -> None:
 
 
 def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
-    """Warn about a layer's parameters that have no counterpart in a part of the drafter.
-
-    Args:
-        part: configuration key of the part, such as `drafter.trunk`.
-        names: names of the parameters; nothing is logged if there are none.
-    """
+    """Warn about a layer's parameters that have no counterpart in a part of the drafter."""
     if names:
         _logger.warning(
             f"{part} has no counterpart for these parameters of the target's layer, and starts "
@@ -110,14 +95,8 @@ def start_as_layer(
 
     Args:
         drafter: a drafter whose trunk reads features and has been initialized by `start_from`.
-        target: the frozen target.
         attention: attention weights of the layer that the drafter replaces (`replaced_layer`).
-        batches: batches of training data for the fit.
-        seed: seed of the random selection of feed-forward units that each expert leaves out.
         views_layer: whether cross-attention, instead of self-attention, adds what the layer adds.
-
-    Raises:
-        NumericalError: in the same cases as for `fit_layer`.
     """
     index = replaced_layer(drafter.config.settings)
     feed_forward = read_feed_forward(target, index)
@@ -153,12 +132,7 @@ def scale_to_features(
     second attention nor a feed-forward network before it, so their outputs are 0 at first.
 
     Args:
-        drafter: a drafter whose trunk reads features.
-        attention: attention weights of the layer.
         feed_forward: feed-forward weights of the layer; None to leave the experts unchanged.
-        fit: the fit of the layer.
-        seed: seed of the random selection of feed-forward units that each expert leaves out.
-        views_layer: whether cross-attention, instead of self-attention, adds what the layer adds.
 
     Returns:
         The number of feed-forward units that are copied to each expert.

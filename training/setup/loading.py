@@ -25,20 +25,12 @@ _logger = get_logger(__name__)
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:
-    """Load the target in the dtype that the settings name.
-
-    Raises:
-        CheckpointError: the target cannot be loaded.
-    """
+    """Load the target in the dtype that the settings name."""
     return pretrained.load_causal_lm(settings.name_or_path, dtype=settings.dtype, remedy=_REMEDY)
 
 
 def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
-    """Load the target's tokenizer.
-
-    Raises:
-        CheckpointError: the tokenizer cannot be loaded.
-    """
+    """Load the target's tokenizer."""
     what = "the tokenizer of the target"
     return pretrained.load_tokenizer(settings.name_or_path, what, remedy=_REMEDY)
 
@@ -47,11 +39,7 @@ def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> in
     """Return the number of tokens in the target's vocabulary, without loading its weights.
 
     Args:
-        settings: the target's settings.
         model: the loaded target; None to load only its config.
-
-    Raises:
-        CheckpointError: the target has no config, or its config has no vocabulary size.
     """
     if model is not None:
         return int(model.config.get_text_config().vocab_size)
@@ -74,14 +62,6 @@ def read_start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter |
 
     The returned drafter may have been trained for a different target of the same shape, such as an
     earlier version of the target.
-
-    Args:
-        settings: settings of the run.
-        config: config of the new drafter.
-
-    Raises:
-        CheckpointError: the drafter cannot be loaded.
-        ConfigError: the settings or weight shapes of the drafter differ from those of the new one.
     """
     name = settings.initialize.drafter
     if name is None:

@@ -46,14 +46,6 @@ class RunInputs:
     """The inputs of a run, loaded completely and checked against each other.
 
     Attributes:
-        settings: settings of the run.
-        target: the frozen target.
-        tokenizer: the target's tokenizer.
-        drafter_config: config of the drafter to be trained.
-        sequences: packed sequences to train on.
-        validation: packed sequences of the documents that are held out of training.
-        prompts: prompts that are continued when the drafter is evaluated.
-        data_fingerprint: fingerprint of data and tokenizer.
         draft_ids: ids of the tokens that the drafter drafts; None for all tokens.
         start: drafter that provides the initial weights; None if no other drafter provides them.
     """
@@ -82,11 +74,7 @@ class RunInputs:
         return self.facts_with(self.start)
 
     def facts_with(self, start: JakiroDrafter | None) -> dict[str, str]:
-        """Return the properties of a run with the same target and data, but another start.
-
-        Args:
-            start: drafter that provides the initial weights; None if no other drafter does.
-        """
+        """Return the properties of a run with the same target and data, but another start."""
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
@@ -102,13 +90,7 @@ def prepare(
     model: CausalLM | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> RunInputs:
-    """Load the target and the data of a run; errors are the same as for `train`.
-
-    Args:
-        settings: settings of the run.
-        model: the loaded target; None to load the target by name.
-        tokenizer: the target's tokenizer; None to load the tokenizer by name.
-    """
+    """Load the target and the data of a run; errors are the same as for `train`."""
     _warn_of_unused_memory(settings.drafter)
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
@@ -163,10 +145,6 @@ def cached_sequences(settings: TrainSettings) -> PackedSequences | None:
     """Return the packed sequences of a run if their tokens are in the cache; None otherwise.
 
     Settings with datasets of the hub are not suitable, because the datasets might be downloaded.
-
-    Raises:
-        DataError: data is missing, or nothing would remain to train on.
-        CheckpointError: the target's config cannot be read.
     """
     data, tokenizer = settings.data, local_tokenizer(settings.target.name_or_path)
     if tokenizer is None:
@@ -190,10 +168,6 @@ def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     """Return the length of a run in tokens and epochs as text, and whether it is too long.
 
     A run of limited time is never too long, because its number of steps is not known in advance.
-
-    Args:
-        settings: settings of the run, with the number of steps.
-        num_sequences: number of packed training sequences.
     """
     num_read = settings.num_steps * settings.batch.global_batch_size
     epochs = num_read / num_sequences
@@ -213,14 +187,7 @@ def open_store(
     tokenizer: PreTrainedTokenizerBase,
     model: CausalLM | None = None,
 ) -> TokenStore:
-    """Return the tokens of a run's data; errors are the same as for `train`.
-
-    Args:
-        settings: settings of the run.
-        tokenizer: the target's tokenizer.
-        model: the loaded target, whose vocabulary size is needed; None to load only the target's
-            config, by name.
-    """
+    """Return the tokens of a run's data; errors are the same as for `train`."""
     return open_tokens(
         settings.data.paths,
         tokenizer,
@@ -231,20 +198,7 @@ def open_store(
 
 
 def check_arm(settings: TrainSettings, inputs: RunInputs) -> dict[str, str]:
-    """Raise an error if an arm of a study cannot be trained with the given target and data.
-
-    Args:
-        settings: settings of the arm, which is a run with a different drafter.
-        inputs: inputs of a run with the same target and data as the arm.
-
-    Returns:
-        Properties that distinguish runs of the arm from others with the same settings.
-
-    Raises:
-        ConfigError: the arm's drafter cannot be initialized as the settings require.
-        TargetNotSupported: the arm's drafter needs the target's last layers, but they cannot be run
-            separately.
-    """
+    """Raise an error if an arm of a study cannot be trained with the given target and data."""
     check_initialization(settings, inputs.target)
     start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
     check_tail(settings, inputs.target)
@@ -252,15 +206,7 @@ def check_arm(settings: TrainSettings, inputs: RunInputs) -> dict[str, str]:
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Raise an error if the drafter needs the target's last layers, but they cannot run separately.
-
-    Args:
-        settings: settings of the run.
-        target: the frozen target.
-
-    Raises:
-        TargetNotSupported: in the same cases as for `TargetTail`.
-    """
+    """Raise an error if the drafter needs the target's last layers, but they cannot run separately."""
     if settings.drafter.tail_layers:
         TargetTail(target, settings.drafter.tail_layers)
 

@@ -20,12 +20,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def have_matrices(owner: object, names: Collection[str]) -> bool:
-    """Return whether an object has linear layers with these names, each with a weight.
-
-    Args:
-        owner: the object, such as an attention module.
-        names: names of the attributes to check.
-    """
+    """Return whether an object has linear layers with these names, each with a weight."""
     parts = (getattr(owner, name, None) for name in names)
     return all(isinstance(getattr(part, "weight", None), Tensor) for part in parts)
 
@@ -47,7 +42,6 @@ def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Te
     """Return the gain of each channel of a norm, whatever the form of its weight.
 
     Args:
-        norm: RMS or layer norm over the last axis; None for gains of 1.
         like: a tensor whose last axis has the length of the gain, with the gain's dtype and device.
     """
     count = like.shape[1]
@@ -72,13 +66,7 @@ def _without_bias(linear: Any) -> Iterator[None]:
 def left_behind_by(
     part: nn.Module, linears: Collection[str], norm: nn.Module | None
 ) -> tuple[str, ...]:
-    """Return the names of parameters that neither `matrix_of` nor `gain_of` reads.
-
-    Args:
-        part: the part of a layer that contains the linear layers.
-        linears: names of the linear layers whose matrices are read.
-        norm: the norm before that part, whose gain is read; None if there is no norm.
-    """
+    """Return the names of parameters that neither `matrix_of` nor `gain_of` reads."""
     # In a layer with adapters, PEFT stores the original layer as `base_layer`.
     names = [name.replace("base_layer.", "") for name, _ in part.named_parameters()]
     own = [name for name in names if name.split(".")[0] not in linears or name.endswith(".bias")]
@@ -98,7 +86,6 @@ class Rotation:
 
     Attributes:
         is_interleaved: whether the channels of a rotated pair are adjacent, not half a head apart.
-        keys: the layer's keys of one token at positions 0, 1, ..., with pairs half a head apart.
     """
 
     is_interleaved: bool
@@ -118,10 +105,6 @@ def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
     For layouts in which the channels of a pair are half a head apart, None is also returned if only
     a part of the head is rotated. For adjacent channels, a partial rotation is not detected here,
     because unrotated pairs look like slowly rotating pairs; `Rotation.has_base` detects it.
-
-    Args:
-        target: the frozen target.
-        layer: index of the layer.
     """
     keys = _keys_of_one_token(target, layer)
     if not _differ(keys[:1], keys):
@@ -168,13 +151,9 @@ class LayerAttention(NamedTuple):
     The channels of a rotary pair are half a head apart, and scores are divided by sqrt(head_dim).
 
     Attributes:
-        query: matrix of the query heads, one after the other.
         key: matrix of the key heads, one after the other.
         value: matrix of the value heads, one after the other.
-        output: matrix from the heads' results to the residual stream.
-        gain: gain of the norm before attention; ones if there is no norm.
         bias: bias of queries, keys and values, in this order; zeros where a layer has none.
-        output_bias: bias of the output; zeros if there is none.
         head_gains: gains of the norms of each query and of each key; None if the layer has no such
             norms, or norms over all heads together.
         left_behind: names of parameters that only some trunks have, such as biases and norms of
@@ -196,17 +175,7 @@ class LayerAttention(NamedTuple):
 
 @torch.no_grad()
 def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> LayerAttention:
-    """Return the attention weights of a layer of the target, as views of its weights if possible.
-
-    Args:
-        target: the frozen target.
-        index: index of the layer, negative from the end.
-        heads: heads of the trunk that the weights are for.
-
-    Raises:
-        ConfigError: there is no such layer, its weights are not four floating-point matrices, its
-            heads differ from the trunk's, or it does not encode positions by rotating its keys.
-    """
+    """Return the attention weights of a layer of the target, as views of its weights if possible."""
     number = _number(target, index)
     layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
@@ -376,16 +345,7 @@ _FURTHER_NORMS = (
 
 
 class LayerFeedForward(NamedTuple):
-    """Weights of `down(silu(gate(n)) * up(n))`, where n is the normalized stream after attention.
-
-    Attributes:
-        gate: matrix of the units' gates.
-        up: matrix of the units' values.
-        down: matrix from the units to the residual stream.
-        gain: gain of the norm before the units.
-        left_behind: names of parameters without a counterpart in the experts, such as biases.
-        module: linear layer that reads the units' activations.
-    """
+    """Weights of `down(silu(gate(n)) * up(n))`, where n is the normalized stream after attention."""
 
     gate: Float[Tensor, "units hidden"]
     up: Float[Tensor, "units hidden"]
@@ -397,12 +357,7 @@ class LayerFeedForward(NamedTuple):
 
 @torch.no_grad()
 def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | None:
-    """Return a layer's feed-forward weights, as views if possible; None if experts cannot use them.
-
-    Args:
-        target: the frozen target.
-        index: index of the layer, negative from the end.
-    """
+    """Return a layer's feed-forward weights, as views if possible; None if experts cannot use them."""
     layer = layers_of(target)[index]
     part = getattr(layer, "mlp", None)
     norm = getattr(layer, "post_attention_layernorm", None)

@@ -34,17 +34,12 @@ class TargetStateFingerprint(Settings):
     """Properties that must be the same for stored target states and for a run that reads them.
 
     Attributes:
-        target_dtype: dtype in which the target computes.
         target_weights: hash of every byte of the target's weights, adapters included.
         target_configuration: hash of the target's configuration, and of the scales and the on/off
             switches of its adapters.
-        data: fingerprint of the data and the tokenizer.
         packing: hash of packed sequences, spread evenly over the data if there are many.
-        sequence_length: number of tokens of a packed sequence.
-        num_sequences: number of training sequences, which come first.
         num_validation_sequences: number of validation sequences, which follow the training
             sequences.
-        dtype: dtype in which the states are stored.
     """
 
     target_dtype: str  # compared before the weights, whose hash depends on the dtype
@@ -86,12 +81,7 @@ def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
 
 
 def ways_to_repeat(name: str, recorded: str) -> str:
-    """Return the first part of a remedy if a setting can repeat a property; otherwise nothing.
-
-    Args:
-        name: name of the property that differs.
-        recorded: value of the property with which the target states were written.
-    """
+    """Return the first part of a remedy if a setting can repeat a property; otherwise nothing."""
     of_dtype = {"dtype": "target_states.dtype", "target_dtype": "target.dtype"}
     if name in of_dtype:
         return f"set {of_dtype[name]} to {short_dtype(recorded)}, as for these target states; or "
@@ -108,7 +98,6 @@ def packed_sequence(inputs: RunInputs, number: int) -> PackedSequence:
     """Return a packed sequence by its index; validation sequences follow training sequences.
 
     Args:
-        inputs: inputs of the run.
         number: index of the sequence, as in `Batch.sequence_ids`.
     """
     count = len(inputs.sequences)
@@ -151,28 +140,14 @@ NORMALIZERS = {"log_sum": torch.float32, "best": torch.int32}
 
 
 def bytes_of(widths: Mapping[str, int], dtype: TargetStateDtype, has_normalizers: bool) -> int:
-    """Return the number of bytes that all parts of one position take.
-
-    Args:
-        widths: number of values per position, by name of the part.
-        dtype: dtype of these values.
-        has_normalizers: whether the normalizers of the target's distributions are stored, too.
-    """
+    """Return the number of bytes that all parts of one position take."""
     normalizers = NORMALIZERS.values() if has_normalizers else ()
     of_states = sum(widths.values()) * TORCH_DTYPES[dtype].itemsize
     return of_states + sum(own.itemsize for own in normalizers)
 
 
 class Shard(Settings):
-    """Index entry of a shard, a file with the states of consecutive sequences.
-
-    Attributes:
-        file: name of the file.
-        first_sequence: index of the first sequence in the file.
-        num_sequences: number of consecutive sequences in the file.
-        num_bytes: size of the file in bytes.
-        sha256: SHA-256 checksum of the file.
-    """
+    """Index entry of a shard, a file with the states of consecutive sequences."""
 
     file: str
     first_sequence: int
@@ -185,15 +160,12 @@ class TargetStateIndex(Settings):
     """The index of a folder of target states.
 
     Attributes:
-        fingerprint: fingerprint of the target and the sequences.
         widths: number of values per position, by name of the part; see
             `training.target_states.states`.
-        sequences_per_shard: number of sequences in every shard but the last.
         micro_batch_size: number of sequences that the target read at a time, which affects
             rounding.
         has_normalizers: whether shards also contain the normalizers of the target's distributions,
             from which a loss over a draft vocabulary can be computed without the other logits.
-        shards: the finished shards, in the order of their sequences.
     """
 
     fingerprint: TargetStateFingerprint
@@ -243,11 +215,7 @@ class TargetStateIndex(Settings):
 
 
 def read_index(folder: Path) -> TargetStateIndex | None:
-    """Return the index of a folder, or None if the folder has no index.
-
-    Raises:
-        CheckpointError: the index cannot be read.
-    """
+    """Return the index of a folder, or None if the folder has no index."""
     try:
         return TargetStateIndex.model_validate_json((folder / INDEX).read_bytes())
     except FileNotFoundError:
@@ -262,21 +230,11 @@ def read_index(folder: Path) -> TargetStateIndex | None:
 
 
 def is_whole(folder: Path, shard: Shard) -> bool:
-    """Return whether a shard's file has its full size, without reading its bytes.
-
-    Args:
-        folder: the folder of the shards.
-        shard: entry of the shard in the index.
-    """
+    """Return whether a shard's file has its full size, without reading its bytes."""
     path = folder / shard.file
     return path.is_file() and path.stat().st_size == shard.num_bytes
 
 
 def is_intact(folder: Path, shard: Shard) -> bool:
-    """Return whether a shard's file contains exactly the bytes that were written.
-
-    Args:
-        folder: the folder of the shards.
-        shard: entry of the shard in the index.
-    """
+    """Return whether a shard's file contains exactly the bytes that were written."""
     return is_whole(folder, shard) and checksum(folder / shard.file) == shard.sha256

@@ -19,16 +19,7 @@ _SHARE_OF_DISK = 0.95  # largest share of the free disk space that may be filled
 
 @dataclass(frozen=True)
 class TargetStatePlan:
-    """The size of a run's target states, and of those that are still to be written.
-
-    Attributes:
-        sequence_length: number of positions of a sequence, including padding.
-        num_sequences: total number of sequences.
-        num_sequences_left: number of sequences that are not written yet.
-        bytes_per_position: number of bytes that all states of one position take.
-        num_shards: total number of shards (files).
-        dtype: dtype in which the states are stored.
-    """
+    """The size of a run's target states, and of those that are still to be written."""
 
     sequence_length: int
     num_sequences: int
@@ -56,11 +47,7 @@ class TargetStatePlan:
         )
 
     def check_disk(self, folder: Path) -> None:
-        """Raise an error if the remaining shards may not fit on the disk of a folder.
-
-        Raises:
-            ConfigError: the remaining shards would take more than 95% of the free disk space.
-        """
+        """Raise an error if the remaining shards may not fit on the disk of a folder."""
         free = shutil.disk_usage(folder).free
         if self.num_bytes_left > _SHARE_OF_DISK * free:
             halve = "set target_states.dtype=bf16, " if self.dtype == "fp32" else ""
@@ -74,12 +61,7 @@ class TargetStatePlan:
 
 
 class ExpectedBytes(NamedTuple):
-    """The size of all shards that a run reads.
-
-    Attributes:
-        size: size in bytes.
-        is_exact: whether the size is exact; if not, the number of sequences was estimated.
-    """
+    """The size of all shards that a run reads."""
 
     size: int
     is_exact: bool
@@ -92,14 +74,6 @@ def expected_bytes(
 
     As long as there is no index, the number of sequences is unknown. In this case, the result is
     the size for the sequences of all steps, as if no sequence were read again in a later epoch.
-
-    Args:
-        settings: settings of the run, with the number of steps.
-        config: config of the drafter.
-        spec: properties of the target.
-
-    Raises:
-        CheckpointError: there is an index, but it cannot be read.
     """
     target_states, batch = settings.target_states, settings.batch
     if target_states.source == "online" or target_states.folder is None:

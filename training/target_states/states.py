@@ -28,12 +28,7 @@ Parts = Mapping[str, Float[Tensor, "batch length width"]]
 
 
 class States(NamedTuple):
-    """Indices of the states that shards contain in addition to the features.
-
-    Attributes:
-        hidden: indices of the stored hidden states.
-        layers: indices of the layers whose keys and values are stored.
-    """
+    """Indices of the states that shards contain in addition to the features."""
 
     hidden: tuple[int, ...]
     layers: tuple[int, ...]
@@ -78,7 +73,6 @@ def needs_normalizers(config: JakiroConfig, head: nn.Module | None = None) -> bo
     never drafted. A head that is not a plain linear layer computes all logits in any case.
 
     Args:
-        config: config of the drafter.
         head: the target's head; None if it is not loaded, and assumed to be a linear layer.
     """
     is_linear = head is None or type(head) is nn.Linear
@@ -95,9 +89,6 @@ def view_of(
 
     Args:
         parts: parts of the batch by name, at least those that the drafter needs.
-        embeddings: embeddings of the batch's tokens.
-        sources: the drafter's `state_sources`.
-        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
     states = (None if source is None else _state(parts, source) for source in sources)
     state = TargetState(*states)

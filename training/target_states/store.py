@@ -37,13 +37,7 @@ _logger = get_logger(__name__)
 
 
 class TargetStateStore:
-    """Target states of all sequences of a run, read on demand.
-
-    Args:
-        folder: folder that contains all shards of the index.
-        index: index of the folder.
-        names: names of the parts to read.
-    """
+    """Target states of all sequences of a run, read on demand."""
 
     def __init__(self, folder: Path, index: TargetStateIndex, names: Sequence[str]) -> None:
         self._folder = folder
@@ -58,19 +52,11 @@ class TargetStateStore:
         return TORCH_DTYPES[self._index.fingerprint.dtype]
 
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
-        """Return each part of the given sequences in its stored dtype, [sequences, length, width].
-
-        Args:
-            numbers: indices of the sequences, in any order.
-        """
+        """Return each part of the given sequences in its stored dtype, [sequences, length, width]."""
         return self._read(self._names, numbers)
 
     def normalizers(self, numbers: Iterable[int]) -> Normalizers | None:
-        """Return the normalizers of the target's distributions; None if they are not stored.
-
-        Args:
-            numbers: indices of the sequences, in any order.
-        """
+        """Return the normalizers of the target's distributions; None if they are not stored."""
         if not self._index.has_normalizers:
             return None
         stored = self._read(tuple(NORMALIZERS), numbers)
@@ -92,9 +78,6 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     If the source is "available", and the folder lacks states that the drafter reads, the target
     runs. The sizes of all shards are checked. The checksum of a shard is verified only if this
     machine has not verified it since the shard was last written.
-
-    Raises:
-        CheckpointError: shards are missing or damaged, or belong to a different target or data.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:

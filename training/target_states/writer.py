@@ -44,17 +44,7 @@ _logger = get_logger(__name__)
 
 
 class ShardFolder:
-    """A folder of shards, with its index, and with a lock for each shard that is being written.
-
-    Args:
-        path: path of the folder, which is created if it is missing.
-        fresh: new index without shards, which describes the states to be written.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or its index describes other target states
-            than `fresh`.
-        CheckpointError: the index in the folder cannot be read.
-    """
+    """A folder of shards, with its index, and with a lock for each shard that is being written."""
 
     def __init__(self, path: Path, fresh: TargetStateIndex) -> None:
         self.path = ensure_writable_folder(path)
@@ -125,14 +115,7 @@ class TargetStateWriter:
     """Writes the target states of a run's sequences into a folder.
 
     Args:
-        inputs: inputs of the run; the target must be on its device before `write` is called.
-        folder: folder of the shards, which is created if it is missing.
         shard_bytes: approximate size of a shard in bytes; ignored if the folder has an index.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or its index describes other target states
-            than those of the run.
-        CheckpointError: the index in the folder cannot be read.
     """
 
     def __init__(self, inputs: RunInputs, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
@@ -165,15 +148,8 @@ class TargetStateWriter:
     def write(self, advance: Advance = lambda _count: None) -> bool:
         """Write all missing shards that no other process is writing.
 
-        Args:
-            advance: callback that receives the number of sequences read since the previous call.
-
         Returns:
             Whether all shards are finished. If not, other processes are still writing some shards.
-
-        Raises:
-            ConfigError: the shards do not fit on the disk.
-            CheckpointError: a shard cannot be written.
         """
         self.plan.check_disk(self.folder.path)
         for number in self.folder.unfinished():

@@ -15,15 +15,7 @@ from jakiro.utils.logs import get_logger
 
 
 def check_apart(path: Path, data: Sequence[str]) -> None:
-    """Raise an error if an output file would be read as data, now or when it is continued.
-
-    Args:
-        path: path of the output file, which need not exist.
-        data: files, folders and datasets, as for `find_sources`.
-
-    Raises:
-        ConfigError: the file is part of the data, or will be as soon as it exists.
-    """
+    """Raise an error if an output file would be read as data, now or when it is continued."""
     real = path.resolve()
     for name in data:
         read = Path(name).expanduser()
@@ -50,15 +42,8 @@ class OutputFile:
     While records are written again with a larger limit, the earlier records are in a file whose
     name ends in `.earlier`. A hidden file whose name ends in `.lock` stays after the first run.
 
-    Args:
-        path: path of the file, which need not exist.
-
     Attributes:
-        num_records: number of records in the file.
         last_record: number of the last record in the file, from 1; 0 if the file has no records.
-
-    Raises:
-        ConfigError: the name does not end in .jsonl, or the folder cannot be written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,10 +66,6 @@ class OutputFile:
             fingerprint: JSON values of everything that determines the records, by name.
             limit: name of the setting that may be larger than before. If it is, the file starts
                 again, and `earlier` has its previous records. None if no setting may differ.
-
-        Raises:
-            ConfigError: another process writes to the file, or the file was made with settings
-                other than `fingerprint`.
         """
         # The file of the lock stays: after its removal, two processes could lock two files.
         try:
@@ -120,11 +101,7 @@ class OutputFile:
                 yield from map(json.loads, file)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records and flush them to the disk.
-
-        Raises:
-            ConfigError: the records cannot be written; earlier records are kept.
-        """
+        """Append records and flush them to the disk."""
         # Values such as dates, which other formats have but JSON has not, become strings.
         lines = [json.dumps(record, default=str) + "\n" for record in records]
         with self._writing(), self.path.open("ab") as file:
@@ -146,20 +123,12 @@ class OutputFile:
             ) from error
 
     def mark_finished(self, inputs: str) -> None:
-        """Store that the file is complete, and the hash of its inputs.
-
-        Args:
-            inputs: hash of everything that determines the records.
-        """
+        """Store that the file is complete, and the hash of its inputs."""
         known = json.loads(self._settings.read_bytes())
         self._store({**known, _FINISHED: [inputs, self.path.stat().st_size]})
 
     def is_finished_from(self, inputs: str) -> bool:
-        """Return whether the file is complete and has the same inputs; if so, count its records.
-
-        Args:
-            inputs: hash of everything that would determine the records.
-        """
+        """Return whether the file is complete and has the same inputs; if so, count its records."""
         if not (self.path.exists() and self._settings.exists()):
             return False
         known = json.loads(self._settings.read_bytes())

@@ -36,13 +36,7 @@ from training.data.sources import Intake, Record, RecordError, Source
 def fingerprint_fields(
     decoder: SpeculativeDecoder, settings: RegenerationSettings, sources: Sequence[Source]
 ) -> dict[str, Any]:
-    """Return everything that determines the new records, by name.
-
-    Args:
-        decoder: decoder of the target, with its tokenizer.
-        settings: settings of the regeneration.
-        sources: sources of the data.
-    """
+    """Return everything that determines the new records, by name."""
     facts = target_fingerprint(decoder) | {
         "data": [source.fingerprint() for source in sources],
         # An unusable record ends the command unless it is skipped; it changes no other record.
@@ -90,14 +84,6 @@ def check_template(
     """Raise an error if data begins with a conversation, but the target has no chat template.
 
     Only the first record of each source is read. All other errors are left to `Regenerator.write`.
-
-    Args:
-        tokenizer: the target's tokenizer.
-        sources: sources of the data.
-        settings: settings of the regeneration.
-
-    Raises:
-        DataError: there is no chat template.
     """
     for source in sources:
         with suppress(RecordError):
@@ -111,19 +97,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass
 class RegenerationCounts:
-    """Counts of one run of the regenerator.
-
-    Attributes:
-        records: number of records written, without those that were kept.
-        kept: number of records whose answers were kept, because a larger limit does not change
-            them.
-        left_out: number of unusable records, which were left out; after an interruption, some of
-            them may be counted again.
-        answers: number of answers that the target generated.
-        cut: number of answers that reached the largest length before an end token.
-        tokens: total number of tokens of all answers.
-        forwards: number of forward passes of the target after prefill.
-    """
+    """Counts of one run of the regenerator."""
 
     records: int = 0
     kept: int = 0
@@ -161,12 +135,7 @@ class Regenerator:
     interruptions; with a different drafter, they differ but have the same distribution.
 
     Args:
-        decoder: decoder of the target, with its tokenizer, with or without a drafter.
         settings: settings of the regeneration.
-
-    Raises:
-        ConfigError: `max_new_tokens` leaves no room for a question in the target's context.
-        DataError: the decoder has no tokenizer.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: RegenerationSettings) -> None:
@@ -194,16 +163,6 @@ class Regenerator:
 
         If greedy answers were written with a smaller `max_new_tokens`, only records with an answer
         that was cut off are answered again. All other answers stay the same with a larger limit.
-
-        Args:
-            sources: sources of the data.
-            output: output file, which is locked while it is written to.
-            on_progress: callback after each record, which receives the record's number and the
-                number of tokens generated so far.
-
-        Raises:
-            ConfigError: the file was made with other settings, or another process writes to it.
-            DataError: data is missing or malformed.
         """
         written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_records)
         # Sampling only the answers again that were cut off would bias the lengths of answers.
@@ -307,12 +266,6 @@ def random_seed(*parts: int) -> int:
 
 
 def has_ended(output: GenerateOutput, ends: Collection[int], limit: int) -> bool:
-    """Return whether the target ended an answer itself, with an end token or a stop string.
-
-    Args:
-        output: answer of the target.
-        ends: tokens that end an answer.
-        limit: largest number of tokens of the answer.
-    """
+    """Return whether the target ended an answer itself, with an end token or a stop string."""
     new = output.new_token_ids
     return bool(new) and (len(new) < limit or new[-1] in ends)

@@ -36,13 +36,8 @@ def dialogue_over(
     of token ids keeps the tokens before the first response.
 
     Args:
-        record: record to be regenerated.
-        tokenizer: the target's tokenizer.
         prompt_tokens: largest number of tokens kept at the beginning of a text; at most half of the
             text is kept.
-
-    Raises:
-        RecordError: the record cannot be used.
     """
     return _with_other_fields(record, _regenerate(record, tokenizer, prompt_tokens))
 
@@ -115,12 +110,7 @@ def _continue_tokens(record: Record) -> RecordDialogue:
 
 
 class EarlierRecords:
-    """Records that were written with a smaller limit, whose complete answers stay the same.
-
-    Args:
-        records: new records, in ascending order of their numbers (key `record`).
-        limit: largest number of tokens of their answers; None if there are no records.
-    """
+    """Records that were written with a smaller limit, whose complete answers stay the same."""
 
     def __init__(self, records: Iterable[dict[str, Any]], limit: int | None) -> None:
         self._records = iter(records)
@@ -128,11 +118,7 @@ class EarlierRecords:
         self._next = next(self._records, None)
 
     def uncut(self, number: int) -> dict[str, Any] | None:
-        """Return a record without its number; None if it is not there or has a cut-off answer.
-
-        Args:
-            number: number of the record; larger than in earlier calls.
-        """
+        """Return a record without its number; None if it is not there or has a cut-off answer."""
         while self._next is not None and self._next["record"] < number:
             self._next = next(self._records, None)
         if self._next is None or self._next["record"] > number or self._has_cut_answer(self._next):
