@@ -12,8 +12,6 @@ from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from training.data.synthesis import SynthesisCounts
     from training.data.synthesis_settings import SynthesisSettings
 
@@ -73,12 +71,9 @@ def synthesize(
     from training.data.synthesis_settings import SynthesisSettings
 
     settings, output = settings_from(context, SynthesisSettings), OutputFile(out)
-    from training.data.synthesis import Synthesizer, check_template
+    from training.data.synthesis import Synthesizer
 
-    def check(tokenizer: "PreTrainedTokenizerBase") -> None:
-        check_template(tokenizer, settings, target)
-
-    synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device, check), settings)
+    synthesizer = Synthesizer(load_decoder(target, drafter, dtype, device), settings)
     progress = writing_progress("Writing", conversations, settings.batch_size)
     with output.kept_when_interrupted(), progress as advance:
         counts = synthesizer.write(output, advance)

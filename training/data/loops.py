@@ -15,7 +15,7 @@ class InLoop(StoppingCriteria):
     """Ends a text as soon as its last n-gram has occurred too often; such a text is dropped."""
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """Return, for each text, whether its last n-gram occurs so often that the text is a loop."""
+        """Return whether each text ends in a loop."""
         is_loop = [ends_in_loop(ids) for ids in input_ids]
         return torch.tensor(is_loop, device=input_ids.device)
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from inference.decoder import SpeculativeDecoder
+from inference.generation.prompts import needed
 from inference.outputs import GenerateOutput
-from jakiro.errors import ConfigError, DataError
+from jakiro.errors import DataError
 from jakiro.utils.pretrained import end_ids
 from training.data.candidates import Candidate, CandidateQueue, greedy_and_multi_turn
 from training.data.chat import CUT, Chat, Message
@@ -65,14 +66,17 @@ class Synthesizer:
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: SynthesisSettings) -> None:
-        if decoder.tokenizer is None:
-            raise DataError("synthesis needs a tokenizer", remedy="pass tokenizer= to the decoder")
+        tokenizer = needed(decoder.tokenizer)
+        if settings.kind == "chats" and tokenizer.chat_template is None:
+            raise DataError(
+                f"the tokenizer of {decoder.target.model.name_or_path} has no chat template",
+                remedy="pass --kind texts to write texts instead of conversations",
+            )
         self._decoder = decoder
-        self._tokenizer: PreTrainedTokenizerBase = decoder.tokenizer
+        self._tokenizer: PreTrainedTokenizerBase = tokenizer
         self._settings = settings
         self._ends = frozenset(end_ids(decoder.target.model.generation_config))
-        self._special = frozenset(decoder.tokenizer.all_special_ids)
-        self._check_target()
+        self._special = frozenset(tokenizer.all_special_ids)
 
     def write(
         self, output: OutputFile, on_progress: OnProgress = lambda _records, _tokens: None
@@ -211,11 +215,7 @@ class Synthesizer:
         return ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def _fault(
-        self,
-        output: GenerateOutput,
-        ids: Sequence[int],
-        text: str,
-        fewest: int,
+        self, output: GenerateOutput, ids: Sequence[int], text: str, fewest: int
     ) -> str | None:
         """Return the reason for dropping a text of the target; None if the text is usable."""
         if len(ids) < fewest or not text:
@@ -237,45 +237,15 @@ class Synthesizer:
             first = next(iter(self._ends), None)
         if first is None:
             raise DataError(
-                "the target has no token with which a text can begin",
-                expected="a bos_token or an eos_token",
-                got=type(self._tokenizer).__name__,
-                remedy="provide texts, and let `jakiro regenerate` continue them",
+                "the tokenizer has neither a bos_token nor an eos_token with which a text can begin"
             )
         return int(first)
-
-    def _check_target(self) -> None:
-        settings, longest = self._settings, self._decoder.target.spec.max_position
-        wanted = settings.max_question_tokens + settings.max_new_tokens
-        if wanted >= longest:
-            raise ConfigError(
-                "a question and its answer do not fit into the target's context",
-                expected=f"max_question_tokens + max_new_tokens below {longest} tokens",
-                got=wanted,
-                remedy="lower --max-new-tokens or --max-question-tokens",
-            )
-        if settings.kind == "texts":
-            self._first_token()
-        check_template(self._tokenizer, settings, str(self._decoder.target.model.name_or_path))
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return everything that determines the records, by name."""
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
         return target_fingerprint(self._decoder) | chosen | drafter | {"filters": FILTERS}
-
-
-def check_template(
-    tokenizer: PreTrainedTokenizerBase, settings: SynthesisSettings, target: str
-) -> None:
-    """Raise an error if conversations are wanted from a target without a chat template."""
-    if settings.kind == "chats" and tokenizer.chat_template is None:
-        raise DataError(
-            f"the tokenizer of {target} has no chat template",
-            expected="a chat model",
-            got="a tokenizer without a template, as base models have",
-            remedy="pass --kind texts to write texts instead of conversations",
-        )
 
 
 def _beginning_of(record: dict[str, Any]) -> str:
@@ -290,7 +260,6 @@ def _nothing_usable(counts: SynthesisCounts) -> DataError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.most_common())
     return DataError(
         f"{LONGEST_SILENCE} attempts in a row produced no usable record",
-        expected="a target that ends its turns and texts",
         got=f"records dropped in the whole run: {reasons}",
         remedy="check the target's end tokens and chat template, or lower --temperature and "
         "--greedy",

@@ -60,7 +60,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
 
 @torch.no_grad()
 def start_head(own: nn.Linear, target: TargetAdapter, token_ids: Tensor | None) -> None:
-    """Copy the rows of the target's head to a drafter's own head, if they are a matrix of numbers."""
+    """Copy the rows of the target's head to a drafter's own head, if they are a plain matrix."""
     weight = getattr(target.head, "weight", None)
     if type(target.head) is not nn.Linear or not isinstance(weight, Tensor):
         _logger.info("the drafter's own head starts with random weights")

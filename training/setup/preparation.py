@@ -206,7 +206,7 @@ def check_arm(settings: TrainSettings, inputs: RunInputs) -> dict[str, str]:
 
 
 def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Raise an error if the drafter needs the target's last layers, but they cannot run separately."""
+    """Raise an error if the target's last layers are needed, but cannot run separately."""
     if settings.drafter.tail_layers:
         TargetTail(target, settings.drafter.tail_layers)
 

@@ -175,7 +175,7 @@ class LayerAttention(NamedTuple):
 
 @torch.no_grad()
 def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> LayerAttention:
-    """Return the attention weights of a layer of the target, as views of its weights if possible."""
+    """Return the attention weights of a layer of the target."""
     number = _number(target, index)
     layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
@@ -345,7 +345,7 @@ _FURTHER_NORMS = (
 
 
 class LayerFeedForward(NamedTuple):
-    """Weights of `down(silu(gate(n)) * up(n))`, where n is the normalized stream after attention."""
+    """Weights of `down(silu(gate(n)) * up(n))`; n is the normalized stream after attention."""
 
     gate: Float[Tensor, "units hidden"]
     up: Float[Tensor, "units hidden"]
@@ -357,7 +357,7 @@ class LayerFeedForward(NamedTuple):
 
 @torch.no_grad()
 def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | None:
-    """Return a layer's feed-forward weights, as views if possible; None if experts cannot use them."""
+    """Return a layer's feed-forward weights; None if experts cannot use them."""
     layer = layers_of(target)[index]
     part = getattr(layer, "mlp", None)
     norm = getattr(layer, "post_attention_layernorm", None)

@@ -52,7 +52,7 @@ class TargetStateStore:
         return TORCH_DTYPES[self._index.fingerprint.dtype]
 
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
-        """Return each part of the given sequences in its stored dtype, [sequences, length, width]."""
+        """Return each part of the given sequences, [sequences, length, width]."""
         return self._read(self._names, numbers)
 
     def normalizers(self, numbers: Iterable[int]) -> Normalizers | None:

