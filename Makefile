@@ -10,8 +10,6 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files run in the order of `tests/conftest.py`, the longest first, not by their number of tests.
 WORKERS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not faults and not browser and not gpu and not vllm
-# Where shapes are most of the code: `make test-types` checks the annotations of every call there.
-TYPED := tests/moa tests/inference/engine tests/inference/trees tests/training/loss
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := $(VENV)/vllm
@@ -19,7 +17,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-types test-all test-faults test-matrix test-vllm coverage check docs figures reference \
+.PHONY: help demo test test-all test-faults test-matrix test-vllm coverage check docs figures reference \
     bench bench-engine bench-gpu wheel clean
 
 help:  ## Show the targets
@@ -40,14 +38,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a drafter for a chat model, and show how much faster the model generates
 	$(BIN)/jakiro demo $(ARGS)
 
-test: $(READY)  ## Run the tests, without the slow ones
-	JAKIRO_RUNTIME_TYPECHECK=0 $(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
-
-test-types: $(READY)  ## Run the tests of tensor code, with types and shapes checked in every call
-	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(TYPED) $(ARGS)
+test: $(READY)  ## Run the tests without the slow ones; types and shapes of tensor code are checked
+	$(BIN)/python -m pytest -m '$(QUICK)' $(WORKERS) $(ARGS)
 
 test-all: $(READY)  ## Run every test that needs neither a GPU nor vLLM, with types and shapes checked
-	$(BIN)/python -m pytest -m 'not gpu and not vllm' $(WORKERS) $(ARGS)
+	JAKIRO_RUNTIME_TYPECHECK=all $(BIN)/python -m pytest -m 'not gpu and not vllm' $(WORKERS) $(ARGS)
 
 test-faults: $(READY)  ## Kill training and a server at many points, also in mid-work, and resume
 	$(BIN)/python -m pytest -m faults $(ARGS)
