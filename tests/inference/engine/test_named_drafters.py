@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
-from helpers.quick import mostly_slow
 
 from inference import SpeculativeDecoder
 from jakiro.drafter_settings import DrafterSettings
@@ -47,23 +46,3 @@ def _assert_tokens_are_the_targets(settings: DrafterSettings, num_layers: int) -
 def test_named_drafters_change_no_token(name: str) -> None:
     path = CONFIGS / "drafters" / f"{name}.yaml"
     _assert_tokens_are_the_targets(_drafter(path, CONFIGS / "base.yaml"), num_layers=12)
-
-
-ARMS = sorted(
-    f"{path.parent.name}/{path.stem}" for path in (CONFIGS / "screening").glob("*/*.yaml")
-)
-
-
-@pytest.mark.parametrize("name", mostly_slow(ARMS, quick=["arms/memory-start-target"]))
-def test_arms_of_the_screening_change_no_token(name: str) -> None:
-    screening = CONFIGS / "screening"
-    settings = _drafter(screening / f"{name}.yaml", screening / "base.yaml")
-    _assert_tokens_are_the_targets(settings, num_layers=30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ARMS if not name.startswith("far/")])
-def test_arms_with_fused_features_change_no_token(name: str) -> None:
-    screening = CONFIGS / "screening"
-    settings = _drafter(screening / f"{name}.yaml", screening / "final.yaml")
-    _assert_tokens_are_the_targets(settings, num_layers=30)

@@ -9,10 +9,8 @@ from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
-from jakiro.target.key_rotation import KeyRotation
 from jakiro.target.record import TargetRecord
-from jakiro.utils.settings import dump_settings, read_layered_yaml, validate_settings
-from training.config import TrainSettings
+from jakiro.utils.settings import dump_settings
 from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare
 from training.studies.ablation.arms import (
@@ -22,7 +20,6 @@ from training.studies.ablation.arms import (
     num_parameters,
     read_arms,
 )
-from training.target_states.states import States
 from training.train import train
 
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -160,31 +157,6 @@ def test_all_drafters_of_the_repository_but_two_are_equally_large_in_a_study() -
         base, own = equally_sized(arm, TARGET, any_size=True)
         assert own.width == base.width == own.width_before
         assert own.parameters != pytest.approx(base.parameters, rel=TOLERANCE)
-
-
-def test_arms_of_the_screening_are_equally_large_and_read_the_states_that_it_stores() -> None:
-    heads = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, rope_theta=100_000.0)
-    target = TARGET.model_copy(
-        update={
-            "hidden_size": 576,
-            "vocab_size": 49_152,
-            "kv_widths": (384,) * 30,
-            "num_hidden_states": 31,
-            "attention": heads,
-            "key_rotation": KeyRotation(frequencies=(1.0,) * 32),
-        }
-    )
-    folder = CONFIGS / "screening"
-    arms = equally_sized(read_arms(folder / "base.yaml", sorted(folder.glob("arms/*"))), target)
-    assert len(arms) == 1 + 10
-    stored = validate_settings(TrainSettings, read_layered_yaml(folder / "states.yaml"), source="")
-    parts = States.needed_by(config_for(stored.drafter, target))
-    online = []
-    for arm in arms:
-        needed = States.needed_by(config_for(arm.arm.settings.drafter, target))
-        if not set(needed.hidden) <= set(parts.hidden) or needed.layers:
-            online.append(arm.name)
-    assert online == ["memory-kv"]
 
 
 @pytest.mark.parametrize("base", [CONFIGS / "base.yaml", WHOLE], ids=lambda path: path.stem)
