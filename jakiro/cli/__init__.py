@@ -21,7 +21,6 @@ from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
 from jakiro.cli.connect import connect
-from jakiro.cli.data import data
 from jakiro.cli.demo import demo
 from jakiro.cli.export_device import export_device
 from jakiro.cli.export_drafter import export_drafter
@@ -66,7 +65,7 @@ _NAMES = {
     import_drafter: "import",
     export_drafter: "export",
 }
-_GROUPS = {"Decode": (aded, adapt), "Measure": (profile,), "Data": (data,)}
+_GROUPS = {"Decode": (aded, adapt), "Measure": (profile,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
 # small operation waits for a time slice. If they spin too briefly, they fall asleep between the

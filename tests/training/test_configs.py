@@ -35,7 +35,7 @@ def test_the_base_lists_every_setting_with_its_default() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [CONFIGS / "demo.yaml", *sorted((CONFIGS / "targets").glob("*.yaml"))],
+    [CONFIGS / "study.yaml", *sorted((CONFIGS / "targets").glob("*.yaml"))],
     ids=lambda path: path.stem,
 )
 @pytest.mark.parametrize("num_processes", [1, 2])

@@ -12,8 +12,8 @@ def plant_demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]
     """A function that replaces the demo with another function."""
 
     def plant(run_demo: Callable[..., None]) -> None:
-        module = ModuleType("jakiro.demo.pipeline")
+        module = ModuleType("jakiro.demo")
         module.run_demo = run_demo  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "jakiro.demo.pipeline", module)
+        monkeypatch.setitem(sys.modules, "jakiro.demo", module)
 
     return plant

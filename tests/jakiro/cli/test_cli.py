@@ -22,7 +22,6 @@ PROGRAMS = (
         "profile",
         "prepare",
         "regenerate",
-        "data",
         "import",
         "export",
     ),
@@ -39,7 +38,7 @@ def run(*words: str) -> object:
 
 
 def raising(error: BaseException) -> Demo:
-    def run_demo(**_options: Any) -> None:
+    def run_demo(*_: Any, **_options: Any) -> None:
         raise error
 
     return run_demo
@@ -49,15 +48,13 @@ def test_a_mistake_of_the_caller_is_one_line_without_traceback(
     plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant_demo(raising(ConfigError("bad\n  value", expected="good", got="bad", remedy="be good")))
-    assert run("demo", "--preset", "small") == 2
+    assert run("demo") == 2
     captured = capsys.readouterr()
     assert captured.err == "error: bad value; expected: good; got: bad; remedy: be good\n"
     assert not captured.out
 
 
-@pytest.mark.parametrize(
-    "words", [("--debug", "demo", "--preset=small"), ("demo", "--preset=small", "--debug")]
-)
+@pytest.mark.parametrize("words", [("--debug", "demo"), ("demo", "--debug")])
 def test_debug_shows_the_traceback_before_the_line(
     words: tuple[str, ...],
     plant_demo: Callable[[Demo], None],
@@ -74,23 +71,22 @@ def test_an_interruption_is_reported_in_one_word(
     plant_demo: Callable[[Demo], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant_demo(raising(KeyboardInterrupt()))
-    assert run("demo", "--preset", "small") == 130
+    assert run("demo") == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_fault_of_the_program_is_not_hidden(plant_demo: Callable[[Demo], None]) -> None:
     plant_demo(raising(ZeroDivisionError("ours")))
     with pytest.raises(ZeroDivisionError):
-        main(["demo", "--preset", "small"])
+        main(["demo"])
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("demo", "--target"), "'--target'"),
         (("dmeo",), "No such command 'dmeo'"),
         (("--color",), "No such option"),
-        (("demo", "--preset", "huge"), "'--preset'"),
+        (("demo", "--device", "huge"), "'--device'"),
         (("demo", "--device"), "'--device'"),
         (("demo", "more"), "unexpected extra argument"),
     ],
@@ -134,7 +130,6 @@ def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     "words",
     [
-        *(("data", name) for name in ("texts", "prompts", "small-lm")),
         *(("profile", name) for name in ("engine", "automatic", "rounding")),
         ("ablate",),
         ("throughput",),

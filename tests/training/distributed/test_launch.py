@@ -120,11 +120,11 @@ def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
     assert "Traceback" not in finished.stderr
 
 
-DEMO = ["--config", str(REPOSITORY / "configs" / "demo.yaml")]
+STUDY = ["--config", str(REPOSITORY / "configs" / "study.yaml")]
 
 
 def _small(workshop: Path) -> list[str]:
-    """Return the options that fit the configuration of the demo to a tiny target and few texts."""
+    """Return the options that fit the configuration of the study to a tiny target and few texts."""
     overrides = {
         "target.name_or_path": workshop / "target",
         "data.paths": [str(workshop / "texts.jsonl")],
@@ -136,22 +136,22 @@ def _small(workshop: Path) -> list[str]:
         "optimizer.warmup_steps": 1,
         "checkpoint.finish_with_best": "false",
         "steps": 2,
-        "run_folder": workshop / "demo",
+        "run_folder": workshop / "study",
     }
     return [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
 
 
-def test_the_demo_configuration_trains(workshop: Path) -> None:
-    assert main([*DEMO, *_small(workshop)]) == 0
-    drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
+def test_the_study_configuration_trains(workshop: Path) -> None:
+    assert main([*STUDY, *_small(workshop)]) == 0
+    drafter = JakiroDrafter.from_pretrained(workshop / "study" / "drafter")
     assert drafter.config.record["training"]["step"] == 2
 
 
 @pytest.mark.slow  # three processes start, which takes most of the time
-def test_the_demo_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
-    finished = launch(Path(DEMO[1]), workshop, *_small(workshop), num_processes=1)
+def test_the_study_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
+    finished = launch(Path(STUDY[1]), workshop, *_small(workshop), num_processes=1)
     assert finished.returncode == 0, finished.stderr
-    drafter = JakiroDrafter.from_pretrained(workshop / "demo" / "drafter")
+    drafter = JakiroDrafter.from_pretrained(workshop / "study" / "drafter")
     assert drafter.config.record["training"]["step"] == 2
 
 

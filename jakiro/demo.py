@@ -1,14 +1,15 @@
-"""The demo with a chat model: training for a few minutes, and a comparison with other methods."""
+"""The demo: a drafter trained for a chat model in a few minutes, and a comparison of methods."""
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import platformdirs
 from rich.console import Console
 from rich.progress import Progress
+from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.document import ComparisonDocument
@@ -17,10 +18,10 @@ from inference.benchmark.report.table import figures_table
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
+from inference.generation.colored_text import pieces_by_depth, terminal_legend, terminal_style
 from inference.generation.prompts import encode_prompt
-from jakiro.demo.report import show_next, show_text
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError
+from jakiro.utils.extras import require_extra
 from jakiro.utils.fetch import fetch_model
 from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
@@ -41,42 +42,24 @@ TEMPERATURES = (0.0, 1.0)
 QUESTION = "Why do cats purr?"  # answered before the table of results
 
 
-def is_available() -> bool:
-    """Fetch the model, and return whether the demo can run; if not, print the reason."""
-    console = Console(stderr=True)
-    if find_spec("gguf") is None:
-        advice = "Reading the model needs the package gguf: pip install '.[gguf]'."
-        console.print(advice, highlight=False, markup=False)
-        return False
-    try:
-        fetch_model(MODEL, console.print)
-    except CheckpointError as error:
-        console.print(f"{MODEL} cannot be fetched: {error}", highlight=False, markup=False)
-        return False
-    return True
-
-
-def run_chat_demo(
+def run_demo(
     cache_folder: Path | None = None,
     device: Device = "auto",
     steps: int = STEPS,
     store: Callable[[str], object] | None = None,
 ) -> None:
-    """Train a drafter, compare decoding methods, print the results, and write a report.
+    """Fetch the model, train a drafter, compare methods, print the results, and write a report.
 
     Args:
         cache_folder: folder for the trained drafter and the report; None for the user's cache.
         device: "auto", "cpu" or "cuda".
-        steps: largest number of optimizer steps of the drafter that the demo trains; training also
-            ends after `MINUTES`.
-        store: function that receives all figures as JSON, to write them to a file; None for none.
-
-    Raises:
-        CheckpointError: the model has not been fetched, or the finished drafter is missing.
-        ConfigError: the cache folder cannot be written to, or the device does not exist.
+        steps: largest number of optimizer steps; training also ends after `MINUTES`.
+        store: function that receives all figures as JSON.
     """
+    require_extra("gguf")
     folder = ensure_writable_folder(cache_folder or Path(platformdirs.user_cache_dir("jakiro")))
     console = Console(stderr=True)
+    fetch_model(MODEL, console.print)
     with (
         launch_environment(device),
         quiet_libraries(),
@@ -93,7 +76,7 @@ def run_chat_demo(
         store(document.model_dump_json(indent=1) + "\n")
     page = _write_report(document, folder)
     console.print(f"report with a picture of a tree: {page}", soft_wrap=True)
-    show_next(Console(), str(fresh), MODEL)
+    _show_next(Console(), str(fresh))
 
 
 def _train(
@@ -161,4 +144,21 @@ def _show_example(subject: Subject) -> None:
     question = [{"role": "user", "content": QUESTION}]
     prompt = encode_prompt(question, subject.tokenizer, decoder.target.spec.vocab_size)
     output = decoder.generate(prompt, temperature=0, max_new_tokens=MAX_NEW_TOKENS)
-    show_text(Console(), output, prompt, subject.tokenizer)
+    text = Text(str(subject.tokenizer.decode(prompt)), style="dim")
+    tokens = zip(output.new_token_ids, output.depths, strict=True)
+    for piece in pieces_by_depth(tokens, subject.tokenizer):
+        text.append(piece.text, style=terminal_style(piece.depth))
+    console = Console()
+    console.rule("the target's continuation, and the source of each token")
+    console.print(text, terminal_legend(output.depths), sep="\n\n")
+
+
+def _show_next(console: Console, drafter: str) -> None:
+    """Print the folder of a trained drafter, and commands that use the drafter."""
+    bench = ["jakiro", "bench", "--target", MODEL, "--method", "transformers"]
+    commands = (
+        ["jakiro", "generate", drafter, QUESTION],
+        [*bench, "--method", f"drafter={drafter}", "--prompts", "PROMPTS.jsonl"],
+    )
+    for line in (f"Drafter: {drafter}", *(f"  {shlex.join(words)}" for words in commands)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
