@@ -1,5 +1,5 @@
 # Targets that need `.venv` create it: `make demo` and `make test` work from a clean checkout.
-# Another interpreter: `make test PYTHON=python3.12`. Options of the demo: `make demo ARGS="--preset smoke"`.
+# Another interpreter: `make test PYTHON=python3.12`.
 
 PYTHON ?= python3
 ARGS ?=
