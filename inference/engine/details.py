@@ -50,7 +50,7 @@ class Recorded(NamedTuple):
     def processed(self) -> list[Float[Tensor, " vocab"]]:
         """Return the processed logits of each token; nothing if they are not needed."""
         record = self.record
-        if not (record.scores or record.log_probs or (record.of_processed and _reads_raw(record))):
+        if not (record.scores or record.log_probs):
             return []
         return [self.result.distribution.scores(node) for node in self.visited]
 
@@ -67,11 +67,7 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
     most = max(own.record.num_likeliest for own in each)
     pairs = zip(each, scores, strict=True)
     processed = _table([(own, rows) for own, rows in pairs if own.record.log_probs], 0)
-    pairs = zip(each, scores, strict=True)
-    wanted = [(own, rows) for own, rows in pairs if _reads_raw(own.record)]
-    raw = _table(
-        [(own, rows if own.record.of_processed else own.raw()) for own, rows in wanted], most
-    )
+    raw = _table([(own, own.raw()) for own in each if _reads_raw(own.record)], most)
     numbers = torch.cat((processed.flatten(), raw.flatten().to(processed.device))).tolist()
     own_log_probs = iter(numbers[: processed.numel()])
     width = max(raw.shape[1], 1)
@@ -82,18 +78,6 @@ def details_of(each: Sequence[Recorded]) -> list[TokenDetails]:
         _details(own, own_scores, own_log_probs, rows)
         for own, own_scores in zip(each, scores, strict=True)
     ]
-
-
-def prompt_details_of(
-    logits: Float[Tensor, "tokens vocab"], token_ids: Sequence[int], num_likeliest: int
-) -> TokenDetails:
-    """Return the raw log-probabilities of tokens of a prompt, and the likeliest tokens."""
-    best = min(num_likeliest, logits.shape[1])
-    rows = _rows_of(logits, token_ids, best).tolist()
-    likeliest = [
-        list(zip(map(int, row[1 + best :]), row[1 : 1 + best], strict=True)) for row in rows
-    ]
-    return TokenDetails([], [], [], [row[0] for row in rows], likeliest if best else [])
 
 
 def _reads_raw(record: OutputOptions) -> bool:
@@ -111,14 +95,7 @@ def _table(
     if not logits:
         return torch.empty(0, 1, dtype=torch.float64)
     token_ids = [token for own, _ in several for token in own.token_ids]
-    return _rows_of(torch.stack(logits), token_ids, num_likeliest)
-
-
-def _rows_of(
-    logits: Float[Tensor, "tokens vocab"], token_ids: Sequence[int], num_likeliest: int
-) -> Float64[Tensor, "tokens fields"]:
-    """Return the rows of `_table`, given the logits that each token was selected from."""
-    log_probs = widened(logits).log_softmax(dim=-1)
+    log_probs = widened(torch.stack(logits)).log_softmax(dim=-1)
     index = torch.tensor(token_ids, device=log_probs.device)[:, None]
     best, best_ids = log_probs.topk(min(num_likeliest, log_probs.shape[1]), dim=-1)
     return torch.cat([own.double() for own in (log_probs.gather(1, index), best, best_ids)], dim=1)

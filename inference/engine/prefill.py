@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
 from inference.engine.context import Context
-from inference.engine.details import TokenDetails, prompt_details_of
 from inference.engine.request import SequenceState
 from inference.sampling.random_numbers import StepRandom
-
-_RECORDED = 64  # number of tokens of a prompt whose logits are computed at the same time
 
 
 class Prefill:
@@ -36,8 +32,6 @@ class Prefill:
         self._offset = 0  # number of tokens read from each prompt that has not ended
         self._follows = follows and context.session is not None
         self._features: list[Tensor] = [torch.empty(0)] * len(self._counts)
-        # details of the tokens of a single prompt after the first one, if they were requested
-        self.prompt_details = TokenDetails([], [], [])
 
     @property
     def is_complete(self) -> bool:
@@ -57,7 +51,6 @@ class Prefill:
         prompts = [state.token_ids for state in self.sequences]
         width = self.chunk_size
         features = self.context.read(prompts, self._offset, width)
-        self._record(features[0])
         for index, own in enumerate(features):
             if len(own) and self._offset + len(own) == self._counts[index]:
                 self._features[index] = own[-1]
@@ -82,20 +75,6 @@ class Prefill:
             random = StepRandom([state.stream_key for state in several], logits.device)
             results += accept_trees(tree, logits, several, random).results
         return results
-
-    def _record(self, features: Float[Tensor, "tokens hidden"]) -> None:
-        """Add the details of the tokens after those that were read, if they were requested."""
-        request = self.sequences[0].request
-        if request.record is None or not request.record.prompt:
-            return
-        start = self.context.lengths[0] + self._offset
-        following = request.token_ids[start + 1 : start + 1 + len(features)]
-        for first in range(0, len(following), _RECORDED):
-            token_ids = following[first : first + _RECORDED]
-            logits = self.context.target.logits(features[None, first : first + len(token_ids)])[0]
-            found = prompt_details_of(logits, token_ids, request.record.num_likeliest)
-            self.prompt_details.raw_log_probs.extend(found.raw_log_probs)
-            self.prompt_details.likeliest.extend(found.likeliest)
 
     def _catch_up(self, prompts: Sequence[list[int]]) -> None:
         """Let the session process the tokens that have been read so far."""

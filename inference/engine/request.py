@@ -70,9 +70,6 @@ class OutputOptions:
     logits: bool = False  # raw logits
     raw_log_probs: bool = False  # log-probabilities under the target's raw distribution
     num_likeliest: int = 0  # number of likeliest tokens of the raw distribution
-    # whether `raw_log_probs` and likeliest tokens are those of the processed distribution instead
-    of_processed: bool = False
-    prompt: bool = False  # raw log-probabilities and likeliest tokens of the prompt, in a lane
     trees: bool = False  # draft trees after their verification
 
 

@@ -175,14 +175,6 @@ class Verdict(WireMessage):
     finished: bool
 
 
-class SessionStatus(WireMessage):
-    """The state of a session on the server."""
-
-    next_step: int = Field(ge=1, lt=2**31)
-    length: Count  # number of tokens of prompt and text
-    finished: bool
-
-
 def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
     """Return a message.
 

@@ -7,19 +7,16 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
 from inference.protocol import request_counter_of
+from inference.serving.access import ApiKeys
 from inference.serving.address import listen
 from inference.serving.app import create_app
-from inference.serving.checks.connection import Connection, ConnectionLimits
-from inference.serving.checks.keys import ApiKeys, read_keys
 from inference.serving.learning.adaptation import Adaptation, Learner
 from inference.serving.remote.sessions import memory_note
 from inference.serving.scheduling.engine_thread import EngineThread
@@ -34,6 +31,7 @@ _logger = get_logger(__name__)
 
 _POLL_SECONDS = 0.05
 _SECONDS_OF_ERROR_EVENTS = 2  # time to end streams after the engine has stopped
+_SECONDS_OF_IDLE_CONNECTIONS = 10  # more than the 5 after which usual clients close them
 
 
 class Server(uvicorn.Server):
@@ -62,7 +60,8 @@ class Server(uvicorn.Server):
         listener: socket.socket | None = None,
     ) -> None:
         assert learner is not None or settings.adapt == "off"
-        keys = _keys_of(settings)
+        secrets = [key.get_secret_value() for key in settings.api_keys]
+        keys = ApiKeys(secrets, settings.keys_file)
         self._has_several_users = keys.are_several
         self.service = Service(settings, has_several_users=keys.are_several)
         super().__init__(_config(self.service, keys))
@@ -74,8 +73,7 @@ class Server(uvicorn.Server):
         if settings.sends_keys_unencrypted:
             _logger.warning(
                 "keys and texts travel unencrypted between %s and other machines; remedy: pass "
-                "--tls-cert and --tls-key, or pass --trusted-proxy with the address of a proxy "
-                "with TLS",
+                "--tls-cert and --tls-key, or put a proxy with TLS in front of the server",
                 settings.host,
             )
 
@@ -231,32 +229,17 @@ class Server(uvicorn.Server):
             await self._until(lambda: closing.done() or self.force_exit)
 
 
-def _keys_of(settings: ServeSettings) -> ApiKeys:
-    """Return the keys in the settings and in the file that they name."""
-    return ApiKeys(
-        settings.requests_per_minute,
-        settings.tokens_per_minute,
-        [key.get_secret_value() for key in settings.api_keys],
-        {} if settings.keys_file is None else read_keys(settings.keys_file),
-    )
-
-
 def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
     settings = service.settings
-    limits = ConnectionLimits(
-        settings.max_connections, settings.receive_seconds, settings.stall_seconds
-    )
-    protocol: Any = partial(Connection, limits, service.telemetry.count_closed)
     config = uvicorn.Config(
         create_app(service, keys),
-        http=protocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        forwarded_allow_ips=list(settings.trusted_proxies),
-        h11_max_incomplete_event_size=settings.max_head_bytes,
+        timeout_keep_alive=_SECONDS_OF_IDLE_CONNECTIONS,
         timeout_graceful_shutdown=_SECONDS_OF_ERROR_EVENTS,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,

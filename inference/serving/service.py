@@ -7,10 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from inference.generation.prompts import Prompt, continued_tokens
-from inference.serving.answers.echo import Echo, echo_of
 from inference.serving.answers.reply import Reply, Wake
 from inference.serving.api_error import ApiError, api_error_of
-from inference.serving.checks.keys import User
 from inference.serving.learning.adaptation import Adaptation
 from inference.serving.scheduling.admission import Admission, Admitted
 from inference.serving.scheduling.decoding_options import DecodingOptions
@@ -96,14 +94,14 @@ class Service:
 
     @asynccontextmanager
     async def open(
-        self, prompts: Sequence[Prompt], options: DecodingOptions, user: User
+        self, prompts: Sequence[Prompt], options: DecodingOptions, user: str
     ) -> AsyncIterator[Reply]:
         """Start the decoding of prompts, and cancel it if the block ends before its time.
 
         Args:
             prompts: prompts to continue.
             options: options of all of them.
-            user: user whose tokens are counted.
+            user: user who has sent the request.
 
         Raises:
             ApiError: the prompts or options cannot be used, too many requests are waiting, or the
@@ -111,7 +109,6 @@ class Service:
         """
         async with self._answering(prompts, options, user) as admitted:
             reply = await self._started(prompts, options, admitted)
-            user.rate.count_tokens(reply.num_prompt_tokens)
             why = "error"
             try:
                 yield reply
@@ -125,7 +122,6 @@ class Service:
             except JakiroError as error:
                 raise logged_api_error(error) from error
             finally:
-                user.rate.count_tokens(reply.num_tokens)
                 self._finish(reply, why)
                 self._learn_from(reply, options, user)
 
@@ -154,7 +150,7 @@ class Service:
 
     @asynccontextmanager
     async def _answering(
-        self, prompts: Sequence[Prompt], options: DecodingOptions, user: User
+        self, prompts: Sequence[Prompt], options: DecodingOptions, user: str
     ) -> AsyncIterator[Admitted]:
         """Accept a request before it is prepared, and count it as active."""
         self.check_ready()
@@ -164,7 +160,6 @@ class Service:
         )
         try:
             with self.active():
-                model.check_lengths(prompts, options)
                 await self._until_drafter_may_be_used()
                 self.num_decoding += 1
                 try:
@@ -190,7 +185,7 @@ class Service:
         """Return the reply to a request whose jobs were submitted."""
         wake = Wake()
         try:
-            jobs, echoes = await self._prepared(prompts, options, wake.notify)
+            jobs = await self._prepared(prompts, options, wake.notify)
             for job in jobs:
                 self.model.engine.start(job)
         except JakiroError as error:
@@ -201,9 +196,7 @@ class Service:
             wake,
             self.model.tokenizer,
             options.stops,
-            echoes,
             self.settings.request_seconds,
-            options.drafts,
             [
                 continued_tokens(prompt, job.request.token_ids)
                 for prompt, job in zip(prompts, jobs, strict=True)
@@ -214,9 +207,9 @@ class Service:
 
     async def _prepared(
         self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
-    ) -> tuple[list[Job], list[Echo]]:
-        """Return the jobs and echoes of a request, which another thread prepares."""
-        future = self._preparing.submit(_prepare, self.model, list(prompts), options, notify)
+    ) -> list[Job]:
+        """Return the jobs of a request, which another thread prepares."""
+        future = self._preparing.submit(self.model.jobs_of, prompts, options, notify)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -231,11 +224,11 @@ class Service:
         if seconds is not None:
             self._admission.observe(seconds)
 
-    def _learn_from(self, reply: Reply, options: DecodingOptions, user: User) -> None:
+    def _learn_from(self, reply: Reply, options: DecodingOptions, user: str) -> None:
         """Let the drafter learn from the texts of a request that is complete."""
         if self.adaptation is not None and reply.is_complete:
             learns, drafts = options.may_learn, options.drafting
-            self.adaptation.record(user.name, reply, may_learn=learns, has_drafts=drafts)
+            self.adaptation.record(user, reply, may_learn=learns, has_drafts=drafts)
 
     def _not_ready(self) -> ApiError:
         return ApiError(
@@ -269,21 +262,7 @@ def logged_api_error(error: JakiroError) -> ApiError:
     return api_error_of(error)
 
 
-def _prepare(
-    model: LoadedModel,
-    prompts: list[Prompt],
-    options: DecodingOptions,
-    notify: Callable[[], object],
-) -> tuple[list[Job], list[Echo]]:
-    jobs = model.jobs_of(prompts, options, notify)
-    if not options.echo:
-        return jobs, []
-    pairs = zip(prompts, jobs, strict=True)
-    echoes = [echo_of(prompt, job.request.token_ids, model.tokenizer) for prompt, job in pairs]
-    return jobs, echoes
-
-
-def _discard_result(future: "Future[tuple[list[Job], list[Echo]]]") -> None:
+def _discard_result(future: "Future[list[Job]]") -> None:
     """End jobs whose client has disconnected while they were prepared."""
     if not future.cancelled() and future.exception() is None:
-        discard(future.result()[0])
+        discard(future.result())

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from inference.serving.checks.access import is_loopback
+from inference.serving.access import is_loopback
 from jakiro.utils.settings import Settings
 
 
@@ -28,36 +28,19 @@ class ServeSettings(Settings):
     api_keys: tuple[SecretStr, ...] = ()
     """Keys, one of which each request must contain; none to accept all requests."""
     keys_file: Path | None = None
-    """YAML file with the hashes of further keys, and the rates of their users; None for no file."""
+    """YAML file with the hashes of further keys by the names of their users; None for no file."""
     tls_cert: Path | None = None
     """PEM file with the certificate of the server, and those that lead to its authority; None for
     connections without TLS."""
     tls_key: Path | None = None
     """PEM file with the key of the certificate."""
-    requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Largest rate of requests of each key, or of all requests without keys; None for no limit."""
-    tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Largest number of tokens per minute of each key: those of prompts and of generated texts, and
-    those that a machine which drafts fetches or sends again; None for no limit."""
-    failures_per_minute: float = Field(30.0, gt=0, allow_inf_nan=False)
-    """Largest rate of requests with a wrong key from one address."""
     allowed_hosts: tuple[str, ...] = ()
     """Names of the server in the header `Host`, besides those of this machine; `*` for all names.
     If there are none, a server that other machines can connect to accepts all names."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests."""
-    trusted_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
-    """Addresses of proxies that name the address of the client in `X-Forwarded-For`."""
-    max_connections: int = Field(512, ge=1)
-    """Largest number of connections at the same time."""
-    max_head_bytes: int = Field(16_384, ge=1024)
-    """Largest size of the path and the headers of a request in bytes."""
     max_body_bytes: int = Field(1_048_576, ge=1)
     """Largest size of a request body in bytes."""
-    receive_seconds: float = Field(10.0, gt=0)
-    """Seconds in which the head of a request must arrive; its body may take as long again."""
-    stall_seconds: float = Field(30.0, gt=0)
-    """Seconds after which a client that takes no data is disconnected."""
     request_seconds: float = Field(600.0, gt=0)
     """Largest number of seconds from the acceptance of a request to its last token."""
     remote_sessions: int = Field(0, ge=0)
@@ -86,9 +69,8 @@ class ServeSettings(Settings):
 
     @property
     def sends_keys_unencrypted(self) -> bool:
-        """Whether keys cross a network without TLS; a named proxy is assumed to use TLS."""
-        is_safe = is_loopback(self.host) or self.tls_cert is not None
-        return not is_safe and "trusted_proxies" not in self.model_fields_set
+        """Whether keys cross a network without TLS, unless a proxy adds it."""
+        return not is_loopback(self.host) and self.tls_cert is None
 
     @model_validator(mode="after")
     def _a_certificate_has_a_key(self) -> "ServeSettings":

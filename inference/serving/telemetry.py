@@ -26,14 +26,11 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._own: dict[str, Any] = {"namespace": "jakiro", "registry": self.registry}
         count, times = self._counter, self._histogram
-        self.requests = count("requests", "Answered requests.", "route", "code")
         self.tokens = count("tokens", "Tokens: prompt, generated, drafted, accepted.", "kind")
         self.accepted = count("accepted_by_depth", "Accepted drafts by depth in the tree.", "depth")
         self.steps = count("decoding_steps", "Decoding steps of all sequences.")
         self.cancelled = count("cancelled", "Requests that were cancelled.", "why")
         self.remote_steps = count("remote_steps", "Trees from other machines.", "outcome")
-        self.remote_bytes = count("remote_bytes", "Bytes of these trees, and of verdicts.", "way")
-        self.closed = count("closed_connections", "Connections closed by the server.", "why")
         self.first_token = times("first_token_seconds", "Seconds until the first token.", _SECONDS)
         self.duration = times("request_seconds", "Seconds until the last token.", _SECONDS)
         self.wait = times("queue_seconds", "Seconds of waiting for a place.", _SECONDS)
@@ -41,16 +38,6 @@ class Telemetry:
         self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
         self.lessons = count("adapt_lessons", "Lessons of the drafter.", "outcome")
         self.changes = count("adapt_changes", "Changes of the drafter's version.", "why")
-        self._num_decoded = self._num_steps = 0
-        self.watch("tau", "Mean acceptance length of complete requests.", self._tau)
-
-    def count_closed(self, why: str) -> None:
-        """Count a connection that the server has closed.
-
-        Args:
-            why: reason.
-        """
-        self.closed.labels(why).inc()
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed whenever the metrics are read.
@@ -70,10 +57,8 @@ class Telemetry:
             fingerprint: function that returns the identity of the target, the drafter and the
                 trees, which changes when the drafter is adapted.
         """
-        places = sum(lane.places for lane in scheduler.lanes)
         self.watch("running", "Sequences that have places.", lambda: scheduler.num_running)
         self.watch("waiting", "Prompts that wait for places.", lambda: scheduler.num_waiting)
-        self.watch("places_free", "Free places.", lambda: places - scheduler.num_running)
         self.watch("cache_bytes", "Size of the caches.", lambda: scheduler.num_bytes)
         self.registry.register(_ModelInfo(fingerprint))
 
@@ -130,11 +115,6 @@ class Telemetry:
         self.tokens.labels("accepted").inc(stats.accepted.total())
         for depth, count in stats.accepted.items():
             self.accepted.labels(str(min(depth, _DEEPEST))).inc(count)
-        self._num_decoded += stats.decoded
-        self._num_steps += stats.target_forwards
-
-    def _tau(self) -> float:
-        return self._num_decoded / self._num_steps if self._num_steps else 1.0
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, **self._own)

@@ -58,7 +58,7 @@ def serve(
         Path | None,
         typer.Option(
             callback=options.existing_file,
-            help="YAML file with the hashes of keys and the rates of their users.",
+            help="YAML file with the hashes of keys by the names of their users.",
         ),
     ] = None,
     tls_cert: Annotated[
@@ -74,16 +74,6 @@ def serve(
             callback=options.existing_file, help="PEM file with the key of the certificate."
         ),
     ] = None,
-    requests_per_minute: Annotated[
-        float | None, typer.Option(help="Largest rate of requests of each key.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        float | None,
-        typer.Option(help="Largest rate of tokens, of prompts and texts together, of each key."),
-    ] = None,
-    failures_per_minute: Annotated[
-        float, typer.Option(help="Largest rate of requests with a wrong key from one address.")
-    ] = 30.0,
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,33 +91,9 @@ def serve(
             help="Origin of web pages that may send requests; may be repeated.",
         ),
     ] = None,
-    trusted_proxies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trusted-proxy",
-            metavar="ADDRESS",
-            help="Address of a proxy that names its client in X-Forwarded-For; may be repeated. "
-            "By default, this machine.",
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int, typer.Option(help="Largest number of connections at the same time.")
-    ] = 512,
-    max_head_bytes: Annotated[
-        int, typer.Option(help="Largest size of the headers of a request in bytes.")
-    ] = 16_384,
     max_body_bytes: Annotated[
         int, typer.Option(help="Largest size of the body of a request in bytes.")
     ] = 1_048_576,
-    receive_seconds: Annotated[
-        float,
-        typer.Option(
-            help="Seconds in which the headers of a request, and then its body, must arrive."
-        ),
-    ] = 10.0,
-    stall_seconds: Annotated[
-        float, typer.Option(help="Seconds after which a client that takes no data is disconnected.")
-    ] = 30.0,
     request_seconds: Annotated[
         float, typer.Option(help="Seconds after which a request that is not complete is ended.")
     ] = 600.0,
@@ -176,15 +142,6 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
-    new_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Print a new key, and its lines for the file of keys, and do nothing else.",
-            is_eager=True,
-            callback=lambda name: _print_new_key(name),
-        ),
-    ] = None,
     tree: options.TreeChoice = "auto",
     threads: options.ThreadCount = "auto",
     packed: options.PackedWeights = "auto",
@@ -250,19 +207,6 @@ def _learner(context: Context) -> "Learner":
         chosen["target"],
         chosen["other_weights"],
     )
-
-
-def _print_new_key(name: str | None) -> None:
-    """Print a new key and its lines for the file of keys, if a name was given, and exit."""
-    if name is None:
-        return
-    require_extra("serve")
-    from inference.serving.checks.keys import entry_of, new_key
-
-    key, digest = new_key()
-    say(f"the key of {name}, which is not stored anywhere: {key}")
-    typer.echo(entry_of(name, digest), nl=False)
-    raise typer.Exit
 
 
 def _api_keys() -> tuple[str, ...]:

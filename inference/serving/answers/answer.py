@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -22,9 +22,7 @@ from inference.serving.answers.events import (
 )
 from inference.serving.answers.reply import Reply, TextDelta
 from inference.serving.answers.schema import BodyT, GenerationBody, parse_body
-from inference.serving.answers.token_text import text_of_token
 from inference.serving.api_error import ApiError
-from inference.serving.checks.keys import User
 from inference.serving.scheduling.decoding_options import DecodingOptions
 from inference.serving.service import Service
 
@@ -54,21 +52,9 @@ class AnswerForm:
 
 
 async def read_body(request: HttpRequest, kind: type[BodyT]) -> BodyT:
-    """Count a request to decode, and return its body.
-
-    Before that, the server must be ready, and the user within the rate limit.
-
-    Args:
-        request: request whose body was not read yet.
-        kind: class of the body.
-
-    Raises:
-        ApiError: the request cannot be answered.
-    """
+    """Return the body of a request, as soon as the server is ready."""
     service: Service = request.app.state.service
     service.check_ready()
-    user: User = request.state.user
-    user.rate.begin()
     return parse_body(kind, await request.body())
 
 
@@ -98,7 +84,7 @@ async def answer(
     if request.headers.get(NO_LEARNING):
         options = replace(options, may_learn=False)
     numbers = range(len(prompts) * options.choices)
-    opened = _opened(request, service, prompts, options)
+    opened = service.open(prompts, options, request.state.user)
     head = {
         "id": f"{form.prefix}-{uuid4().hex}",
         "created": int(time.time()),
@@ -129,16 +115,6 @@ def usage_of(reply: Reply) -> dict[str, Any]:
             "rejected_prediction_tokens": drafted - accepted,
         },
     }
-
-
-@asynccontextmanager
-async def _opened(
-    request: HttpRequest, service: Service, prompts: Sequence[Prompt], options: DecodingOptions
-) -> AsyncIterator[Reply]:
-    """Start the decoding of prompts, and let the log know the numbers of tokens."""
-    async with service.open(prompts, options, request.state.user) as reply:
-        request.state.reply = reply
-        yield reply
 
 
 async def _whole(
@@ -217,32 +193,7 @@ def _check_model(service: Service, body: GenerationBody) -> None:
     if body.model != service.model.name:
         raise ApiError(
             404,
-            f"the model is not served here; expected: {service.model.name}; "
-            f"got: {body.model[:80]!r}; remedy: see /v1/models",
+            f"the model is not served here; expected: {service.model.name}",
             param="model",
             code="model_not_found",
         )
-
-
-def origins(service: Service, drafts: bool, delta: TextDelta) -> dict[str, Any]:
-    """Return the field of a choice with the origin of each new token, if it was requested.
-
-    Args:
-        service: service with the tokenizer.
-        drafts: whether it was requested.
-        delta: new text.
-    """
-    if not drafts:
-        return {}
-    tokens = [
-        {
-            "id": token.token_id,
-            "text": text_of_token(service.model.tokenizer, token.token_id),
-            "offset": token.offset,
-            "depth": token.depth,
-            "proposer": token.proposer,
-        }
-        for token in delta.tokens
-        if token.depth is not None
-    ]
-    return {"jakiro": {"tokens": tokens}}

@@ -7,10 +7,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from inference.engine.request import OutputOptions
-from inference.serving.answers.answer import AnswerForm, answer, origins, read_body
+from inference.generation.incremental_text import REPLACEMENT
+from inference.serving.answers.answer import AnswerForm, answer, read_body
 from inference.serving.answers.reply import TextDelta
 from inference.serving.answers.schema import ChatBody
-from inference.serving.answers.token_text import bytes_of_token, text_of_token
+from inference.serving.answers.token_text import text_of_token
 from inference.serving.scheduling.decoding_options import DecodingOptions
 from inference.serving.service import Service
 
@@ -21,33 +22,26 @@ async def chat(request: HttpRequest) -> Response:
     body = await read_body(request, ChatBody)
     record = None
     if body.logprobs:
-        record = OutputOptions(
-            raw_log_probs=True,
-            num_likeliest=body.top_logprobs or 0,
-            of_processed=body.has_processed_log_probs,
-        )
+        record = OutputOptions(raw_log_probs=True, num_likeliest=body.top_logprobs or 0)
     options = DecodingOptions.of(body, body.max_completion_tokens or body.max_tokens, record)
     messages: list[dict[str, Any]] = [dict(message.for_template) for message in body.messages]
     form = AnswerForm(
         prefix="chatcmpl",
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
-        choice=partial(_choice, service, record is not None, options.drafts),
+        choice=partial(_choice, service, record is not None),
         first=_first,
-        chunk=partial(_chunk, service, record is not None, options.drafts),
+        chunk=partial(_chunk, service, record is not None),
     )
     return await answer(request, service, body, [messages], options, form)
 
 
-def _choice(
-    service: Service, has_log_probs: bool, drafts: bool, delta: TextDelta
-) -> dict[str, Any]:
+def _choice(service: Service, has_log_probs: bool, delta: TextDelta) -> dict[str, Any]:
     return {
         "index": delta.index,
         "message": {"role": "assistant", "content": delta.text, "refusal": None},
         "logprobs": _log_probs(service, delta) if has_log_probs else None,
         "finish_reason": delta.finish_reason,
-        **origins(service, drafts, delta),
     }
 
 
@@ -56,15 +50,12 @@ def _first(index: int) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _chunk(
-    service: Service, has_log_probs: bool, drafts: bool, delta: TextDelta
-) -> list[dict[str, Any]]:
+def _chunk(service: Service, has_log_probs: bool, delta: TextDelta) -> list[dict[str, Any]]:
     """Return a choice for new text, and another one for the end."""
     chunks: list[dict[str, Any]] = []
     if delta.text or delta.tokens:
         log_probs = _log_probs(service, delta) if has_log_probs else None
-        own = origins(service, drafts, delta)
-        chunks.append({"delta": {"content": delta.text}, "logprobs": log_probs, **own})
+        chunks.append({"delta": {"content": delta.text}, "logprobs": log_probs})
     if delta.finish_reason is not None:
         chunks.append({"delta": {}, "logprobs": None})
     reasons = [None] * (len(chunks) - 1) + [delta.finish_reason]
@@ -83,7 +74,10 @@ def _log_probs(service: Service, delta: TextDelta) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _token(service: Service, token_id: int, log_prob: float | None) -> dict[str, Any]:
-    tokenizer = service.model.tokenizer
-    text, encoded = text_of_token(tokenizer, token_id), bytes_of_token(tokenizer, token_id)
-    return {"token": text, "logprob": log_prob, "bytes": encoded}
+def _token(service: Service, token_id: int, log_prob: float) -> dict[str, Any]:
+    text = text_of_token(service.model.tokenizer, token_id)
+    return {
+        "token": text,
+        "logprob": log_prob,
+        "bytes": None if REPLACEMENT in text else list(text.encode()),
+    }

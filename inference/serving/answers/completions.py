@@ -7,7 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from inference.engine.request import OutputOptions
-from inference.serving.answers.answer import AnswerForm, answer, origins, read_body
+from inference.serving.answers.answer import AnswerForm, answer, read_body
 from inference.serving.answers.reply import TextDelta
 from inference.serving.answers.schema import CompletionBody
 from inference.serving.answers.token_text import text_of_token
@@ -21,16 +21,11 @@ async def complete(request: HttpRequest) -> Response:
     """Answer a request to `/v1/completions`."""
     service: Service = request.app.state.service
     body = await read_body(request, CompletionBody)
-    record, echo = None, bool(body.echo)
+    record = None
     if body.logprobs is not None:
-        record = OutputOptions(
-            raw_log_probs=True,
-            num_likeliest=body.logprobs,
-            of_processed=body.has_processed_log_probs,
-            prompt=echo,
-        )
-    options = DecodingOptions.of(body, body.max_tokens or _MAX_TOKENS, record, echo=echo)
-    choice = partial(_choice, service, record is not None, options.drafts)
+        record = OutputOptions(raw_log_probs=True, num_likeliest=body.logprobs)
+    options = DecodingOptions.of(body, body.max_tokens or _MAX_TOKENS, record)
+    choice = partial(_choice, service, record is not None)
     form = AnswerForm(
         prefix="cmpl",
         kind="text_completion",
@@ -42,15 +37,12 @@ async def complete(request: HttpRequest) -> Response:
     return await answer(request, service, body, body.prompts, options, form)
 
 
-def _choice(
-    service: Service, has_log_probs: bool, drafts: bool, delta: TextDelta
-) -> dict[str, Any]:
+def _choice(service: Service, has_log_probs: bool, delta: TextDelta) -> dict[str, Any]:
     return {
         "index": delta.index,
         "text": delta.text,
         "logprobs": _log_probs(service, delta) if has_log_probs else None,
         "finish_reason": delta.finish_reason,
-        **origins(service, drafts, delta),
     }
 
 
@@ -62,8 +54,6 @@ def _log_probs(service: Service, delta: TextDelta) -> dict[str, Any]:
         "top_logprobs": [
             # If several tokens have the same text, this form can only contain the likeliest.
             {text(other): log_prob for other, log_prob in reversed(token.likeliest)}
-            if token.log_prob is not None
-            else None
             for token in delta.tokens
         ],
         "text_offset": [token.offset for token in delta.tokens],

@@ -9,12 +9,11 @@ from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.engine.decode_step import TARGET, DecodeStep
+from inference.engine.decode_step import DecodeStep
 from inference.engine.request import Request
 from inference.engine.stats import DecodeStats
 from inference.generation.incremental_text import IncrementalText
 from inference.serving.answers.details import ChoiceDetails, DetailLog
-from inference.serving.answers.echo import Echo
 from inference.serving.scheduling.job import Job
 
 IDLE_SECONDS = 15.0  # seconds without a token after which an empty list is yielded
@@ -23,15 +22,12 @@ FinishReason = Literal["stop", "length"]
 
 
 class TokenDetail(NamedTuple):
-    """A token with its origin, and with its log-probability under the target's raw distribution."""
+    """A token with its log-probability under the target's raw distribution."""
 
     token_id: int
     offset: int  # number of characters of the text before the token
-    log_prob: float | None  # None for the first token of a prompt, or if it was not requested
+    log_prob: float
     likeliest: list[tuple[int, float]]
-    # depth of a draft in its tree, or BONUS for a token of the target; None for a prompt
-    depth: int | None = None
-    proposer: int = TARGET  # expert or drafter that proposed the token
 
 
 @dataclass
@@ -40,7 +36,7 @@ class TextDelta:
 
     index: int  # number of the choice
     text: str
-    tokens: list[TokenDetail] = field(default_factory=list)  # if details were requested
+    tokens: list[TokenDetail] = field(default_factory=list)  # if log-probabilities were requested
     finish_reason: FinishReason | None = None
     details: ChoiceDetails | None = None  # if these were requested
 
@@ -75,9 +71,7 @@ class Reply:
         wake: object that the jobs notify.
         tokenizer: the target's tokenizer.
         stops: stop strings.
-        echoes: for each job, the prompt that its texts repeat first; empty if they do not.
         seconds: seconds that the reply may take; None for no limit.
-        drafts: whether the origin of each token is requested.
         befores: for each job, the tokens that its texts continue; empty if they continue none.
     """
 
@@ -87,9 +81,7 @@ class Reply:
         wake: Wake,
         tokenizer: PreTrainedTokenizerBase,
         stops: Sequence[str],
-        echoes: Sequence[Echo] = (),
         seconds: float | None = None,
-        drafts: bool = False,
         befores: Sequence[Sequence[int]] = (),
     ) -> None:
         self.jobs = list(jobs)
@@ -98,24 +90,15 @@ class Reply:
         self.fingerprint = ""  # identity of the target, the drafter and the trees
         self._end = math.inf if seconds is None else self.started + seconds
         self._wake = wake
-        owners = [(job, state) for job in self.jobs for state in job.sequences]
-        befores = befores or [()] * len(self.jobs)
-        texts = [
-            IncrementalText(tokenizer, stops, before=before)
-            for job, before in zip(self.jobs, befores, strict=True)
-            for _ in job.sequences
-        ]
-        self._sequences = [
-            _Choice(number, texts[number], state.request, drafts)
-            for number, (_, state) in enumerate(owners)
-        ]
-        for choice, (_, state) in zip(self._sequences, owners, strict=True):
-            record = state.request.record
-            choice.log = DetailLog(self.started) if record is not None and record.trees else None
-        if echoes:
-            of_job = {id(job): echo for job, echo in zip(self.jobs, echoes, strict=True)}
-            for choice, (job, _) in zip(self._sequences, owners, strict=True):
-                choice.begin_with(of_job[id(job)], job)
+        self._sequences: list[_Choice] = []
+        for job, before in zip(self.jobs, befores or [()] * len(self.jobs), strict=True):
+            for state in job.sequences:
+                text = IncrementalText(tokenizer, stops, before=before)
+                choice = _Choice(len(self._sequences), text, state.request)
+                record = state.request.record
+                if record is not None and record.trees:
+                    choice.log = DetailLog(self.started)
+                self._sequences.append(choice)
 
     @property
     def is_complete(self) -> bool:
@@ -180,43 +163,28 @@ class _Choice:
         index: number of the choice.
         text: text of the sequence.
         request: request of the sequence.
-        drafts: whether the origin of each token is requested.
     """
 
-    def __init__(self, index: int, text: IncrementalText, request: Request, drafts: bool) -> None:
+    def __init__(self, index: int, text: IncrementalText, request: Request) -> None:
         self.is_ended = False
         self.num_tokens = 0
         self._index = index
         self._text = text
         self._eos_ids = request.stop.eos_ids
         self._max_tokens = request.max_length - len(request.token_ids)
-        self._drafts = drafts
         self._waiting: list[TokenDetail] = []
-        self._echo: tuple[Echo, Job] | None = None
-        self._num_echoed = 0  # number of characters before the text
         self.log: DetailLog | None = None  # log of the details to return
-
-    def begin_with(self, echo: Echo, job: Job) -> None:
-        """Let the text begin with the prompt.
-
-        Args:
-            echo: the prompt.
-            job: job of the prompt.
-        """
-        self._echo = echo, job
-        self._num_echoed = len(echo.text)
 
     def extend(self, step: DecodeStep) -> TextDelta:
         """Return the text that a step makes final."""
         has_log_probs = step.details is not None and bool(step.details.raw_log_probs)
-        delta = self._first_delta(has_log_probs)
-        num_echoed, offsets = len(delta.text), []
+        delta, offsets = TextDelta(self._index, ""), []
         for number, token_id in enumerate(step.token_ids):
             self.num_tokens += 1
             delta.text += self._text.push(token_id)
             offsets.append(self._text.offset)
-            if has_log_probs or self._drafts:
-                self._waiting.append(_detail(step, number, self._num_echoed + self._text.offset))
+            if has_log_probs:
+                self._waiting.append(_detail(step, number, self._text.offset))
             if not self._text.is_holding and not self._text.is_stopped:
                 delta.tokens += self._waiting
                 self._waiting = []
@@ -225,53 +193,25 @@ class _Choice:
         if self.log is not None:
             self.log.add(step, offsets)
             is_final = self.is_ended or not self._text.is_holding
-            delta.details = self.log.take(delta.text[num_echoed:], is_final)
+            delta.details = self.log.take(delta.text, is_final)
         return delta
-
-    def _first_delta(self, has_details: bool) -> TextDelta:
-        """Return a delta with the prompt, if it was not returned yet, or an empty one."""
-        if self._echo is None:
-            return TextDelta(self._index, "")
-        (echo, job), self._echo = self._echo, None
-        tokens = _prompt_details(job, echo) if has_details else []
-        return TextDelta(self._index, echo.text, tokens)
 
     def _end(self, delta: TextDelta, last: int) -> None:
         self.is_ended = True
         delta.text += self._text.flush()
         # Tokens without any character of the text, such as those of a stop string, are left out.
-        end = self._num_echoed + self._text.length
-        delta.tokens += [token for token in self._waiting if token.offset < end]
+        delta.tokens += [token for token in self._waiting if token.offset < self._text.length]
         is_stop = self._text.is_stopped or last in self._eos_ids
         # The target's own settings may end a text, too.
         is_short = self.num_tokens < self._max_tokens
         delta.finish_reason = "stop" if is_stop or is_short else "length"
 
 
-def _prompt_details(job: Job, echo: Echo) -> list[TokenDetail]:
-    """Return the tokens of a prompt, which has been read."""
-    details, token_ids = job.prompt_details, job.request.token_ids
-    assert details is not None
-    log_probs = [None, *details.raw_log_probs]
-    likeliest = [[], *details.likeliest] if details.likeliest else [[] for _ in token_ids]
-    columns = zip(token_ids, echo.offsets, log_probs, likeliest, strict=True)
-    return [TokenDetail(*column) for column in columns]
-
-
 def _detail(step: DecodeStep, number: int, offset: int) -> TokenDetail:
-    """Return a token of a step.
-
-    Args:
-        step: the step.
-        number: number of the token in the step.
-        offset: number of characters of the text before the token.
-    """
+    """Return the token with this number in a step."""
     details = step.details
-    log_prob, likeliest = None, []
-    if details is not None and details.raw_log_probs:
-        log_prob = details.raw_log_probs[number]
-        # Excluded tokens have the log-probability -inf, which JSON does not have.
-        own = details.likeliest[number] if details.likeliest else []
-        likeliest = [pair for pair in own if pair[1] > -math.inf]
-    origin = step.depths[number], step.proposer_ids[number]
-    return TokenDetail(step.token_ids[number], offset, log_prob, likeliest, *origin)
+    assert details is not None
+    likeliest = details.likeliest[number] if details.likeliest else []
+    # Excluded tokens have the log-probability -inf, which JSON does not have.
+    likeliest = [pair for pair in likeliest if pair[1] > -math.inf]
+    return TokenDetail(step.token_ids[number], offset, details.raw_log_probs[number], likeliest)

@@ -1,6 +1,5 @@
 """Request bodies with a closed set of fields, and errors that name the first wrong field."""
 
-import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -73,8 +72,6 @@ class Extensions(Closed):
     top_k: int | None = Field(None, ge=1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=SMALLEST, le=10)
-    drafts: bool = False
-    logprobs_of: Literal["target", "processed"] = "target"
     drafting: bool = True
     details: bool = False
 
@@ -119,11 +116,6 @@ class GenerationBody(Closed):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def has_processed_log_probs(self) -> bool:
-        """Whether log-probabilities are those after temperature and all other options."""
-        return self.jakiro is not None and self.jakiro.logprobs_of == "processed"
-
-    @property
     def biases(self) -> dict[int, float]:
         """The number to add to the logit of each token."""
         return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
@@ -144,14 +136,8 @@ class CompletionBody(GenerationBody):
 
     prompt: PromptField
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: bool | None = None
+    echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
-
-    @model_validator(mode="after")
-    def _prompts_are_not_processed(self) -> "CompletionBody":
-        if self.echo and self.logprobs is not None and self.has_processed_log_probs:
-            raise ValueError("echo with logprobs requires logprobs_of=target")
-        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -212,20 +198,13 @@ class ChatBody(GenerationBody):
         return self
 
 
-_PAGE = "the guide to `jakiro serve` lists the supported fields"
-_MAX_ERRORS = 1000  # if a body has more errors, only their number is reported
-_SMALL = 100_000  # size in bytes up to which errors show parts of a body
-_SHOWN = 80  # largest number of characters of a value that an error shows
-
 BodyT = TypeVar("BodyT", bound=Closed)
+
+_SHOWN = 200  # largest number of characters of a description
 
 
 def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
     """Return a request body.
-
-    Args:
-        kind: class of the body.
-        content: JSON text.
 
     Raises:
         ApiError: the text is not JSON, or a field is unknown, missing or wrong.
@@ -233,69 +212,23 @@ def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise _explained(error, len(content)) from error
+        raise _explained(error) from error
 
 
-def _explained(error: ValidationError, size: int) -> ApiError:
-    """Return an error that names the first wrong field.
-
-    Args:
-        error: all errors of a body.
-        size: size of the body in bytes; parts of a large body are not shown, because that is slow.
-    """
-    if error.error_count() > _MAX_ERRORS:
-        return ApiError(
-            400,
-            "the body cannot be used; expected: the fields of OpenAI's interface; "
-            f"got: {error.error_count()} errors; remedy: correct them; {_PAGE}",
-        )
-    has_input = size <= _SMALL
-    found = error.errors(include_url=False, include_context=False, include_input=has_input)
+def _explained(error: ValidationError) -> ApiError:
+    """Return an error that names the first wrong field."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
     # If a field may have values of several types, the error of the type that was sent is shown.
-    first = next((own for own in found if not own["type"].endswith("_type")), found[0])
-    path = [str(part) for part in first["loc"] if _is_field(part)]
-    param = ".".join(path) or None
-    if first["type"] == "json_invalid":
-        return ApiError(
-            400,
-            "the body cannot be read; expected: a JSON object; "
-            f"got: {_SENTENCE.sub('', first['msg'])[:_SHOWN]}; remedy: send valid JSON in UTF-8",
-        )
+    first = next((own for own in errors if not own["type"].endswith("_type")), errors[0])
+    param = ".".join(str(part) for part in first["loc"] if _is_field(part)) or None
+    problem = first["msg"].removeprefix("Value error, ")[:_SHOWN]
     if first["type"] == "extra_forbidden":
-        message = f"{param} is not supported; expected: no such field; got: "
-        is_ours = len(path) == 1 and path[0] in Extensions.model_fields
-        remedy = f"{'send it in the object jakiro' if is_ours else 'leave it out'}; {_PAGE}"
-    elif first["type"] == "missing":
-        return ApiError(
-            400,
-            f"{param} is missing; expected: this field; got: a body without it; remedy: add it",
-            param=param,
-        )
-    else:
-        expected = first["msg"].removeprefix("Value error, ")
-        message = f"{param or 'the body'} cannot be used; expected: {expected}; got: "
-        remedy = f"correct it; {_PAGE}"
-    shown = _shown(first["input"]) if has_input else "something else"
-    return ApiError(400, f"{message}{shown}; remedy: {remedy}", param=param)
+        problem = "is not supported; see the guide to `jakiro serve`"
+    return ApiError(400, f"{param or 'the body'}: {problem}", param=param)
 
 
-_SENTENCE = re.compile(r"^Invalid JSON: ")
-
-
-_TYPES = {"str", "list", "int", "text", "ids", "texts", "lists"}
+_TYPES = {"str", "list", "int", "text", "ids", "texts", "lists"}  # of unions
 
 
 def _is_field(part: int | str) -> bool:
-    """Return whether a part of a location is a field or index, and not a type of a union."""
     return isinstance(part, int) or (part.isidentifier() and part not in _TYPES)
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, without writing all of a large one."""
-    if isinstance(value, str):
-        text = repr(value[:_SHOWN])
-    elif isinstance(value, list | dict):
-        text = f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
-    else:
-        text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from inference.remote.messages import OpenSession, SessionOpened
 from inference.serving.api_error import ApiError
-from inference.serving.checks.keys import User
 from inference.serving.remote.verification_session import VerificationSession
 
 _NUM_BYTES = 16  # random bytes of an id
@@ -33,7 +32,7 @@ class RegisteredSession:
         num_requests: number of requests to it that are being answered.
     """
 
-    def __init__(self, user: User, text_id: str) -> None:
+    def __init__(self, user: str, text_id: str) -> None:
         self.id = secrets.token_urlsafe(_NUM_BYTES)
         self.user = user
         self.text_id = text_id
@@ -105,24 +104,24 @@ class SessionRegistry:
         self._most = most
         self._most_of_user = most_of_user
         self._sessions: dict[str, RegisteredSession] = {}
-        self._ended: OrderedDict[str, User] = OrderedDict()  # users of ended sessions, by id
+        self._ended: OrderedDict[str, str] = OrderedDict()  # users of ended sessions, by id
         self._closing: list[RegisteredSession] = []  # ended sessions that are still being opened
 
     def __len__(self) -> int:
         """Return the number of sessions."""
         return len(self._sessions)
 
-    def of_text(self, user: User, text_id: str) -> RegisteredSession | None:
+    def of_text(self, user: str, text_id: str) -> RegisteredSession | None:
         """Return the session of a text; None if there is none.
 
         Args:
             user: user of the session.
             text_id: id of the text.
         """
-        own = (session for session in self._sessions.values() if session.user is user)
+        own = (session for session in self._sessions.values() if session.user == user)
         return next((session for session in own if session.text_id == text_id), None)
 
-    def add(self, user: User, text_id: str) -> RegisteredSession:
+    def add(self, user: str, text_id: str) -> RegisteredSession:
         """Return a new session.
 
         An ended session counts as long as it is still being opened.
@@ -136,7 +135,7 @@ class SessionRegistry:
         """
         self._closing = [session for session in self._closing if session.is_opening]
         sessions = [*self._sessions.values(), *self._closing]
-        if sum(session.user is user for session in sessions) >= self._most_of_user:
+        if sum(session.user == user for session in sessions) >= self._most_of_user:
             raise _too_many(f"{self._most_of_user} sessions of this key", "one more")
         if len(sessions) >= self._most:
             raise _too_many(f"{self._most} sessions of all keys", "one more")
@@ -144,7 +143,7 @@ class SessionRegistry:
         self._sessions[session.id] = session
         return session
 
-    def find(self, user: User, session_id: str) -> RegisteredSession:
+    def find(self, user: str, session_id: str) -> RegisteredSession:
         """Return a session.
 
         Args:
@@ -156,9 +155,9 @@ class SessionRegistry:
                 does not reveal whether another user has a session of this id.
         """
         found = self._sessions.get(session_id)
-        if found is not None and found.user is user:
+        if found is not None and found.user == user:
             return found
-        if self._ended.get(session_id) is user:
+        if self._ended.get(session_id) == user:
             raise gone()
         raise ApiError(
             404,

@@ -4,7 +4,6 @@ GET    /v1/verify                           target and limits
 POST   /v1/verify/sessions                  open a session, or continue a text in it
 PUT    /v1/verify/sessions/ID/steps/N       submit the tree of a step; may be repeated
 GET    /v1/verify/sessions/ID/memory        memory of verified tokens, with ?from=0&to=256
-GET    /v1/verify/sessions/ID               state of a session
 DELETE /v1/verify/sessions/ID               end a session
 """
 
@@ -16,10 +15,8 @@ from inference.remote.errors import MessageError
 from inference.remote.messages import OpenSession, WireMessage, parse_message
 from inference.serving.answers.events import unless_disconnected
 from inference.serving.api_error import ApiError
-from inference.serving.checks.keys import User
 from inference.serving.remote.sessions import RemoteSessions
 
-MAX_STEP_BYTES = 262_144  # largest size of a frame with a draft tree
 REPLAYED = "jakiro-replayed"  # header of a verdict that was sent before
 
 _JSON = "application/json"
@@ -33,7 +30,6 @@ def remote_routes() -> list[Route]:
     return [
         Route("/v1/verify", _info, methods=["GET"]),
         Route("/v1/verify/sessions", _open, methods=["POST"]),
-        Route(session, _status, methods=["GET"]),
         Route(session, _close, methods=["DELETE"]),
         Route(f"{session}/memory", _memory, methods=["GET"]),
         Route(f"{session}/steps/{{step}}", _submit, methods=["PUT"]),
@@ -46,7 +42,6 @@ async def _info(request: HttpRequest) -> Response:
 
 async def _open(request: HttpRequest) -> Response:
     sessions, user = _sessions(request), _user(request)
-    user.rate.begin()
     try:
         message = parse_message(await request.body(), OpenSession)
     except MessageError as error:
@@ -58,7 +53,7 @@ async def _open(request: HttpRequest) -> Response:
 async def _submit(request: HttpRequest) -> Response:
     sessions, user = _sessions(request), _user(request)
     sessions.registry.find(user, _session(request))  # before the body is read
-    body = await _limited_body(request)
+    body = await request.body()
     decided = await sessions.submit(user, _session(request), _step(request), body)
     headers = {REPLAYED: "1"} if decided.is_replay else {}
     kind = _BYTES if decided.has_rows else _JSON
@@ -71,31 +66,9 @@ async def _memory(request: HttpRequest) -> Response:
     return Response(rows, media_type=_BYTES)
 
 
-async def _status(request: HttpRequest) -> Response:
-    return _message(_sessions(request).status(_user(request), _session(request)))
-
-
 async def _close(request: HttpRequest) -> Response:
     _sessions(request).close(_user(request), _session(request))
     return Response(status_code=204)
-
-
-async def _limited_body(request: HttpRequest) -> bytes:
-    """Return the body of a request; reading stops at the largest size of a tree."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_STEP_BYTES:
-            error = ApiError(
-                413,
-                f"the draft tree is too large; expected: at most {MAX_STEP_BYTES} bytes; "
-                "got: more; remedy: draft smaller trees",
-                code="body_too_large",
-            )
-            error.headers["connection"] = "close"
-            raise error
-    return b"".join(parts)
 
 
 def _sessions(request: HttpRequest) -> RemoteSessions:
@@ -103,8 +76,8 @@ def _sessions(request: HttpRequest) -> RemoteSessions:
     return found
 
 
-def _user(request: HttpRequest) -> User:
-    user: User = request.state.user
+def _user(request: HttpRequest) -> str:
+    user: str = request.state.user
     return user
 
 

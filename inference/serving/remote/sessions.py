@@ -13,14 +13,12 @@ from inference.remote.errors import MessageError, SessionGone, StepConflict
 from inference.remote.messages import (
     OpenSession,
     SessionOpened,
-    SessionStatus,
     TreeLimits,
     Verdict,
     VerifierInfo,
 )
 from inference.remote.step_frame import decode_step
 from inference.serving.api_error import ApiError
-from inference.serving.checks.keys import User
 from inference.serving.remote.memory_source import memory_offer, memory_source
 from inference.serving.remote.registry import RegisteredSession, SessionRegistry, gone
 from inference.serving.remote.verification_session import VerificationSession
@@ -73,7 +71,7 @@ class RemoteSessions:
             self._info = await self._service.prepared(lambda: _info_of(model, self.limits))
         return self._info
 
-    async def open(self, user: User, request: OpenSession) -> SessionOpened:
+    async def open(self, user: str, request: OpenSession) -> SessionOpened:
         """Read a prompt, or a text to continue, in a session.
 
         Reading goes on if the device disconnects meanwhile, because it repeats the request. Another
@@ -90,7 +88,6 @@ class RemoteSessions:
         service.check_ready()
         prompt = _prompt_of(request)
         options = _options_of(request)
-        service.model.check_lengths([prompt], options)
         session = self.registry.of_text(user, request.text_id)
         if session is not None and not session.answers(request):
             self._end(session)
@@ -106,7 +103,7 @@ class RemoteSessions:
         self._touch(session)
         return opened
 
-    async def submit(self, user: User, session_id: str, step: int, body: bytes) -> DecidedStep:
+    async def submit(self, user: str, session_id: str, step: int, body: bytes) -> DecidedStep:
         """Return the verdict of a step, which is decided once.
 
         Args:
@@ -126,10 +123,9 @@ class RemoteSessions:
             outcome = "replayed" if found.is_replay else "decided"
         finally:
             self._service.telemetry.remote_steps.labels(outcome).inc()
-        self._count_bytes(len(body), len(found.body))
         return found
 
-    async def memory(self, user: User, session_id: str, begin: int, end: int) -> bytes:
+    async def memory(self, user: str, session_id: str, begin: int, end: int) -> bytes:
         """Return rows of the memory of verified tokens.
 
         Args:
@@ -142,35 +138,12 @@ class RemoteSessions:
             ApiError: there is no such session, or no such memory.
         """
         session = self._found(user, session_id)
-        user.rate.check_tokens()
         verification = session.verification
         assert verification is not None, "ids are known once sessions are open"
         with self._service.active(), session.answering():
-            body = await self._on_engine(partial(verification.memory_rows, begin, end))
-        user.rate.count_tokens(end - begin)
-        self._count_bytes(0, len(body))
-        return body
+            return await self._on_engine(partial(verification.memory_rows, begin, end))
 
-    def status(self, user: User, session_id: str) -> SessionStatus:
-        """Return the state of a session, which this does not keep alive.
-
-        Args:
-            user: user who asks for it.
-            session_id: id of the session.
-
-        Raises:
-            ApiError: there is no such session.
-        """
-        self._service.check_ready()
-        verification = self.registry.find(user, session_id).verification
-        assert verification is not None, "ids are known once sessions are open"
-        return SessionStatus(
-            next_step=verification.book.next_step,
-            length=verification.length,
-            finished=verification.is_finished,
-        )
-
-    def close(self, user: User, session_id: str) -> None:
+    def close(self, user: str, session_id: str) -> None:
         """End a session, and free its memory.
 
         Args:
@@ -182,7 +155,7 @@ class RemoteSessions:
         """
         self._end(self.registry.find(user, session_id))
 
-    def _found(self, user: User, session_id: str) -> RegisteredSession:
+    def _found(self, user: str, session_id: str) -> RegisteredSession:
         """Return a session, which a request keeps alive."""
         self._service.check_ready()
         session = self.registry.find(user, session_id)
@@ -219,8 +192,6 @@ class RemoteSessions:
             raise logged_api_error(error) from error
         if session.is_ended:
             raise gone()
-        num_verified = 0 if message.resume is None else len(message.resume.emitted)
-        session.user.rate.count_tokens(len(request.token_ids) + num_verified)
         self._service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
         decoder = model.engine.decoder
         offer = (await self.info()).memory
@@ -271,7 +242,6 @@ class RemoteSessions:
         )
 
     async def _decided(self, session: RegisteredSession, step: int, body: bytes) -> DecidedStep:
-        session.user.rate.check_tokens()
         verification = session.verification
         assert verification is not None, "ids are known once sessions are open"
         try:
@@ -287,15 +257,9 @@ class RemoteSessions:
 
         found = await self._on_engine(decide)
         assert verification.verdict is not None, "a step was decided"
-        session.user.rate.count_tokens(len(verification.verdict.emitted))
         if not found.is_replay:
             self._count(len(received.tree.token_ids), verification.verdict)
         return found
-
-    def _count_bytes(self, up: int, down: int) -> None:
-        count = self._service.telemetry.remote_bytes
-        count.labels("up").inc(up)
-        count.labels("down").inc(down)
 
     def _count(self, num_drafted: int, verdict: Verdict) -> None:
         telemetry = self._service.telemetry

@@ -28,8 +28,6 @@ class DecodingOptions:
         temperature: 0 for greedy decoding; None for the target's own.
         stops: stop strings.
         record: details of the tokens; None for none.
-        echo: whether each text begins with its prompt.
-        drafts: whether the origin of each token is requested.
         drafting: whether to draft.
         may_learn: whether the drafter may learn from the texts.
         logit_bias: number to add to the logit of each token.
@@ -45,8 +43,6 @@ class DecodingOptions:
     temperature: float | None = None
     stops: Sequence[str] = ()
     record: OutputOptions | None = None
-    echo: bool = False
-    drafts: bool = False
     drafting: bool = True
     may_learn: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -60,8 +56,6 @@ class DecodingOptions:
         body: GenerationBody,
         max_new_tokens: int | None,
         record: OutputOptions | None,
-        *,
-        echo: bool = False,
     ) -> "DecodingOptions":
         """Return the options of a request body, with a random seed if it has none.
 
@@ -69,7 +63,6 @@ class DecodingOptions:
             body: request body.
             max_new_tokens: largest number of new tokens; None for as many as there is room for.
             record: details of the tokens; None for none.
-            echo: whether each text begins with its prompt.
         """
         own = body.jakiro
         if body.has_details:
@@ -87,8 +80,6 @@ class DecodingOptions:
             temperature=body.temperature,
             stops=body.stops,
             record=record,
-            echo=echo,
-            drafts=own is not None and own.drafts,
             drafting=own is None or own.drafting,
             may_learn=body.store is not False,
             logit_bias=body.biases,

@@ -10,7 +10,6 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from inference.engine.decode_step import DecodeStep
-from inference.engine.details import TokenDetails
 from inference.engine.request import Request, SequenceState
 from jakiro.errors import JakiroError, PromptError
 from jakiro.utils.logs import get_logger
@@ -37,8 +36,6 @@ class Job:
         self.sequences = [SequenceState.of(index, own) for index, own in enumerate(requests)]
         self.is_ended = False  # no more events follow
         self.is_abandoned = False  # whether the reader cannot be notified any more
-        # details of the tokens of the prompt after the first one; None until it has been read
-        self.prompt_details: TokenDetails | None = None
         # `time.monotonic()` when the job was submitted, and when its prompt began to be read and
         # had been read
         self.submitted = self.begun = self.read = math.nan

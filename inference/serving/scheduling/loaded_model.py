@@ -44,7 +44,6 @@ class LoadedModel:
         self.details = DetailWriter(self.tokenizer, names)
         self.fingerprint = f"fp_{fingerprint(*_identity(engine))[:12]}"
         self._samples = bool(model.generation_config.do_sample)
-        self._longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def __str__(self) -> str:
         """Return what a user should know when the model is ready."""
@@ -62,30 +61,6 @@ class LoadedModel:
         samples = self._samples if temperature is None else temperature > 0
         kinds = [lane.sampling.do_sample for lane in lanes]
         return kinds.index(samples) if len(lanes) > 1 else 0
-
-    def check_lengths(self, prompts: Sequence[Prompt], options: DecodingOptions) -> None:
-        """Refuse prompts that are too long, whatever their tokens are.
-
-        Args:
-            prompts: prompts to continue.
-            options: options of all of them.
-
-        Raises:
-            ApiError: a prompt has more characters than the longest tokens have together.
-        """
-        longest = self.engine.capacity * self._longest_token
-        count = max(map(_num_characters, prompts))
-        if count <= longest:
-            return
-        new = options.max_new_tokens
-        raise ApiError(
-            400,
-            "the prompt is longer than a sequence may be; "
-            f"expected: at most {self.engine.capacity} tokens; got: {count} characters"
-            f"{'' if new is None else f' and {new} new tokens'}; remedy: shorten the prompt",
-            param=_field_of(prompts[0]),
-            code="context_length_exceeded",
-        )
 
     def jobs_of(
         self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
@@ -165,35 +140,22 @@ class LoadedModel:
             "seed": options.seed % 2**63,
             "stops": options.stops,
             "before": continued_tokens(prompt, token_ids),
-            "max_new_tokens": self._num_new(prompt, len(token_ids), options.max_new_tokens),
+            "max_new_tokens": self._num_new(len(token_ids), options.max_new_tokens),
             **others,
             **self._processors(len(token_ids), options),
         }
 
-    def _num_new(self, prompt: Prompt, num_prompt_tokens: int, wanted: int | None) -> int:
-        """Return the largest number of new tokens.
-
-        Args:
-            prompt: the prompt.
-            num_prompt_tokens: number of its tokens.
-            wanted: number of new tokens that the request may have; None for no limit of its own.
-
-        Raises:
-            ApiError: there is no room for them.
-        """
-        capacity = self.engine.capacity
-        room = capacity - num_prompt_tokens
-        if room >= (1 if wanted is None else wanted):
+    def _num_new(self, num_prompt_tokens: int, wanted: int | None) -> int:
+        """Return the largest number of new tokens; all that there is room for without a wish."""
+        room = self.engine.capacity - num_prompt_tokens
+        if room >= (wanted or 1):
             return room if wanted is None else wanted
-        new, remedy = " and the first new token", "shorten the prompt"
-        if wanted is not None:
-            new, remedy = f" and {wanted} new tokens", "shorten the prompt or lower max_tokens"
         raise ApiError(
             400,
             "the prompt and its new tokens are longer than a sequence may be; "
-            f"expected: at most {capacity} tokens; got: {num_prompt_tokens} prompt tokens{new}; "
-            f"remedy: {remedy}",
-            param=_field_of(prompt),
+            f"expected: at most {self.engine.capacity} tokens; "
+            f"got: {num_prompt_tokens} prompt tokens and {wanted or 1} new ones; "
+            "remedy: shorten the prompt or lower max_tokens",
             code="context_length_exceeded",
         )
 
@@ -225,19 +187,6 @@ def discard(jobs: Sequence[Job]) -> None:
     """
     for job in jobs:
         job.end()
-
-
-def _field_of(prompt: Prompt) -> str:
-    """Return the field of a request that a prompt comes from."""
-    is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
-    return "messages" if is_chat else "prompt"
-
-
-def _num_characters(prompt: Prompt) -> int:
-    """Return the number of characters of a text or of messages, or 0 for token ids."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(own["content"]) for own in prompt if isinstance(own, dict))
 
 
 def target_identity(engine: EngineThread) -> list[Any]:

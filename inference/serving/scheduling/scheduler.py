@@ -214,7 +214,7 @@ class Scheduler:
                 prefill.read_chunk()
                 if not prefill.is_complete:
                     return
-                job.read, job.prompt_details = time.monotonic(), prefill.prompt_details
+                job.read = time.monotonic()
                 self._running.update({id(state): job for state in job.sequences})
                 steps = lane.start(prefill, job.sequences)
         except (RuntimeError, MemoryError) as error:

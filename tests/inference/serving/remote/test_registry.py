@@ -10,24 +10,18 @@ from helpers.remote import opening
 from inference.remote.messages import OpenSession, SessionOpened
 from inference.remote.step_book import StepBook
 from inference.serving.api_error import ApiError
-from inference.serving.checks.keys import User
-from inference.serving.checks.rate_limits import RateLimit
 from inference.serving.remote import registry as module
 from inference.serving.remote.registry import SessionRegistry
 
 
-def _user(name: str = "one") -> User:
-    return User(name, RateLimit())
-
-
-def _status(registry: SessionRegistry, user: User, session_id: str) -> int:
+def _status(registry: SessionRegistry, user: str, session_id: str) -> int:
     with pytest.raises(ApiError) as found:
         registry.find(user, session_id)
     return found.value.status
 
 
-def test_a_session_belongs_to_its_user_even_if_another_has_the_same_name() -> None:
-    registry, user, other = SessionRegistry(2, 2), _user(), _user()
+def test_a_session_belongs_to_its_user() -> None:
+    registry, user, other = SessionRegistry(2, 2), "one", "other"
     session = registry.add(user, "a")
     assert registry.find(user, session.id) is session
     assert _status(registry, other, session.id) == 404
@@ -36,12 +30,12 @@ def test_a_session_belongs_to_its_user_even_if_another_has_the_same_name() -> No
 
 
 def test_an_ended_session_is_gone_for_its_user_only() -> None:
-    registry, user = SessionRegistry(2, 2), _user()
+    registry, user = SessionRegistry(2, 2), "one"
     session = registry.add(user, "a")
     registry.end(session)
     registry.end(session)
     assert session.is_ended
-    assert (_status(registry, user, session.id), _status(registry, _user(), session.id)) == (
+    assert (_status(registry, user, session.id), _status(registry, "third", session.id)) == (
         410,
         404,
     )
@@ -49,20 +43,20 @@ def test_an_ended_session_is_gone_for_its_user_only() -> None:
 
 
 def test_sessions_are_limited_for_each_user_and_for_all() -> None:
-    registry, user = SessionRegistry(3, 2), _user()
+    registry, user = SessionRegistry(3, 2), "one"
     first, _ = registry.add(user, "a"), registry.add(user, "b")
     with pytest.raises(ApiError, match="2 sessions of this key"):
         registry.add(user, "c")
-    registry.add(_user(), "a")
+    registry.add("third", "a")
     with pytest.raises(ApiError, match="3 sessions of all keys") as found:
-        registry.add(_user(), "a")
+        registry.add("third", "a")
     assert (found.value.status, found.value.headers["retry-after"]) == (429, "5")
     registry.end(first)
     registry.add(user, "c")
 
 
 def test_few_requests_to_a_session_may_wait() -> None:
-    session = SessionRegistry(1, 1).add(_user(), "a")
+    session = SessionRegistry(1, 1).add("third", "a")
     with session.answering(), session.answering(), session.answering(), session.answering():
         with pytest.raises(ApiError, match="4 requests"), session.answering():
             pass
@@ -72,7 +66,7 @@ def test_few_requests_to_a_session_may_wait() -> None:
 
 def test_the_ids_of_old_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_NUM_ENDED", 2)
-    registry, user = SessionRegistry(1, 1), _user()
+    registry, user = SessionRegistry(1, 1), "third"
     ids = []
     for _ in range(3):
         session = registry.add(user, "a")
@@ -89,7 +83,7 @@ def test_a_session_answers_only_the_request_that_opened_it_and_only_before_a_ste
         return opening()
 
     async def check() -> None:
-        session: Any = SessionRegistry(1, 1).add(_user(), REQUEST.text_id)
+        session: Any = SessionRegistry(1, 1).add("third", REQUEST.text_id)
         assert not session.answers(REQUEST)
         session.begin(REQUEST, asyncio.ensure_future(opened()))
         assert session.answers(REQUEST)
@@ -109,7 +103,7 @@ def test_a_session_answers_only_the_request_that_opened_it_and_only_before_a_ste
 
 def test_an_ended_session_counts_until_its_opening_ends() -> None:
     async def check() -> None:
-        registry, user = SessionRegistry(2, 1), _user()
+        registry, user = SessionRegistry(2, 1), "third"
         allowed = asyncio.Event()
 
         async def opened() -> SessionOpened:
@@ -121,9 +115,9 @@ def test_an_ended_session_counts_until_its_opening_ends() -> None:
         registry.end(session)
         with pytest.raises(ApiError, match="1 sessions of this key"):
             registry.add(user, "a")
-        other = registry.add(_user(), "a")
+        other = registry.add("fourth", "a")
         with pytest.raises(ApiError, match="2 sessions of all keys"):
-            registry.add(_user(), "a")
+            registry.add("fifth", "a")
         allowed.set()
         assert session.opening is not None
         await session.opening
@@ -138,7 +132,7 @@ def test_a_session_that_could_not_be_opened_answers_nothing() -> None:
         raise ApiError(503, "no memory")
 
     async def check() -> None:
-        session = SessionRegistry(1, 1).add(_user(), REQUEST.text_id)
+        session = SessionRegistry(1, 1).add("third", REQUEST.text_id)
         task = asyncio.ensure_future(failed())
         session.begin(REQUEST, task)
         await asyncio.wait([task])

@@ -8,17 +8,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from helpers.raw_http import wait_until
 from helpers.remote import looked_up
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.remote.messages import (
-    MemoryRequest,
     OpenSession,
     Progress,
     SessionOpened,
-    SessionStatus,
     Verdict,
     VerifierInfo,
     parse_message,
@@ -32,11 +29,6 @@ GREEDY: dict[str, Any] = {"seed": 3, "max_tokens": 24, "temperature": 0.0}
 @pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
     return tiny_decoder()
-
-
-@pytest.fixture(scope="module")
-def trained() -> SpeculativeDecoder:
-    return tiny_decoder(trained=True)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +96,6 @@ def test_a_text_is_that_of_the_decoder_alone(
     alone = decoder.generate(PROMPT, max_new_tokens=24, temperature=0)
     assert (known[len(PROMPT) :], text) == (alone.new_token_ids, alone.text)
     assert step - 1 < len(alone.new_token_ids) - 1  # drafts were accepted
-    status = device.http.get(f"verify/sessions/{opened.session}")
-    assert parse_message(status.content, SessionStatus) == SessionStatus(
-        next_step=step, length=len(known), finished=True
-    )
 
 
 def test_the_server_describes_its_target(device: Device, decoder: SpeculativeDecoder) -> None:
@@ -162,7 +150,7 @@ def test_a_tree_that_is_too_large_is_refused_while_it_is_read(
     device: Device, opened: SessionOpened
 ) -> None:
     def parts() -> Iterator[bytes]:
-        for _ in range(100):
+        for _ in range(200):
             yield bytes(10_000)
 
     url = f"verify/sessions/{opened.session}/steps/1"
@@ -180,9 +168,8 @@ def test_a_foreign_session_looks_like_an_unknown_one(
         unknown = other.put("a" * 22, 1, tree)
         assert foreign.status_code == unknown.status_code == 404
         assert foreign.content == unknown.content
-        for path in ("", "/memory?from=0&to=1"):
-            answer = other.http.get(f"verify/sessions/{opened.session}{path}")
-            assert answer.content == foreign.content
+        answer = other.http.get(f"verify/sessions/{opened.session}/memory?from=0&to=1")
+        assert answer.content == foreign.content
         assert other.close(opened.session) == 404
     assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
 
@@ -198,7 +185,6 @@ def test_nobody_is_let_in_without_a_key(
             http.get("verify"),
             http.post("verify/sessions", content=request),
             http.put(f"{session}/steps/1", content=b""),
-            http.get(session),
             http.get(f"{session}/memory?from=0&to=1"),
             http.delete(session),
         ]
@@ -214,7 +200,7 @@ def test_a_closed_session_is_gone_and_its_text_goes_on_in_another(
     tree = looked_up([*PROMPT, *first.emitted]).body
     answers = [
         device.put(first.session, 1, tree),
-        device.http.get(f"verify/sessions/{first.session}"),
+        device.http.get(f"verify/sessions/{first.session}/memory?from=0&to=1"),
     ]
     assert {answer.status_code for answer in answers} == {410}
     emitted = [*first.emitted, *verdict.emitted]
@@ -234,7 +220,7 @@ def test_a_repeated_opening_gets_the_same_session_until_a_step_is_decided(device
     device.submit(first, 1, [*PROMPT, *first.emitted])
     again = device.open(text_id=text_id)
     assert again.session != first.session
-    assert device.http.get(f"verify/sessions/{first.session}").status_code == 410
+    assert device.put(first.session, 1, b"").status_code == 410
     device.close(again.session)
 
 
@@ -271,8 +257,8 @@ def test_another_session_of_a_text_ends_the_first_one(device: Device) -> None:
     text_id = "ab" * 16
     # More than are allowed.
     sessions = [device.open(text_id=text_id, seed=seed).session for seed in range(5)]
-    codes = [device.http.get(f"verify/sessions/{own}").status_code for own in sessions]
-    assert codes == [410] * 4 + [200]
+    codes = [device.put(own, 1, b"").status_code for own in sessions]
+    assert codes == [410] * 4 + [400]
     device.close(sessions[-1])
 
 
@@ -357,21 +343,6 @@ def test_the_metrics_count_steps_and_sessions(
         device.put(opened.session, 1, body)
     assert [value(name) for name in names] == [count + 1 for count in before]
     assert value("remote_sessions") == 1
-    assert value('requests_total{code="200",route="/v1/verify/sessions/*"}') > 0
-
-
-def test_the_log_has_a_line_for_each_text_and_never_an_id(
-    device: Device, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    opened = device.open()
-    device.submit(opened, 1, [*PROMPT, *opened.emitted])
-    assert device.put(opened.session, 1, b"").status_code == 400
-    wait_until(lambda: any("sessions/* 400" in text for text in caplog.messages))
-    own = [record.getMessage() for record in caplog.records if record.name.startswith("jakiro")]
-    assert [text for text in own if "/v1/verify/sessions 201 in" in text]
-    assert not [text for text in own if "sessions/* 200" in text or opened.session in text]
-    device.close(opened.session)
 
 
 def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
@@ -382,52 +353,9 @@ def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
             request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
             while (again := device.http.post("verify/sessions", content=request)).is_error:
                 assert again.status_code == 429
-                device.http.get(f"verify/sessions/{opened.session}")  # does not keep it alive
-            assert device.http.get(f"verify/sessions/{opened.session}").status_code == 410
+            assert device.put(opened.session, 1, b"").status_code == 410
 
 
 def test_no_device_is_served_unless_the_server_says_so(decoder: SpeculativeDecoder) -> None:
     with running(decoder) as server, Device(server, None).http as http:
         assert http.get("verify").status_code == 404
-
-
-def test_repeated_verdicts_count_as_tokens(decoder: SpeculativeDecoder) -> None:
-    with running(decoder, remote_sessions=1, tokens_per_minute=30.0) as server:
-        device = Device(server, None)
-        with device.http:
-            opened = device.open()
-            tree = looked_up([*PROMPT, *opened.emitted]).body
-            answers = [device.put(opened.session, 1, tree) for _ in range(40)]
-    codes = [answer.status_code for answer in answers]
-    assert codes[0] == 200
-    assert codes[-1] == 429
-    assert _error(answers[-1])["message"].startswith("too many tokens in a minute")
-    assert int(answers[-1].headers["retry-after"]) > 0
-
-
-def test_tokens_of_a_resumed_text_count(decoder: SpeculativeDecoder) -> None:
-    emitted = decoder.generate(PROMPT, max_new_tokens=20, temperature=0).new_token_ids
-    progress = Progress(emitted=emitted, next_step=9)
-    with running(decoder, remote_sessions=1, tokens_per_minute=60.0) as server:
-        device = Device(server, None)
-        with device.http:
-            for _ in range(3):  # the prompts alone have 21 tokens
-                device.close(device.open(resume=progress).session)
-            request = OpenSession(prompt=PROMPT, **GREEDY).model_dump_json()
-            assert device.http.post("verify/sessions", content=request).status_code == 429
-
-
-def test_fetched_memory_counts_as_tokens_of_its_own_key(trained: SpeculativeDecoder) -> None:
-    limits: dict[str, Any] = {"api_keys": KEYS, "tokens_per_minute": 30.0}
-    with running(trained, remote_sessions=2, **limits) as server:
-        device, other = Device(server), Device(server, KEYS[1])
-        with device.http, other.http:
-            offer = parse_message(device.http.get("verify").content, VerifierInfo).memory
-            assert offer is not None
-            memory = MemoryRequest(encoder=offer.encoder, encoding="int8")
-            opened = device.open(memory=memory)
-            path = f"verify/sessions/{opened.session}/memory?from=0&to={len(PROMPT)}"
-            answers = [device.http.get(path) for _ in range(6)]
-            assert [answer.status_code for answer in answers] == [200] * 4 + [429] * 2
-            assert _error(answers[-1])["code"] == "rate_limit_exceeded"
-            other.close(other.open().session)

@@ -1,0 +1,172 @@
+"""Who may send requests, from which web pages, and how large requests may be."""
+
+import hmac
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inference.serving.api_error import ApiError
+from jakiro.errors import ConfigError
+from jakiro.utils.settings import Settings, load_settings
+
+_HASH_DIGITS = 64
+EVERYONE = "everyone"  # the user of all requests to a server without keys
+
+
+class KeysFile(Settings):
+    """A file of keys."""
+
+    keys: dict[str, SecretStr] = Field(min_length=1)
+    """The SHA-256 of each key, 64 hexadecimal digits, by the name of its user."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ApiKeys:
+    """The users of a server by their keys, of which only hashes are kept.
+
+    Args:
+        keys: keys whose users have no names of their own.
+        file: file of the form of `KeysFile`.
+
+    Raises:
+        ConfigError: the file cannot be read, or contains something else than hashes.
+    """
+
+    def __init__(self, keys: Iterable[str] = (), file: Path | None = None) -> None:
+        self._hashes = {f"key {n}": _hash(key) for n, key in enumerate(keys, 1)}
+        if file is not None:
+            for name, known in load_settings(KeysFile, file).keys.items():
+                self._hashes[name] = known.get_secret_value().lower().encode()
+                if len(self._hashes[name]) != _HASH_DIGITS:  # it may be the key itself
+                    raise ConfigError(f"the hash of {name} in {file} has not {_HASH_DIGITS} digits")
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are several users, whose texts are kept apart."""
+        return len(self._hashes) > 1
+
+    def user_of(self, authorization: str) -> str | None:
+        """Return the user of a request by its header `Authorization`; None if none is accepted.
+
+        The time of the comparison depends neither on the key that is sent nor on which key fits.
+        """
+        if not self._hashes:
+            return EVERYONE
+        scheme, _, key = authorization.partition(" ")
+        sent = _hash(key.strip())
+        users = [user for user, known in self._hashes.items() if hmac.compare_digest(sent, known)]
+        return users[0] if users and scheme.lower() == "bearer" else None
+
+
+def _hash(key: str) -> bytes:
+    return sha256(key.encode()).hexdigest().encode()
+
+
+class AccessCheck:
+    """Refuses requests of foreign web pages and those without a key, and names the user of others.
+
+    Args:
+        app: application behind the check.
+        keys: accepted keys.
+        origins: origins of the web pages of other servers that may send requests.
+        is_open: function that returns whether a path needs no key.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        origins: Sequence[str],
+        is_open: Callable[[str], bool],
+    ) -> None:
+        self._app = app
+        self._keys, self._origins, self._is_open = keys, origins, is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        try:
+            headers = Headers(scope=scope)
+            self._check_origin(headers)
+            if not self._is_open(scope["path"]):
+                scope["state"]["user"] = self._user_of(headers)
+        except ApiError as error:
+            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse a page of another server: browsers send what it asks for, even without CORS."""
+        origin = headers.get("origin")
+        if origin is None or "*" in self._origins or origin in self._origins:
+            return
+        if origin.partition("://")[2].lower() != headers.get("host", "").lower():
+            raise ApiError(
+                403,
+                "this web page may not send requests; remedy: start the server with "
+                "--allowed-origin",
+                kind="permission_error",
+                code="wrong_origin",
+            )
+
+    def _user_of(self, headers: Headers) -> str:
+        user = self._keys.user_of(headers.get("authorization", ""))
+        if user is not None:
+            return user
+        error = ApiError(
+            401,
+            "the API key is missing or wrong; expected: a header `Authorization: Bearer KEY`; "
+            "remedy: pass api_key= to the client",
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+        error.headers["www-authenticate"] = "Bearer"
+        raise error
+
+
+class BodyLimit:
+    """Refuses bodies that are too large, without reading the rest of them.
+
+    Args:
+        app: application behind the limit.
+        max_bytes: largest size of a body in bytes.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                error = ApiError(
+                    413,
+                    f"the body is too large; expected: at most {self._max_bytes} bytes; "
+                    "remedy: send less, or start the server with a larger --max-body-bytes",
+                    code="body_too_large",
+                )
+                error.headers["connection"] = "close"
+                raise error
+            return message
+
+        await self._app(scope, limited, send)

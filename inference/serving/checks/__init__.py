@@ -1,1 +1,0 @@
-"""The limits and checks that a request must pass: connection, size, origin, key, and rates."""
