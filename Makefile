@@ -18,7 +18,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-faults test-matrix test-vllm coverage check docs figures reference \
-    bench bench-engine bench-gpu wheel clean
+    bench bench-gpu wheel clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z.-]*\):.*##/\1 /p' $(firstword $(MAKEFILE_LIST)) \
@@ -97,15 +97,12 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 	$(BIN)/python docs/programs/reference.py
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-engine bench-gpu: export GOMP_SPINCOUNT ?= 10000
+bench bench-gpu: export GOMP_SPINCOUNT ?= 10000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)
 
-bench-engine: $(READY)  ## Measure the decode engine
-	$(BIN)/jakiro profile engine $(ARGS)
-
-bench-gpu: $(READY)  ## Measure decoding on a GPU, unattended, in half an hour; tokens and logits are checked
+bench-gpu: $(READY)  ## Measure decoding on a GPU
 	$(BIN)/jakiro profile gpu $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import (
+    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -121,6 +122,8 @@ class CategoryFigures(Settings):
 class SampleRecord(Settings):
     """One decoding of a prompt; seconds are divided evenly among prompts decoded together."""
 
+    model_config = ConfigDict(extra="ignore")  # older documents also have texts
+
     prompt: str  # hash of the prompt's content
     category: str
     repeat: int
@@ -131,8 +134,6 @@ class SampleRecord(Settings):
     turns: PositiveInt = 1  # number of chat turns, each of which is a request
     seconds: float
     seconds_to_first_token: float
-    # text of the last chat turn's answer, shortened if long; None after the first repeat
-    answer: str | None = None
 
 
 class MethodFigures(Settings):
@@ -218,27 +219,6 @@ class MethodFigures(Settings):
         return sum(parts.values()) / self.target_forwards
 
 
-class TreeNode(Settings):
-    """One candidate of a draft tree; `parent` is the index of the parent node, -1 for the root."""
-
-    token: str
-    parent: int
-    depth: PositiveInt
-    expert: int
-    accepted: bool
-
-
-class ExampleTree(Settings):
-    """One verified draft tree."""
-
-    method: str
-    temperature: float
-    context: str  # the end of the text before the tree
-    root: str  # the last token before the tree
-    nodes: tuple[TreeNode, ...]
-    next_token: str  # the target's token after the accepted path
-
-
 class ComparisonDocument(Settings):
     """Everything that `jakiro bench` stores about a comparison.
 
@@ -251,10 +231,9 @@ class ComparisonDocument(Settings):
             the measurement was interrupted, and only prompts that all methods decoded are included.
         baseline: name of the method that speed-ups refer to.
         methods: figures of every method at every temperature, in the caller's order.
-        trees: one example tree for every drafting method and temperature.
-        questions: text of each prompt by its hash, shortened if long; of a chat, the user's last
-            message.
     """
+
+    model_config = ConfigDict(extra="ignore")  # older documents also have texts and trees
 
     version: Literal[1] = SCHEMA_VERSION
     environment: Environment
@@ -263,8 +242,6 @@ class ComparisonDocument(Settings):
     is_complete: bool = True
     baseline: str
     methods: tuple[MethodFigures, ...]
-    trees: tuple[ExampleTree, ...] = ()
-    questions: dict[str, str] = Field(default_factory=dict)
 
     def figures(self, name: str, temperature: float) -> MethodFigures:
         """Return the figures of a method at a temperature.

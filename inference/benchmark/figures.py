@@ -29,7 +29,6 @@ from inference.benchmark.stats import (
     resample_counts,
     sums_by_unit,
 )
-from inference.benchmark.texts import Decode, answer_of
 from inference.engine.stats import DecodeStats
 
 
@@ -58,7 +57,6 @@ def figures_of(
     baseline: Measured,
     reference: Reference | None,
     notes: Sequence[str] = (),
-    decode: Decode | None = None,
 ) -> MethodFigures:
     """Return the figures of a method at a temperature.
 
@@ -68,7 +66,6 @@ def figures_of(
         baseline: samples of the baseline, with which the method's speed is compared.
         reference: greedy tokens of the target itself; None if tokens are sampled.
         notes: remarks for readers of the report.
-        decode: conversion of token ids to text; None to include no answers.
     """
     samples = measured.samples
     stats = DecodeStats.pooled(sample.stats for sample in samples)
@@ -101,7 +98,7 @@ def figures_of(
         parameters=method.parameters,
         notes=tuple(note for note in (method.note, *notes, str(method.compute)) if note),
         categories=_categories(samples, baseline.samples),
-        samples=tuple(_record(sample, decode) for sample in samples),
+        samples=tuple(_record(sample) for sample in samples),
     )
 
 
@@ -220,7 +217,7 @@ def _category(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Category
     )
 
 
-def _record(sample: Sample, decode: Decode | None) -> SampleRecord:
+def _record(sample: Sample) -> SampleRecord:
     stats = sample.stats
     return SampleRecord(
         prompt=sample.prompt.fingerprint,
@@ -233,5 +230,4 @@ def _record(sample: Sample, decode: Decode | None) -> SampleRecord:
         target_forwards=stats.target_forwards,
         seconds=sample.seconds,
         seconds_to_first_token=sample.seconds_to_first_token,
-        answer=None if decode is None or sample.repeat else answer_of(sample, decode),
     )

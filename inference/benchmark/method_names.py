@@ -21,7 +21,6 @@ OPTIONAL_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
 
 Tree = Literal["auto", "fixed", "deterministic", "sampled"]
-Candidates = int | Literal["costs"]
 
 _OPTIONS = (
     "tree",
@@ -53,8 +52,7 @@ class MethodName:
             trained for, "deterministic" for trees of the best candidates at every temperature,
             "sampled" (the same as "fixed") for trees whose candidates are sampled if tokens are
             sampled.
-        candidates: number of nodes of a draft tree; "costs" for the trees that are fastest
-            according to measured costs; None for the default.
+        candidates: number of nodes of a draft tree; None for the default.
         levels: number of forward passes of the drafter per tree; None for the number that the
             drafter was trained with.
         settings: path of the settings of an untrained drafter; None for the defaults.
@@ -71,7 +69,7 @@ class MethodName:
     path: str | None = None
     name: str = ""
     tree: Tree = "auto"
-    candidates: Candidates | None = None
+    candidates: int | None = None
     levels: int | None = None
     settings: str | None = None
     second: str | None = None
@@ -104,6 +102,28 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
             expected="a different name for each method",
             got=", ".join(repeated),
             remedy="add ,name=... to one of them",
+        )
+    return methods
+
+
+def parse_replayed_methods(texts: Sequence[str]) -> list[MethodName]:
+    """Return trained drafters to replay; those with the same name are trained with other seeds.
+
+    Raises:
+        ConfigError: a method is malformed or no trained drafter, or names have different numbers of
+            trainings.
+    """
+    methods = [_parse(text) for text in texts]
+    for method, text in zip(methods, texts, strict=True):
+        if method.kind != DRAFTER or method.second is not None:
+            raise _malformed(text, f"{DRAFTER}=PATH with --replay", text)
+    names = [method.name for method in methods]
+    if len({names.count(name) for name in names}) > 1:
+        raise ConfigError(
+            "the drafters have different numbers of trainings",
+            expected="as many methods with each name",
+            got=", ".join(f"{name}: {names.count(name)}" for name in dict.fromkeys(names)),
+            remedy="pass a method with ,name=NAME for each seed of each drafter",
         )
     return methods
 
@@ -186,7 +206,7 @@ def _parse(text: str) -> MethodName:
         path=path or None,
         name=options.get("name") or _name(kind, second),
         tree=_tree(options, text),
-        candidates=_candidates(options.get("candidates"), text),
+        candidates=_count("candidates", options.get("candidates"), text),
         levels=_count("levels", options.get("levels"), text),
         settings=options.get("settings"),
         second=second,
@@ -201,14 +221,11 @@ def _name(kind: str, second: str | None) -> str:
 
 
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
-    if kind != DRAFTER and options.get("candidates") == "costs":
-        raise _malformed(text, f"candidates=costs only with {DRAFTER}=PATH", kind)
     if kind not in (DRAFTER, *UNTRAINED) and "tree" in options:
         raise _malformed(text, f"tree only with {DRAFTER}=PATH or {', '.join(UNTRAINED)}", kind)
     if kind in UNTRAINED and options.get("tree", "auto") not in ("auto", "fixed"):
         raise _malformed(text, f"tree=auto or tree=fixed with {kind}", text)
-    sized = kind == DRAFTER and options.get("candidates", "costs") != "costs"
-    if "levels" in options and not sized:
+    if "levels" in options and not (kind == DRAFTER and "candidates" in options):
         raise _malformed(text, f"levels only with {DRAFTER}=PATH,candidates=N", text)
     if kind not in (DRAFTER, *UNTRAINED) and "candidates" in options:
         raise _malformed(
@@ -242,16 +259,11 @@ def _tree(options: Mapping[str, str], text: str) -> Tree:
             raise _malformed(text, f"one of {known}", f"tree={unknown}")
 
 
-def _candidates(value: str | None, text: str) -> Candidates | None:
-    return "costs" if value == "costs" else _count("candidates", value, text)
-
-
 def _count(name: str, value: str | None, text: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or not 1 <= int(value) <= MOST_CANDIDATES:
-        costs = ", or candidates=costs" if name == "candidates" else ""
-        expected = f"{name}=N with N from 1 to {MOST_CANDIDATES}{costs}"
+        expected = f"{name}=N with N from 1 to {MOST_CANDIDATES}"
         raise _malformed(text, expected, f"{name}={value}")
     return int(value)
 

@@ -6,25 +6,15 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.benchmark.document import ComparisonDocument, ExampleTree, MethodFigures
-from inference.benchmark.example_trees import example_tree
+from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.figures import Reference, figures_of
 from inference.benchmark.harness import Harness, Results, Texts
 from inference.benchmark.machine import environment_of
-from inference.benchmark.method_names import (
-    AUTOREGRESSIVE,
-    TRANSFORMERS,
-    MethodName,
-    methods_of,
-    parse_methods,
-)
-from inference.benchmark.methods import Method, OwnDecoding, setting
+from inference.benchmark.method_names import AUTOREGRESSIVE, TRANSFORMERS, methods_of
+from inference.benchmark.methods import Method, setting
 from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.texts import question_of
 from inference.benchmark.transformers_methods import TransformersDecoding
-from inference.benchmark.tree_trial import TRIAL_PROMPTS, Trial
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.tracking import Track, untracked
@@ -38,35 +28,15 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     The models need not be loaded for this.
 
     Raises:
-        ConfigError: a method name is malformed, settings contradict each other, or there are too
-            few prompts to select trees by measured costs.
+        ConfigError: a method name is malformed, or settings contradict each other.
         PromptError: the prompts cannot be used.
     """
-    methods = methods_of(settings)
+    methods_of(settings)
     read = read_prompts(Path(settings.prompts))
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):
         _logger.warning(f"{repeated} duplicate prompts are ignored")
-    tried = _trial_prompts(prompts, methods)
-    rest = [prompt for prompt in prompts if prompt not in tried]
-    return _from_all_categories(rest)[: settings.num_prompts]
-
-
-def trial_for(settings: ComparisonSettings) -> Trial:
-    """Return the trial that selects trees by measured costs, on prompts from the end of the file.
-
-    `prompts_for` does not return these prompts.
-
-    Raises:
-        ConfigError: a method name is malformed, or there are too few prompts.
-        PromptError: the prompts cannot be used.
-    """
-    prompts = distinct(read_prompts(Path(settings.prompts)))
-    return Trial(
-        _trial_prompts(prompts, parse_methods(settings.methods)),
-        max(settings.temperatures),
-        settings.max_new_tokens,
-    )
+    return _from_all_categories(prompts)[: settings.num_prompts]
 
 
 class Comparison:
@@ -113,7 +83,6 @@ class Comparison:
         """
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
         # Untimed work that may fail is done first, so that a failure loses no measurement.
-        trees = self._trees(harness)
         reference = self._reference(harness, track)
         harness.advance = track("Decoding", harness.num_groups(self.prompts))
         results = harness.measure(self.prompts)
@@ -130,11 +99,6 @@ class Comparison:
             is_complete=not harness.is_interrupted,
             baseline=self.baseline,
             methods=tuple(self._figures(results, reference)),
-            trees=tuple(trees),
-            questions={
-                prompt.fingerprint: question_of(prompt, self.texts.decode)
-                for prompt in self.prompts
-            },
         )
 
     def _figures(self, results: Results, known: Reference | None) -> list[MethodFigures]:
@@ -153,7 +117,6 @@ class Comparison:
                     baseline,
                     reference,
                     _rivals(families[name], method, temperature, results),
-                    self.texts.decode,
                 )
                 for name, method in best.items()
             ]
@@ -188,34 +151,6 @@ class Comparison:
             reference[sample.prompt.fingerprint] = sample.token_ids
             advance()
         return reference
-
-    def _trees(self, harness: Harness) -> list[ExampleTree]:
-        ids = self.texts.encode(self.prompts[0].first)
-        trees = (
-            example_tree(
-                method, ids, harness.sampling(temperature), self.settings.seed, self.tokenizer
-            )
-            for method in self.methods
-            if isinstance(method, OwnDecoding) and method.kind != AUTOREGRESSIVE
-            for temperature in self.settings.temperatures
-        )
-        return [tree for tree in trees if tree is not None]
-
-
-def _trial_prompts(
-    prompts: Sequence[BenchPrompt], methods: Sequence[MethodName]
-) -> list[BenchPrompt]:
-    """Return the prompts for the trial, from the end of the file; none if no trial is needed."""
-    if all(method.candidates != "costs" for method in methods):
-        return []
-    if len(prompts) <= TRIAL_PROMPTS:
-        raise ConfigError(
-            "there are too few prompts to select trees on some of them and to measure on the rest",
-            expected=f"more than {TRIAL_PROMPTS} different prompts if candidates=costs is set",
-            got=len(prompts),
-            remedy="add prompts to the file of --prompts, or set candidates=N instead",
-        )
-    return _from_all_categories(prompts[::-1])[:TRIAL_PROMPTS]
 
 
 def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.compute import Packed, Threads, choose_compute, contenders
+from inference.autotune.search import trees_of_size
 from inference.benchmark.method_names import (
     ASSISTED,
     AUTOREGRESSIVE,
@@ -18,7 +19,6 @@ from inference.benchmark.method_names import (
 )
 from inference.benchmark.methods import Method, OwnDecoding
 from inference.benchmark.transformers_methods import TransformersDecoding
-from inference.benchmark.tree_trial import Trial
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
@@ -26,6 +26,7 @@ from inference.drafters.names import UNTRAINED, UntrainedName
 from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.trained.drafter import default_tree
 from inference.drafters.trained.forms import OWN_FORMS, FormChoice
 from inference.loading import combined_drafter
 from inference.protocol import Drafter
@@ -68,7 +69,6 @@ class Subject(NamedTuple):
             faster.
         draft_forms: formats of the weights that trained drafters compute with; "auto" for the
             fastest.
-        trial: trial that selects trees by measured costs, as returned by `trial_for`.
         other_weights: whether trained drafters may have been trained for other weights of the
             target.
     """
@@ -78,7 +78,6 @@ class Subject(NamedTuple):
     threads: Threads = None
     packed: Packed = False
     draft_forms: FormChoice = OWN_FORMS
-    trial: Trial = Trial()
     other_weights: bool = False
 
     def decoder(
@@ -188,20 +187,30 @@ def _autoregressive(name: MethodName, subject: Subject) -> list[Method]:
 
 def _drafted(name: MethodName, subject: Subject) -> list[Method]:
     drafter = JakiroDrafter.from_pretrained(str(name.path))
-    tree = subject.trial.tree(name, subject.decoder(drafter, "fixed"), drafter)
+    tree = _trees(name, drafter)
     if name.second is None:
         decoder = subject.decoder(drafter, tree)
     else:
         shapes = None if isinstance(tree, str) else tree
         both = _combined(name, drafter, subject, shapes)
         decoder = subject.decoder(both, "auto" if tree == "auto" else "fixed")
-    note = subject.trial.note(name)
-    return [OwnDecoding(name.name, name.kind, _with_repeats(name, subject, decoder), note)]
+    return [OwnDecoding(name.name, name.kind, _with_repeats(name, subject, decoder))]
+
+
+def _trees(name: MethodName, drafter: JakiroDrafter) -> TreePlan | Literal["auto", "fixed"]:
+    if name.tree == "auto":
+        return "auto"
+    if name.candidates is None and name.tree != "deterministic":
+        return "fixed"
+    if name.candidates is None:
+        plan = default_tree(drafter)
+    else:
+        plan = trees_of_size(drafter, name.candidates, name.levels)
+    return TreePlan.of(plan.greedy) if name.tree == "deterministic" else plan
 
 
 def _untrained(name: MethodName, subject: Subject) -> list[Method]:
     settings = None if name.settings is None else Path(name.settings)
-    assert name.candidates != "costs", "rejected when the name was parsed"
     untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
     drafter: Drafter = build_untrained(untrained, subject.model, subject.tokenizer)
     if name.second is not None:

@@ -34,7 +34,6 @@ from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
 from jakiro.cli.regenerate import regenerate
-from jakiro.cli.replay import replay
 from jakiro.cli.serve import serve
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.throughput import throughput
@@ -56,7 +55,7 @@ _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed s
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, serve, connect, demo),
     "Train": (init, train, features, plot, ablate),
-    "Measure": (bench, replay, verify, throughput),
+    "Measure": (bench, verify, throughput, profile),
     "Data": (prepare, regenerate, synthesize),
     "Exchange": (import_drafter, export_drafter, export_device),
 }
@@ -65,7 +64,7 @@ _NAMES = {
     import_drafter: "import",
     export_drafter: "export",
 }
-_GROUPS = {"Decode": (aded, adapt), "Measure": (profile,)}
+_GROUPS = {"Decode": (aded, adapt)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
 # small operation waits for a time slice. If they spin too briefly, they fall asleep between the

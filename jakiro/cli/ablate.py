@@ -160,9 +160,8 @@ def ablate(
             metavar="OPTIONS",
             help="Kind of trees to measure every arm with, instead of trees of --candidates nodes; "
             "may be repeated. A kind is written with the options of a drafter in `jakiro bench`, "
-            "such as tree=deterministic,candidates=60,levels=8. With candidates=costs, 4 prompts "
-            "are used to select the trees, and are excluded from the results. A sweep always uses "
-            "--candidates.",
+            "such as tree=deterministic,candidates=60,levels=8. A sweep always "
+            "uses --candidates.",
             rich_help_panel=_MEASURING,
         ),
     ] = None,

@@ -11,31 +11,15 @@ from inference.benchmark.document import (
     CategoryFigures,
     ComparisonDocument,
     Environment,
-    ExampleTree,
     ExpertFigures,
     MethodFigures,
     Quantiles,
     SampleRecord,
     Seconds,
     TargetFacts,
-    TreeNode,
 )
 from inference.benchmark.settings import ComparisonSettings
 from inference.trees.shape import TreeShape
-
-WORDS = (
-    " the",
-    " of",
-    "ing",
-    "\n",
-    " Jakiro",
-    "def",
-    "    ",
-    "(",
-    "internationalisation",
-    "é",
-    ",",
-)
 
 
 def make_document(
@@ -43,7 +27,6 @@ def make_document(
     temperatures: Sequence[float] = (0.0,),
     categories: Sequence[str] = (),
     experts: Sequence[int] = (2,),
-    tree_sizes: Sequence[int] = (8,),
     depth: int = 3,
     prompts: int = 4,
     seed: int = 0,
@@ -56,8 +39,6 @@ def make_document(
         temperatures: sampling temperatures; 0 is greedy.
         categories: categories of prompts; empty for no figures by category.
         experts: numbers of experts, assigned to the drafting methods cyclically.
-        tree_sizes: numbers of candidates in the example trees, assigned to the drafting methods
-            cyclically.
         depth: depth of the trees.
         prompts: number of prompts.
         seed: seed of the random numbers.
@@ -65,7 +46,6 @@ def make_document(
     randomness = random.Random(seed)
     drafting = [name for name in methods if _drafts(name)]
     num_experts = {name: experts[at % len(experts)] for at, name in enumerate(drafting)}
-    num_nodes = {name: tree_sizes[at % len(tree_sizes)] for at, name in enumerate(drafting)}
     shared = {"depth": depth, "categories": categories, "prompts": prompts}
     figures = [
         make_figures(
@@ -77,11 +57,6 @@ def make_document(
         for temperature in temperatures
         for name in methods
     ]
-    trees = [
-        make_tree(name, temperature, num_nodes[name], depth, num_experts[name], randomness)
-        for temperature in temperatures
-        for name in drafting
-    ]
     return ComparisonDocument(
         environment=make_environment(),
         settings=ComparisonSettings(
@@ -90,8 +65,6 @@ def make_document(
         prompts=prompts,
         baseline=methods[0],
         methods=tuple(figures),
-        trees=tuple(trees),
-        questions={f"{prompt:08x}": f"Question {prompt}?" for prompt in range(prompts)},
     )
 
 
@@ -252,44 +225,6 @@ def make_figures(
     )
 
 
-def make_tree(
-    method: str,
-    temperature: float,
-    num_nodes: int,
-    depth: int,
-    experts: int,
-    randomness: random.Random,
-) -> ExampleTree:
-    """Return an example tree.
-
-    The first `depth` nodes form a chain, whose first half is accepted. The parents of the other
-    nodes are random.
-    """
-    nodes: list[TreeNode] = []
-    for index in range(num_nodes):
-        in_chain = index < depth
-        parent = index - 1 if in_chain else randomness.randrange(-1, index)
-        while parent >= 0 and nodes[parent].depth == depth:
-            parent = nodes[parent].parent
-        nodes.append(
-            TreeNode(
-                token=randomness.choice(WORDS),
-                parent=parent,
-                depth=1 + (nodes[parent].depth if parent >= 0 else 0),
-                expert=randomness.randrange(experts),
-                accepted=in_chain and index < (depth + 1) // 2,
-            )
-        )
-    return ExampleTree(
-        method=method,
-        temperature=temperature,
-        context="What is a draft tree?\nIt holds several continuations of",
-        root=" of",
-        nodes=tuple(nodes),
-        next_token=" text",
-    )
-
-
 def _drafts(name: str) -> bool:
     return name not in ("autoregressive", "transformers")
 
@@ -330,7 +265,6 @@ def _samples(
             target_forwards=round(96 / tau),
             seconds=96 / rate * randomness.uniform(0.8, 1.25),
             seconds_to_first_token=0.04,
-            answer=f"Answer {prompt}.",
         )
         for prompt in range(prompts)
     )

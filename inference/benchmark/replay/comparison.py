@@ -1,62 +1,94 @@
 """Comparison of several drafters on the same texts, which the target writes once."""
 
-import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import NonNegativeInt
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from inference.autotune.search import trees_of_size
+from inference.benchmark.document import Environment
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.machine import environment_of
-from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER
-from inference.benchmark.methods import OwnDecoding
-from inference.benchmark.replay.document import (
-    ReplayDocument,
-    ReplayedCategory,
-    ReplayedPrompt,
-    ReplayRow,
-    ReplaySettings,
+from inference.benchmark.method_names import (
+    AUTOREGRESSIVE,
+    DRAFTER,
+    MethodName,
+    parse_replayed_methods,
 )
-from inference.benchmark.replay.names import Size, Training, trainings_of
+from inference.benchmark.methods import OwnDecoding
 from inference.benchmark.replay.steps import replay
 from inference.benchmark.run import prompts_for
 from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.stats import FEWEST_PROMPTS, Rate, product, ratio
+from inference.benchmark.stats import Rate, Ratio, product, ratio
 from inference.benchmark.subject import Subject
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
 from inference.trees.shape import TreePlan
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import Settings
 from jakiro.utils.tracking import Track, untracked
 
-_FEWEST_PROMPTS = 2
+_CANDIDATES = 60  # of a tree, unless a method says otherwise
+LEGEND = (
+    "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
+    "trainings. An asterisk marks ratios whose interval excludes 1. by depth: share of the steps "
+    "with candidates to check at each depth that accepted one of them. Speeds are not measured; "
+    "larger trees and slower drafters take more time."
+)
 
 
-def prompts_of(settings: ReplaySettings) -> list[BenchPrompt]:
-    """Return the prompts of a replay, without duplicates.
+class ReplayedPrompt(Settings):
+    """Counts of a prompt, summed over its chat turns.
 
-    Raises:
-        PromptError: the prompts cannot be used.
-        ConfigError: there is only one prompt.
+    Attributes:
+        prompt: hash of the prompt's content.
+        category: category of the prompt.
+        decoded: number of tokens after the first one of each chat turn, which prefill delivers.
+        steps: number of decoding steps in which the trained drafter would have produced them.
     """
-    prompts = prompts_for(_decoding(settings))
-    if len(prompts) < _FEWEST_PROMPTS:
-        raise ConfigError(
-            "an interval needs more than one prompt",
-            expected=f"{_FEWEST_PROMPTS} or more different prompts",
-            got=len(prompts),
-            remedy="add prompts to the file of --prompts, or raise --num-prompts",
-        )
-    return prompts
+
+    prompt: str
+    category: str
+    decoded: NonNegativeInt
+    steps: NonNegativeInt
 
 
-def _decoding(settings: ReplaySettings) -> ComparisonSettings:
-    """Return the settings with which the target writes the texts."""
-    shared = settings.model_dump(exclude={"drafters", "trees", "other_weights"})
-    return ComparisonSettings(methods=(AUTOREGRESSIVE,), **shared)
+class ReplayRow(Settings):
+    """Results of a drafter at a temperature.
+
+    Attributes:
+        drafter: name of the drafter.
+        temperature: sampling temperature of the texts.
+        tau: tokens per decoding step, pooled over trainings and prompts, with the 95% interval over
+            prompts and, if there are several, trainings; and tau of each training.
+        ratio: tau divided by that of the first drafter, with the same kind of interval. The
+            trainings of both are paired by their order.
+        conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
+            to check at this depth that accepted one of them, pooled over trainings.
+        counts: counts of each prompt, for each training.
+    """
+
+    drafter: str
+    temperature: float
+    tau: Ratio
+    ratio: Ratio
+    conditional_acceptance_rate: tuple[float, ...]
+    counts: tuple[tuple[ReplayedPrompt, ...], ...]
+
+
+class ReplayDocument(Settings):
+    """Results of a replay; `tokens` is the number of tokens of the texts at each temperature."""
+
+    environment: Environment
+    settings: ComparisonSettings
+    tokens: dict[float, int]
+    rows: tuple[ReplayRow, ...]
 
 
 class _Text(NamedTuple):
@@ -67,123 +99,69 @@ class _Text(NamedTuple):
     answer: list[int]
 
 
-_Key = tuple[Training, str]  # a training and the size of its trees
 _Tally = dict[str, list[DecodeStats]]  # for each prompt's hash, the counts of all its chat turns
-
-
-class _Replayed(NamedTuple):
-    """The replays at a temperature."""
-
-    prompts: set[str]  # hashes of the prompts that all drafters have replayed
-    tallies: dict[_Key, _Tally]  # may also contain other prompts
-
-    def turns(self, prompt: str) -> list[DecodeStats]:
-        """Return the counts of the first drafter, whose texts are those of all drafters."""
-        return next(iter(self.tallies.values()))[prompt]
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether these prompts are enough for an interval."""
-        decoded = (any(turn.decoded for turn in self.turns(own)) for own in self.prompts)
-        return sum(decoded) >= _FEWEST_PROMPTS
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of the texts that all drafters have replayed."""
-        return sum(turn.emitted for own in self.prompts for turn in self.turns(own))
 
 
 class Replay:
     """A comparison of drafters by the tokens per decoding step that they would have reached.
 
     Args:
-        settings: settings of the comparison.
-        prompts: prompts without duplicates, as returned by `prompts_of`.
+        settings: settings of the comparison, whose methods are trained drafters.
         subject: the target, and how it computes.
         name_or_path: folder or hub id that the target was loaded from.
-
-    Raises:
-        CheckpointError: a drafter cannot be loaded.
-        TargetMismatch: a drafter belongs to a different target.
-        ConfigError: a drafter or a size of trees cannot be used.
-        PromptError: a prompt cannot be encoded, or leaves no room for its answers.
     """
 
-    def __init__(
-        self,
-        settings: ReplaySettings,
-        prompts: Sequence[BenchPrompt],
-        subject: Subject,
-        name_or_path: str,
-    ) -> None:
+    def __init__(self, settings: ComparisonSettings, subject: Subject, name_or_path: str) -> None:
+        names = parse_replayed_methods(settings.methods)
         self.settings = settings
-        self.prompts = prompts
-        self._trainings = trainings_of(settings)
-        self._methods = _methods(settings, self._trainings, subject)
+        self.methods = [_method(name, subject) for name in names]
         target = TargetAdapter(subject.model)
         self.environment = environment_of(target, name_or_path)
-        self._harness = Harness(
+        writing = settings.model_copy(update={"methods": (AUTOREGRESSIVE,)})
+        self.prompts = prompts_for(writing)
+        self.harness = Harness(
             [OwnDecoding(AUTOREGRESSIVE, AUTOREGRESSIVE, subject.decoder())],
-            _decoding(settings),
+            writing,
             Texts.of(target, subject.tokenizer, settings.max_new_tokens),
             target.device,
         )
-        self._harness.texts.require_room(prompts, settings.max_new_tokens)
+        self.harness.texts.require_room(self.prompts, settings.max_new_tokens)
 
     def run(self, track: Track = untracked) -> ReplayDocument:
         """Write the texts, replay them with each drafter, and return the results.
 
-        After an interruption, the results contain only prompts that all drafters have replayed, and
-        only temperatures with enough such prompts for an interval.
-
-        Args:
-            track: function that is called with the name and the number of steps of each part, and
-                returns a function that is called after each step.
-
         Raises:
-            DataError: all texts at a temperature end with their first token.
-            KeyboardInterrupt: the replay was interrupted before there were enough prompts.
+            DataError: there is only one prompt, or all texts at a temperature end with their first
+                token.
         """
-        temperatures = self.settings.temperatures
-        every = {t: _Replayed(set(), {key: {} for key in self._methods}) for t in temperatures}
-        is_complete = True
-        try:
-            self._replay_all(every, track)
-        except KeyboardInterrupt:
-            is_complete = False
-            every = {t: own for t, own in every.items() if own.has_enough}
-            if not every:
-                raise
+        temperatures, seed = self.settings.temperatures, self.settings.seed
+        tallies: dict[float, list[_Tally]] = {t: [{} for _ in self.methods] for t in temperatures}
+        groups = grouped(self.prompts, self.harness.settings)
+        advance = track("Replaying", len(temperatures) * len(groups) * (1 + len(self.methods)))
+        for number, group in enumerate(groups):
+            for temperature in temperatures:
+                texts = self._write(group, temperature, seed + 1000 * number)
+                advance()
+                for method, tally in zip(self.methods, tallies[temperature], strict=True):
+                    self._replay(method, texts, temperature, tally)
+                    advance()
         return ReplayDocument(
             environment=self.environment,
             settings=self.settings,
-            is_complete=is_complete,
-            prompts=max(len(own.prompts) for own in every.values()),
-            tokens={temperature: own.num_tokens for temperature, own in every.items()},
-            rows=tuple(row for t, own in every.items() for row in self._rows(t, own)),
+            tokens={
+                temperature: sum(turn.emitted for turns in first.values() for turn in turns)
+                for temperature, (first, *_) in tallies.items()
+            },
+            rows=tuple(row for t, tally in tallies.items() for row in self._rows(t, tally)),
         )
 
-    def _replay_all(self, every: dict[float, _Replayed], track: Track) -> None:
-        """Replay all groups of prompts in a random order, and note which ones are finished."""
-        groups = grouped(self.prompts, self._harness.settings)
-        advance = track("Replaying", len(every) * len(groups) * (1 + len(self._methods)))
-        seed = self.settings.seed
-        for number in random.Random(seed).sample(range(len(groups)), len(groups)):
-            for temperature, replayed in every.items():
-                texts = self._written(groups[number], temperature, seed + 1000 * number)
-                advance()
-                for key, method in self._methods.items():
-                    self._replay(method, texts, temperature, replayed.tallies[key])
-                    advance()
-                replayed.prompts.update(prompt.fingerprint for prompt in groups[number])
-
-    def _written(self, group: Sequence[BenchPrompt], temperature: float, seed: int) -> list[_Text]:
+    def _write(self, group: Sequence[BenchPrompt], temperature: float, seed: int) -> list[_Text]:
         """Return the target's answers to all chat turns of a group of prompts."""
-        harness = self._harness
-        (method,) = harness.methods
-        samples, _ = harness.samples(method, group, harness.sampling(temperature), seed)
+        (method,) = self.harness.methods
+        sampling = self.harness.sampling(temperature)
+        samples, _ = self.harness.samples(method, group, sampling, seed)
         return [
-            _Text(sample.prompt, harness.encoded(sample.prompt, sample.turns[:turn]), answer)
+            _Text(sample.prompt, self.harness.encoded(sample.prompt, sample.turns[:turn]), answer)
             for sample in samples
             for turn, answer in enumerate(sample.token_ids)
         ]
@@ -191,7 +169,7 @@ class Replay:
     def _replay(
         self, method: OwnDecoding, texts: Sequence[_Text], temperature: float, tally: _Tally
     ) -> None:
-        sampling, size = self._harness.sampling(temperature), self.settings.batch_size
+        sampling, size = self.harness.sampling(temperature), self.settings.batch_size
         for begin in range(0, len(texts), size):
             some = texts[begin : begin + size]
             run = method.start([text.prompt_ids for text in some], sampling, self.settings.seed)
@@ -199,69 +177,40 @@ class Replay:
             for text, stats in zip(some, counts, strict=True):
                 tally.setdefault(text.prompt.fingerprint, []).append(stats)
 
-    def _rows(self, temperature: float, replayed: _Replayed) -> Iterator[ReplayRow]:
-        prompts = [own for own in self.prompts if own.fingerprint in replayed.prompts]
-        by_name: dict[str, list[Training]] = {}
-        for training in self._trainings:
-            by_name.setdefault(training.name, []).append(training)
-        for trees in self.settings.trees:
-            base: _Counts | None = None
-            for name, trainings in by_name.items():
-                stats = [
-                    [replayed.tallies[training, trees][own.fingerprint] for own in prompts]
-                    for training in trainings
-                ]
-                counts = [list(map(_counts, prompts, own)) for own in stats]
-                base = base or counts
-                pooled = DecodeStats.pooled(
-                    turn for own in stats for prompt in own for turn in prompt
-                )
-                yield ReplayRow(
-                    drafter=name,
-                    temperature=temperature,
-                    trees=trees,
-                    tau=product([(1.0, _rate(counts))]),
-                    ratio=ratio(_rate(counts), _rate(base)),
-                    conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
-                    counts=tuple(map(tuple, counts)),
-                    categories=_categories(counts, base),
-                )
+    def _rows(self, temperature: float, tallies: list[_Tally]) -> Iterator[ReplayRow]:
+        trainings: dict[str, list[_Tally]] = {}
+        for method, tally in zip(self.methods, tallies, strict=True):
+            trainings.setdefault(method.name, []).append(tally)
+        base: Rate | None = None
+        for name, several in trainings.items():
+            counts = [[_counts(prompt, tally) for prompt in self.prompts] for tally in several]
+            rate = Rate(
+                np.array([[own.decoded for own in training] for training in counts], np.float64),
+                np.array([[own.steps for own in training] for training in counts], np.float64),
+            )
+            base = base or rate
+            pooled = DecodeStats.pooled(
+                turn for tally in several for turns in tally.values() for turn in turns
+            )
+            yield ReplayRow(
+                drafter=name,
+                temperature=temperature,
+                tau=product([(1.0, rate)]),
+                ratio=ratio(rate, base),
+                conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
+                counts=tuple(map(tuple, counts)),
+            )
 
 
-_Counts = Sequence[Sequence[ReplayedPrompt]]  # of several trainings, for each prompt
+def _method(name: MethodName, subject: Subject) -> OwnDecoding:
+    drafter = JakiroDrafter.from_pretrained(str(name.path))
+    plan = trees_of_size(drafter, name.candidates or _CANDIDATES, name.levels)
+    decoder = subject.decoder(drafter, TreePlan.of(plan.greedy))
+    return OwnDecoding(name.name, DRAFTER, decoder)
 
 
-def _categories(counts: _Counts, base: _Counts) -> dict[str, ReplayedCategory]:
-    """Return the results by category, if there are several, for those with enough prompts."""
-    names = dict.fromkeys(prompt.category for prompt in counts[0])
-    if len(names) == 1:
-        return {}
-    own, first = ({name: _of(every, name) for name in names} for every in (counts, base))
-    return {
-        name: ReplayedCategory(
-            prompts=len(several[0]),
-            tau=product([(1.0, _rate(several))]),
-            ratio=ratio(_rate(several), _rate(first[name])),
-        )
-        for name, several in own.items()
-        if sum(prompt.decoded > 0 for prompt in several[0]) >= FEWEST_PROMPTS
-    }
-
-
-def _of(counts: _Counts, category: str) -> _Counts:
-    """Return the counts of the prompts of one category."""
-    return [[own for own in training if own.category == category] for training in counts]
-
-
-def _rate(counts: _Counts) -> Rate:
-    """Return tau of several trainings: tokens and decoding steps of each prompt."""
-    decoded = [[own.decoded for own in training] for training in counts]
-    steps = [[own.steps for own in training] for training in counts]
-    return Rate(np.array(decoded, np.float64), np.array(steps, np.float64))
-
-
-def _counts(prompt: BenchPrompt, stats: Sequence[DecodeStats]) -> ReplayedPrompt:
-    total = DecodeStats.pooled(stats)
+def _counts(prompt: BenchPrompt, tally: _Tally) -> ReplayedPrompt:
+    total = DecodeStats.pooled(tally[prompt.fingerprint])
     return ReplayedPrompt(
         prompt=prompt.fingerprint,
         category=prompt.category,
@@ -270,16 +219,28 @@ def _counts(prompt: BenchPrompt, stats: Sequence[DecodeStats]) -> ReplayedPrompt
     )
 
 
-def _methods(
-    settings: ReplaySettings, trainings: Sequence[Training], subject: Subject
-) -> dict[_Key, OwnDecoding]:
-    """Return a decoding method for each training and size of trees."""
-    methods = {}
-    for training in trainings:
-        drafter = JakiroDrafter.from_pretrained(training.path)
-        for text in settings.trees:
-            size = Size.parse(text)
-            plan = trees_of_size(drafter, size.candidates, size.levels)
-            decoder = subject.decoder(drafter, TreePlan.of(plan.greedy))
-            methods[training, text] = OwnDecoding(training.name, DRAFTER, decoder)
-    return methods
+def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
+    """Yield a table for each temperature, and a legend."""
+    for temperature, num_tokens in document.tokens.items():
+        rows = [row for row in document.rows if row.temperature == temperature]
+        first = rows[0]
+        table = Table(
+            title=f"T = {temperature:g}; trainings: {len(first.counts)}, "
+            f"prompts: {len(first.counts[0])}, tokens: {num_tokens:,}",
+            box=box.SIMPLE_HEAD,
+        )
+        # Brackets in a name would otherwise be read as markup.
+        for title in ("drafter", "tau", f"tau / {first.drafter}", "by depth"):
+            table.add_column(Text(title), overflow="fold")
+        for row in rows:
+            depths = " ".join(f"{rate:.2f}" for rate in row.conditional_acceptance_rate)
+            mark = " *" if row.ratio.is_resolved else ""
+            cells = row.drafter, _figure(row.tau, 2), _figure(row.ratio, 3) + mark, depths
+            table.add_row(*map(Text, cells))
+        yield table
+    yield LEGEND
+
+
+def _figure(figure: Ratio, decimals: int) -> str:
+    low, high = f"{figure.low:.{decimals}f}", f"{figure.high:.{decimals}f}"
+    return f"{figure.value:.{decimals}f} [{low}, {high}]"

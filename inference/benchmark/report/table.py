@@ -7,11 +7,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures
-from inference.benchmark.report.style import interval
-from inference.benchmark.report.verdict import has_too_few, rounding_note
 from inference.benchmark.stats import FEWEST_PROMPTS
 
-_COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
+COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
 LEGEND = (
     "tau: tokens per forward pass of the target. tok/s: new tokens divided by all seconds. first: "
     "median milliseconds to the first token. same: share of greedy answers that equal those of "
@@ -31,21 +29,26 @@ def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
             padding=(0, 1, 0, 0),
             pad_edge=False,
         )
-        for number, name in enumerate(_COLUMNS):
+        for number, name in enumerate(COLUMNS):
             table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for method in document.methods:
             if method.temperature == temperature:
-                table.add_row(*_cells(method))
+                table.add_row(*cells(method))
         yield table
-    yield from _notes(document)
+    yield from notes(document)
 
 
-def _notes(document: ComparisonDocument) -> Iterator[str]:
+def notes(document: ComparisonDocument) -> Iterator[str]:
+    """Yield what a reader of the table must know."""
     yield LEGEND
     yield f"Weights of the target: {document.environment.target.weights}."
     if any(method.identical_to_target is False for method in document.methods):
-        yield rounding_note(document.environment.target.dtype)
-    if any(has_too_few(method.samples) for method in document.methods):
+        yield (
+            "Answers that differ need not be wrong: when several tokens are computed together, "
+            "logits are rounded differently, which can decide between tokens that are almost "
+            "equally likely. `jakiro verify` checks that nothing else differs."
+        )
+    if any(_has_too_few(method) for method in document.methods):
         yield f"Intervals need at least {FEWEST_PROMPTS} prompts."
     load, processors = document.environment.load_average, document.environment.num_cpus
     if load is not None and processors is not None and load > processors:
@@ -55,13 +58,18 @@ def _notes(document: ComparisonDocument) -> Iterator[str]:
         )
 
 
-def _cells(figures: MethodFigures) -> tuple[str, ...]:
-    limits = f" {interval(figures.speedup_low, figures.speedup_high)}"
+def cells(figures: MethodFigures) -> tuple[str, ...]:
+    """Return the figures of a method as shown in `COLUMNS`."""
+    limits = f" [{figures.speedup_low:.2f}, {figures.speedup_high:.2f}]"
     return (
         figures.name,
         f"{figures.tau:.2f}",
         f"{figures.tokens_per_second:.1f}",
-        f"{figures.speedup:.2f}{'' if has_too_few(figures.samples) else limits}",
+        f"{figures.speedup:.2f}{'' if _has_too_few(figures) else limits}",
         f"{figures.time_to_first_token.p50 * 1e3:.0f}",
         "-" if figures.identical_share is None else f"{figures.identical_share:.0%}",
     )
+
+
+def _has_too_few(figures: MethodFigures) -> bool:
+    return len({sample.group for sample in figures.samples}) < FEWEST_PROMPTS

@@ -16,7 +16,7 @@ from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.methods import SamplingOptions, setting
-from inference.benchmark.run import Comparison, prompts_for, trial_for
+from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
@@ -111,27 +111,6 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
     assert document.figures("transformers", 1.0).speedup == 1.0
 
 
-def test_the_progress_of_answers_to_compare_with_is_shown(folder: Path, subject: Loaded) -> None:
-    model, tokenizer = subject
-    settings = _settings(folder, "autoregressive", temperatures=(0.0,))
-    methods = build_methods(parse_methods(settings.methods), Subject(model, tokenizer))
-    shown: dict[str, list[int]] = {}
-
-    def track(description: str, total: int) -> Callable[[], None]:
-        steps = shown.setdefault(description, [total, 0])
-
-        def advance() -> None:
-            steps[1] += 1
-
-        return advance
-
-    prompts = prompts_for(settings)
-    Comparison(settings, prompts, methods, model, tokenizer, "tiny").run(track)
-    number = len(RECORDS)
-    assert shown["Greedy answers of the target, not timed"] == [number, number]
-    assert shown["Decoding"][0] == shown["Decoding"][1] >= number
-
-
 def test_figures_of_a_drafter_add_up(everything: ComparisonDocument) -> None:
     for temperature in (0.0, 1.0):
         one = everything.figures("drafter", temperature)
@@ -166,36 +145,12 @@ def test_prompts_decoded_together_give_the_same_greedy_tokens(
         assert {sample.group for sample in method.samples} == {0, 1, 2}
 
 
-def test_an_example_tree_is_one_that_was_verified(everything: ComparisonDocument) -> None:
-    fixed = [tree for tree in everything.trees if tree.method == "drafter"]
-    assert [tree.temperature for tree in fixed] == [0.0, 1.0]
-    for tree in fixed:
-        assert 0 < len(tree.nodes) <= 6
-        for index, node in enumerate(tree.nodes):
-            assert node.parent < index
-            assert node.depth == 1 + (tree.nodes[node.parent].depth if node.parent >= 0 else 0)
-        depths = [node.depth for node in tree.nodes if node.accepted]
-        assert depths == list(range(1, len(depths) + 1))
-
-
 def test_a_drafter_without_experts_has_no_figures_of_experts(
     compared: Callable[..., ComparisonDocument],
 ) -> None:
     figures = compared("autoregressive", "lookup,tree=fixed").figures("lookup", 0.0)
     assert figures.conditional_acceptance_rate, "this test needs drafts"
     assert figures.experts == ()
-
-
-def test_the_document_has_the_prompts_and_the_answers_of_the_first_repeat(
-    folder: Path, compared: Callable[..., ComparisonDocument]
-) -> None:
-    document = compared("autoregressive", repeats=2, num_prompts=2)
-    samples = document.methods[0].samples
-    assert {sample.prompt for sample in samples} == document.questions.keys()
-    assert "def main(" in document.questions.values()
-    answers = [sample for sample in samples if sample.answer is not None]
-    assert len(answers) * 2 == len(samples)
-    assert all(sample.repeat == 0 and sample.answer for sample in answers)
 
 
 def test_the_document_survives_being_written(everything: ComparisonDocument) -> None:
@@ -237,47 +192,6 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
     }
     assert nodes == {"deterministic": 30, "small": TreeShape().num_nodes}
     assert document.figures("deterministic", 0.0).tree == document.figures("sampled", 0.0).tree
-
-
-@pytest.mark.slow
-def test_trees_that_pay_are_selected_on_prompts_that_are_not_measured(
-    folder: Path, subject: Loaded
-) -> None:
-    drafter = f"drafter={folder / 'drafter'},candidates=costs"
-    names = ("autoregressive", drafter, f"{drafter},tree=deterministic,name=best")
-    settings = _settings(folder, *names)
-    measured, trial = prompts_for(settings), trial_for(settings)
-    assert trial.temperature == 1.0
-    # Of five prompts in three categories: the last prompt of each category, and one more.
-    assert [prompt.category for prompt in trial.prompts] == ["ids", "chat", "code", "chat"]
-    assert [each.first for each in measured] == ["def main("]
-    assert not {each.fingerprint for each in measured} & {
-        prompt.fingerprint for prompt in trial.prompts
-    }
-    model, tokenizer = subject
-    methods = build_methods(parse_methods(names), Subject(model, tokenizer, trial=trial))
-    document = Comparison(settings, measured, methods, model, tokenizer, "tiny").run()
-    assert document.prompts == 1
-    for name, is_sampled in (("drafter", True), ("best", False)):
-        one = document.figures(name, 1.0)
-        assert one.tree.sampled is is_sampled
-        assert "on 4 other prompts of the prompt file" in one.notes[0]
-    assert document.figures("autoregressive", 1.0).notes == ("own weights",)
-    with pytest.raises(ConfigError, match="no prompts to select trees on"):
-        build_methods(parse_methods(names), Subject(model, tokenizer))
-    everything = prompts_for(_settings(folder, "autoregressive"))
-    assert len(everything) == len(RECORDS)
-    assert not trial_for(_settings(folder, "autoregressive")).prompts
-
-
-def test_a_file_that_is_too_short_to_select_trees_on_is_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    short = tmp_path / "short.jsonl"
-    short.write_text("".join(json.dumps(record) + "\n" for record in RECORDS[:4]))
-    names = ("drafter=any,candidates=costs",)
-    with pytest.raises(ConfigError, match="too few prompts to select trees on"):
-        prompts_for(_settings(folder, *names, prompts=str(short)))
 
 
 class Learner:

@@ -6,11 +6,11 @@ from unittest.mock import Mock, patch
 
 import httpx2
 import pytest
+from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
 from helpers.false_server import Made, false_server
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.benchmark.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
 from inference.device import RemoteDecoder, link
 from inference.device.link import LinkTraffic, ServerLink
 from inference.device.received import HttpAnswer, answer_to

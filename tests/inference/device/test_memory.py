@@ -10,13 +10,13 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from helpers.bad_network import CUT, FAULTS, LOST, PASSED, UNANSWERED, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.benchmark.bad_network import CUT, FAULTS, LOST, PASSED, UNANSWERED, bad_network
 from inference.device import RemoteDecoder
 from inference.device.text import RemoteOutput
 from inference.drafters.delegating import DelegatingDrafter

@@ -9,6 +9,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from helpers.bad_network import FAULTS, LOST, PASSED, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.serving import Running, running
@@ -16,7 +17,6 @@ from helpers.tokenizers import tiny_tokenizer
 from transformers import LogitsProcessorList
 
 from inference import SpeculativeDecoder
-from inference.benchmark.bad_network import FAULTS, LOST, PASSED, bad_network
 from inference.device import RemoteDecoder
 from inference.device.alone import AloneWriter
 from inference.device.drafting import DeviceDrafting

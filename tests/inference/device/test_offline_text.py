@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from helpers.bad_network import LOST, PASSED, SILENT, UNANSWERED, Schedule, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
@@ -19,7 +20,6 @@ from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.benchmark.bad_network import LOST, PASSED, SILENT, UNANSWERED, Schedule, bad_network
 from inference.device import RemoteDecoder, attempts
 from inference.device.link import ServerLink
 from inference.device.offline_text import (

@@ -7,12 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from helpers.offline import InProcessLink
-from helpers.remote import sequence_tree, tensors
-from helpers.serving import Running, running
-
-from inference import SpeculativeDecoder
-from inference.benchmark.bad_network import (
+from helpers.bad_network import (
     BUSY,
     CUT,
     FAULTS,
@@ -23,6 +18,11 @@ from inference.benchmark.bad_network import (
     UNANSWERED,
     bad_network,
 )
+from helpers.offline import InProcessLink
+from helpers.remote import sequence_tree, tensors
+from helpers.serving import Running, running
+
+from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder, attempts
 from inference.device.text import RemoteOutput, RemoteText
 from inference.draft_tree import ROOT

@@ -1,4 +1,4 @@
-"""`jakiro bench` prints figures and changes, writes a file and a page, and refuses mistakes."""
+"""`jakiro bench` prints figures, writes a file and a page, and refuses mistakes."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.commands import exit_code
 from helpers.models import tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
 from inference.benchmark.document import ComparisonDocument, read_document, schema
 from inference.benchmark.method_names import KINDS
 from inference.benchmark.methods import OwnDecoding
+from inference.benchmark.replay.comparison import ReplayDocument
 from jakiro.cli import main
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
@@ -54,32 +54,33 @@ def bench(folder: Path) -> Bench:
     return run
 
 
-def test_one_command_measures_stores_and_draws_and_another_shows_changes(
+def test_one_command_measures_and_draws(
     bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [tmp_path / "a.json", tmp_path / "b.json"]
-    for file in files:
-        words = [
-            "--method",
-            "autoregressive",
-            "--method",
-            f"drafter={folder / 'drafter'},candidates=4",
-        ]
-        words += ["--temperature", "0", "--temperature", "1", "--num-prompts", "3"]
-        page = file.with_suffix(".html")
-        assert bench(*words, "--json", str(file), "--report", str(page)) == 0
-        assert "speed-up over autoregressive" in capsys.readouterr().out
-        document = read_document(file)
-        assert document.prompts == 3
-        assert document.settings.temperatures == (0.0, 1.0)
-        assert document.figures("drafter", 0.0).identical_to_target
-        assert page.read_text().lower().startswith("<!doctype html>")
-    with pytest.raises(SystemExit) as exit_info:
-        main(["bench", "--compare", *map(str, files)])
-    assert not exit_info.value.code
-    printed = capsys.readouterr().out
-    assert "drafter" in printed
-    assert printed.count("need at least 5 prompts") == 1
+    file, page = tmp_path / "a.json", tmp_path / "a.html"
+    method = f"drafter={folder / 'drafter'},candidates=4"
+    words = ["--method", "autoregressive", "--method", method, "--num-prompts", "3"]
+    words += ["--temperature", "0", "--temperature", "1"]
+    assert bench(*words, "--json", str(file), "--report", str(page)) == 0
+    assert "speed-up over autoregressive" in capsys.readouterr().out
+    document = read_document(file)
+    assert document.prompts == 3
+    assert document.settings.temperatures == (0.0, 1.0)
+    assert document.figures("drafter", 0.0).identical_to_target
+    assert page.read_text().lower().startswith("<!doctype html>")
+
+
+def test_a_replay_compares_drafters_on_the_same_texts(
+    bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, method = tmp_path / "a.json", f"drafter={folder / 'drafter'}"
+    words = ["--replay", "--method", f"{method},name=one", "--method", f"{method},name=two"]
+    assert bench(*words, "--temperature", "1", "--json", str(file)) == 0
+    assert "tau / one" in capsys.readouterr().out
+    document = ReplayDocument.model_validate_json(file.read_text())
+    assert [row.drafter for row in document.rows] == ["one", "two"]
+    assert bench(*words, "--method", f"{method},name=one") == 2
+    assert "different numbers of trainings" in capsys.readouterr().err
 
 
 def test_values_on_standard_output_can_be_read_by_another_program(
@@ -104,7 +105,6 @@ def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "got: no --method; remedy: "),
         (["--method", "small-lm"], "cannot be used"),
         (["--method", "autoregressive", "--batch-size", "0"], "'--batch-size'"),
         (
@@ -145,32 +145,6 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     document = read_document(out)
     assert document.settings.other_weights
     assert all(method.identical_to_target for method in document.methods)
-
-
-def test_costs_are_measured_for_a_target_and_its_drafters(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = "inference.benchmark.costs_table.costs_tables"
-    monkeypatch.setattr(measured, lambda _target, drafters, _folder: [f"costs of {[*drafters]}"])
-    words = ["bench", "--target", str(folder / "target"), "--costs", "--device", "cpu"]
-    words += ["--dtype", "float32", "--method", f"drafter={folder / 'drafter'},name=mine"]
-    assert exit_code(*words) == 0
-    assert capsys.readouterr().out == "costs of ['mine']\n"
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["--json a.json", "--report a.html", "--threads 1", "--packed no", "--other-weights"],
-)
-def test_costs_refuse_options_without_effect(
-    folder: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["bench", "--target", str(folder / "target"), "--costs", *option.split()]
-    prompts = str(folder / "prompts.jsonl")
-    assert exit_code(*words, "--prompts", prompts) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: --costs only measures costs; other options would have no")
-    assert f"got: {', '.join(sorted([option.split()[0], '--prompts']))}; remedy" in error
 
 
 def test_files_that_exist_are_refused_before_any_work(
@@ -293,28 +267,6 @@ def test_a_missing_target_or_prompt_file_is_named(
     assert "cannot load the target" in capsys.readouterr().err
     assert bench("--method", "autoregressive", prompts="nowhere.jsonl") == 2
     assert "nowhere.jsonl; expected: an existing file" in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_a_result_cannot_be_compared(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["bench", "--compare", str(folder / "prompts.jsonl"), str(folder / "prompts.jsonl")])
-    assert exit_info.value.code == 2
-    assert "does not contain a result of `jakiro bench`" in capsys.readouterr().err
-
-
-def test_a_result_without_the_measurement_of_each_prompt_is_named(
-    folder: Path, tmp_path: Path, bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, short = tmp_path / "whole.json", tmp_path / "short.json"
-    assert bench("--method", "autoregressive", "--json", str(whole)) == 0
-    document = json.loads(whole.read_text())
-    del document["methods"][0]["samples"]
-    short.write_text(json.dumps(document))
-    with pytest.raises(SystemExit):
-        main(["bench", "--compare", str(whole), str(short)])
-    assert "methods.0.samples: Field required" in capsys.readouterr().err
 
 
 def test_the_schema_describes_every_field_of_a_method() -> None:

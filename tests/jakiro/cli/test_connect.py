@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.bad_network import LOST, PASSED, bad_network
 from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.benchmark.bad_network import LOST, PASSED, bad_network
 from inference.device import RemoteDecoder
 from inference.device.offline_text import OfflineOutput, ProvisionalCounts
 from inference.device.text import RemoteStep

@@ -18,7 +18,7 @@ from training.studies.ablation.contrasts import (
     two_by_two,
 )
 from training.studies.ablation.results import ArmExperts, ArmRow, ArmVerdict, StudyResults, TwoByTwo
-from training.studies.ablation.trees import Trees, uses_costs
+from training.studies.ablation.trees import Trees
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def analyse(
         for kind in trees
     ]
     rows = tuple(group.row(arm) for group in measured for arm in arms)
-    note = _note(len(documents), sum(row.verdict != "base" for row in rows), trees)
+    note = _note(len(documents), sum(row.verdict != "base" for row in rows))
     return StudyResults(
         seeds=len(documents),
         prompts=len(index_of),
@@ -173,19 +173,16 @@ _NOT_INTERLEAVED = (
 )
 
 
-def _note(num_seeds: int, num_intervals: int, trees: Sequence[Trees]) -> str:
-    by_costs = ""
-    if uses_costs(trees):
-        by_costs = " Trees selected by costs differ between arms: compare tokens/s instead of tau."
+def _note(num_seeds: int, num_intervals: int) -> str:
     if num_seeds < 2:
         return (
             "With one seed, the 95% intervals cover the spread over prompts, not over trainings; "
-            f"another seed may reverse any verdict.{by_costs}"
+            "another seed may reverse any verdict."
         )
     # With two seeds, the spread over seeds is estimated poorly.
     rate = "one in ten" if num_seeds == 2 else "one in twenty"
     return (
         f"The 95% intervals over {num_seeds} seeds and all prompts are paired. Of the "
         f"{num_intervals} verdicts on tau, about {rate} would be 'better' or 'worse' by chance if "
-        f"no arm differed from the base.{by_costs}"
+        f"no arm differed from the base."
     )

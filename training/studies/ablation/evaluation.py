@@ -89,8 +89,7 @@ class Measurement:
             for number, run in enumerate(runs)
         )
         methods = (method for document in (first, *others) for method in document.methods)
-        trees = (tree for document in (first, *others) for tree in document.trees)
-        return first.model_copy(update={"methods": tuple(methods), "trees": tuple(trees)})
+        return first.model_copy(update={"methods": tuple(methods)})
 
     def recalled(self, run: ArmRun) -> ArmRun:
         """Return a run whose drafter is missing, with the facts of its stored measurement.

@@ -91,24 +91,20 @@ class StudyPrompts:
         inputs: inputs of the study, whose prompts are the beginnings of validation documents.
         test: file of the test prompts; None for the prompts of `inputs`.
         dev: file of the dev prompts; None if there is no sweep.
-        reserved: number of test prompts that are excluded from the results because they are used
-            to select trees.
 
     Raises:
         PromptError: a file cannot be used.
         ConfigError: there are too few prompts, or a dev prompt is also a test prompt.
     """
 
-    def __init__(
-        self, inputs: RunInputs, test: Path | None, dev: Path | None, reserved: int = 0
-    ) -> None:
+    def __init__(self, inputs: RunInputs, test: Path | None, dev: Path | None) -> None:
         self._inputs = inputs
         self._test = test
         found = self._test_prompts()
-        if len(found) < FEWEST_PROMPTS + reserved:
+        if len(found) < FEWEST_PROMPTS:
             raise ConfigError(
                 "there are too few prompts to measure on",
-                expected=f"at least {FEWEST_PROMPTS + reserved} different prompts",
+                expected=f"at least {FEWEST_PROMPTS} different prompts",
                 got=len(found),
                 remedy="pass more prompts with --prompts FILE, or --set data.validation_size=N",
             )

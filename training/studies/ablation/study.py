@@ -27,7 +27,7 @@ from training.studies.ablation.runs import ArmRun, forget, runs_of, train_runs
 from training.studies.ablation.settings import StudyPrompts, StudySettings
 from training.studies.ablation.sweep import parse_sweep
 from training.studies.ablation.tables import in_words, to_csv, to_markdown, to_terminal
-from training.studies.ablation.trees import Trees, num_tuning_prompts, parse_trees
+from training.studies.ablation.trees import Trees, parse_trees
 
 _logger = get_logger(__name__)
 
@@ -53,8 +53,7 @@ class Study:
         base = arms[0].settings
         model, tokenizer = load_model(base.target), load_tokenizer(base.target)
         self.trees = parse_trees(settings.trees, settings.candidates)
-        reserved = num_tuning_prompts(self.trees)
-        own = 0 if settings.prompts else settings.num_prompts + reserved
+        own = 0 if settings.prompts else settings.num_prompts
         with_prompts = _with_prompts(base, own, settings.max_new_tokens)
         self.inputs = prepare(with_prompts, model, tokenizer)
         config = self.inputs.drafter_config
@@ -68,7 +67,7 @@ class Study:
         }
         self.sweep = None if settings.sweep is None else parse_sweep(settings.sweep, self.arms)
         self.runs = runs_of(self.arms, settings.seeds, self.folder, self.sweep)
-        self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts, reserved)
+        self.prompts = StudyPrompts(self.inputs, settings.prompts, settings.dev_prompts)
 
     def estimate(self) -> None:
         """Print the estimated time and disk space of the study, without writing any file."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from inference.benchmark.method_names import DRAFTER, MethodName, parse_methods
-from inference.benchmark.tree_trial import TRIAL_PROMPTS
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 
@@ -40,16 +39,6 @@ def parse_trees(texts: Sequence[str], candidates: int) -> tuple[Trees, ...]:
     trees = tuple(Trees(options=text, label=_label(text)) for text in texts)
     parse_methods([f"{DRAFTER}=any,{kind.options},name={kind.label}" for kind in trees])
     return trees
-
-
-def num_tuning_prompts(trees: Sequence[Trees]) -> int:
-    """Return the number of prompts that are used only for selecting trees by measured costs."""
-    return TRIAL_PROMPTS if uses_costs(trees) else 0
-
-
-def uses_costs(trees: Sequence[Trees]) -> bool:
-    """Return whether trees of any kind are selected by measured costs, separately for each arm."""
-    return any(_parsed(kind.options).candidates == "costs" for kind in trees)
 
 
 def trees_key(trees: Sequence[Trees]) -> object:

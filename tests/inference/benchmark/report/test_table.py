@@ -8,7 +8,6 @@ from rich.console import Console
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.report.table import figures_table
-from inference.benchmark.report.verdict import rounding_note
 
 
 def printed(document: ComparisonDocument) -> str:
@@ -40,8 +39,6 @@ def test_differences_by_rounding_are_explained_where_there_are_any() -> None:
     assert "rounded differently" not in printed(same)
     other = with_figures(same, 1, identical_to_target=False, identical_share=0.5)
     assert "rounded differently" in " ".join(printed(other).split())
-    assert rounding_note("bfloat16") in " ".join(printed(other).split())
-    assert "bfloat16" not in rounding_note("float32")
 
 
 def test_the_dtype_of_the_weights_and_their_origin_are_shown() -> None:

@@ -200,7 +200,7 @@ def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], work
     out, prompts = workshop / "study", workshop / "own.jsonl"
     words = [*command, *_configs("contrast-loss-off"), "--seeds", "1", "--prompts", str(prompts)]
     prompts.write_text("".join(json.dumps({"prompt": "def " + end}) + "\n" for end in "abcdefg"))
-    kinds = {"deterministic-60": "tree=deterministic,candidates=60", "costs": "candidates=costs"}
+    kinds = {"deterministic-60": "tree=deterministic,candidates=60", "8": "candidates=8"}
     assert (
         exit_code(
             "ablate", *words, *(word for kind in kinds.values() for word in ("--trees", kind))
@@ -214,7 +214,7 @@ def test_every_arm_is_measured_with_every_kind_of_trees(command: list[str], work
     figures = document.figures("contrast-loss-off@deterministic-60", 1.0)
     assert figures.tree is not None
     assert (figures.tree.sampled, figures.tree.num_nodes) == (False, 60)
-    assert document.figures("base@costs", 1.0).tree.sampled
+    assert document.figures("base@8", 1.0).tree.sampled
     assert "| deterministic-60 |" in (out / "results.md").read_text()
 
 
@@ -263,8 +263,7 @@ def test_a_dry_run_shows_its_progress_and_its_estimate_and_writes_nothing(
         (["--set", "data.validation_size=0"], "too few prompts to measure on"),
         (["--prompts", "nowhere.jsonl"], "there is no file"),
         (["--seeds", "0"], "seeds"),
-        (["--trees", "candidates=costs"], "at least 6 different prompts"),
-        (["--trees", "candidates=none"], "or candidates=costs"),
+        (["--trees", "candidates=none"], "candidates=N with N from 1"),
         (["--set", "drafter.experts.intermediate_size=1"], "cannot be made as large"),
     ],
 )

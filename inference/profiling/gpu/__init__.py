@@ -1,1 +1,0 @@
-"""Measurements on a GPU (`jakiro profile gpu`), which need no download and no trained weights."""

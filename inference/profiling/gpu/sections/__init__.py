@@ -1,1 +1,0 @@
-"""The sections of `jakiro profile gpu`, each of which measures one part of decoding."""
