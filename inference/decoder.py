@@ -50,60 +50,43 @@ class SpeculativeDecoder:
     """A lossless decoder that computes the target's output in fewer forward passes of the target.
 
     Greedy output equals the target's greedy output; sampled output has the target's processed
-    distribution. The decoder stores no request state, so threads may share a decoder. The decoder
-    puts the target into evaluation mode, and moves a trained drafter to the target's device and
-    dtype.
+    distribution. Threads may share a decoder, which stores no request state. It puts the target
+    into evaluation mode, and moves a trained drafter to the target's device and dtype.
 
     A decoder is also a decoding method of transformers:
     `target.generate(..., custom_generate=decoder)`.
 
     The caches of a request are allocated once, with room for its prompt, all its new tokens and one
-    tree. Each token takes `bytes_per_token` bytes. The caches are freed when the request ends or
-    its stream is closed.
+    tree, at `bytes_per_token` bytes per token. They are freed when the request ends or its stream
+    is closed.
 
     Args:
         target: decoder-only Hugging Face causal LM, whose weights are never changed.
-        drafter: drafter trained for the target, or any other `Drafter`, such as `AdedDrafter`,
-            `LookupDrafter` or `SmallLMDrafter`; None for autoregressive decoding.
-        tokenizer: tokenizer for text prompts and text output. None to load the tokenizer of the
-            target named in a trained drafter's config, if there is a local copy; without a
-            tokenizer, prompts must be token ids.
-        tree: "auto" to select in every decoding step the tree that is expected to be fastest on
-            this machine, or no tree (see `inference.autotune.online`). "fixed" for trees of the
-            same shape in every step: with as many levels as a trained drafter was trained for, or
-            with the limits in the settings of another drafter. For a trained drafter, this may also
-            be the shape of all trees, or a plan with one shape for greedy decoding and one for
-            sampling.
-        compiled: whether to compile decoding steps and a trained drafter with `torch.compile`; the
-            first steps are then slow.
-        packed: whether the target computes with weights reordered for the CPU. The verification of
-            a small tree then takes less time on most processors, and the target needs twice the
-            memory. The logits differ by rounding. "auto" for what is faster on this machine.
-        threads: number of threads that decoding steps compute with on a CPU. "auto" for the
-            fastest number on this machine, and, with `tree="auto"` or without a drafter, another
-            one when that becomes faster beside other processes; None for torch's current number.
-        draft_forms: formats of the weights that a trained drafter computes with; "auto" for those
-            that are fastest on this machine, which are measured once. The formats change the
-            drafts, but never the distribution of the output. Other drafters ignore this argument.
-        other_weights: whether a trained drafter may be used with a target that has the architecture
-            and the tokenizer of the target that it was trained for, but other weights, such as
-            those before a quantization. Drafts may then be accepted less often.
-        batch_invariant: whether the target computes the same logits for a token, bit for bit,
-            whatever is computed with it (half precision on a CPU only). Greedy text then depends
-            neither on drafts nor on other sequences of a batch. Decoding steps take longer.
-        like_generate: whether the target computes the logits of each token, bit for bit, as
-            `generate()` of transformers does (half precision on a CPU only). Greedy text then
-            equals that of `generate()`. Decoding steps take longer.
-        captured: whether a decoding step starts before the host has read the previous step, and is
-            recorded as a CUDA graph if the target is on a GPU. Requests that need the host in each
-            step, such as those with a repetition penalty, and conversations are decoded as usual.
-            The caches are kept for later requests. This is experimental.
+        drafter: trained drafter, or any other `Drafter`, such as `LookupDrafter`; None for
+            autoregressive decoding.
+        tokenizer: for text prompts and text output; None for that of the target that a trained
+            drafter's config names, if there is a local copy.
+        tree: "auto" to select in every step the tree that is expected to be fastest, or none;
+            "fixed" for trees as in training, or a shape or a plan (only for trained drafters).
+        compiled: whether steps and a trained drafter are compiled with `torch.compile`.
+        packed: whether the target computes with weights reordered for the CPU, which doubles their
+            memory and changes logits by rounding; "auto" for what is faster on this machine.
+        threads: number of threads of decoding steps on a CPU; "auto" for the fastest, which may
+            change while other processes are busy; None for torch's current number.
+        draft_forms: formats of a trained drafter's weights, which change drafts, but never the
+            distribution of the output; "auto" for the fastest.
+        other_weights: whether a trained drafter may be used with other weights of the same
+            architecture and tokenizer, such as those before a quantization.
+        batch_invariant: whether logits do not depend on what is computed together, bit for bit
+            (half precision on a CPU only). Steps take longer.
+        like_generate: whether logits are those of `generate()` of transformers, bit for bit (half
+            precision on a CPU only). Steps take longer.
+        captured: whether a step starts before the host has read the previous one, as a CUDA graph
+            on a GPU. Experimental; steps that need the host are decoded as usual.
 
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
-        TargetNotSupported: the target cannot verify a tree, its weights cannot be reordered as
-            `packed` requires, it cannot be batch-invariant or round like `generate()`, or the
-            drafter needs layers of the target that cannot run separately.
+        TargetNotSupported: the target cannot verify a tree, or cannot compute as requested.
         ConfigError: the drafter cannot draft trees of the given shape, or cannot compute with the
             given formats of weights; or two arguments cannot be combined.
 
@@ -185,21 +168,13 @@ class SpeculativeDecoder:
     ) -> "SpeculativeDecoder":
         """Return a decoder with a loaded drafter, its target and the target's tokenizer.
 
+        All other arguments are those of the class. If there are two drafters, they apply to the
+        trained one.
+
         Args:
-            drafter: folder or hub id of a trained drafter; or `aded`, `aded=TABLE`, `lookup` or
-                `lm=MODEL` (a smaller model), which need no training, but require `target`; or two
-                drafters that share trees, such as `aded+drafter=DRAFTER` or `lookup+lm=MODEL`.
-            target: folder or hub id of the target; None for the target named in the drafter's
-                config.
-            tree: as for the class; if there are two drafters, a shape applies to the trained one.
-            compiled: as for the class.
-            packed: as for the class.
-            threads: as for the class.
-            draft_forms: as for the class; also applies to the trained drafter of a pair.
-            other_weights: as for the class; also applies to the trained drafter of a pair.
-            batch_invariant: as for the class.
-            like_generate: as for the class.
-            captured: as for the class.
+            drafter: folder or hub id of a trained drafter; `aded`, `aded=TABLE`, `lookup` or
+                `lm=MODEL`, which require `target`; or a pair, such as `lookup+drafter=DRAFTER`.
+            target: folder or hub id; None for the target named in the drafter's config.
             **load: arguments of `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 device_map.
 
@@ -207,8 +182,6 @@ class SpeculativeDecoder:
             CheckpointError: the drafter, the target or the tokenizer cannot be loaded.
             ConfigError: `target` is None, but the drafter does not name a target; or as for the
                 class.
-            TargetMismatch: the drafter was made for another target or tokenizer.
-            TargetNotSupported: as for the class, or a smaller model cannot draft trees.
         """
         shared: dict[str, Any] = {
             "compiled": compiled,
@@ -268,22 +241,16 @@ class SpeculativeDecoder:
         """Return the continuation of a prompt.
 
         Args:
-            prompt: text, chat messages, token ids, or what a tokenizer returned; None if the
-                prompt is among the other arguments, as in `generate(**tokenizer(text))`.
-            temperature: 0 for greedy decoding, above 0 for sampling; None to use the target's
-                generation config.
-            seed: seed of all random numbers; the same seed gives the same output. None for a seed
-                from torch's generator. With `tree="auto"`, a request that samples with a seed gets
-                trees of a size that does not change, because the output depends on the trees. If
-                the drafter learns from requests, the random numbers also depend on the number of
-                earlier requests; the same requests in the same order give the same output after
-                every `reset()`.
+            prompt: text, chat messages, token ids, or what a tokenizer returned, which may also be
+                passed as in `generate(**tokenizer(text))`.
+            temperature: 0 for greedy decoding; None for the target's generation config.
+            seed: the same seed gives the same output, with trees of a fixed size (if the drafter
+                learns, after the same requests since `reset()`); None for a seed from torch.
             log_probs: whether to return the new tokens' log-probabilities under the target's
                 processed distribution.
-            streamer: streamer that gets the prompt's ids, then new tokens as they are emitted; None
-                to stream nothing.
+            streamer: gets the prompt's ids, then new tokens as they are emitted.
             conversation: conversation that the prompt continues; cached tokens of earlier turns
-                are not processed again. None for a prompt without a conversation.
+                are not processed again.
             **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...) and other
                 arguments of `target.generate()`, with the same defaults.
 
@@ -306,27 +273,16 @@ class SpeculativeDecoder:
         log_probs: bool = False,
         **generation: Any,
     ) -> list[GenerateOutput]:
-        """Return the continuations of several prompts, decoded together.
+        """Return the continuations of several prompts, decoded together; otherwise as `generate`.
 
         The output for each prompt is the same as in a batch of one with the same random numbers,
         up to rounding. With an adaptive drafter, only the distribution of the output is the same.
-        Finished sequences are removed from the batch.
 
         Args:
-            prompts: prompts of any lengths, each of which is a text, chat messages or a list of
-                token ids; or a padded tensor of token ids.
+            prompts: texts, chat messages or lists of token ids; or a padded tensor of token ids.
             attention_mask: 1 for tokens and 0 for padding; None if there is no padding.
-            temperature: as for `generate`.
-            seed: a single seed or None, as for `generate`, with different random numbers for each
-                prompt; or a list with one seed for each prompt, so that each prompt gets the same
-                random numbers as in a batch of one.
-            log_probs: as for `generate`.
-            **generation: as for `generate`.
-
-        Raises:
-            PromptError: a prompt or an argument cannot be used.
-            NumericalError: as for `generate`.
-            DraftError: as for `generate`.
+            seed: one seed, from which each prompt gets other random numbers; or a list with a seed
+                for each prompt, which then gets the same random numbers as alone.
         """
         refuse_single(prompts)
         several: Sequence[Prompt]
@@ -347,19 +303,7 @@ class SpeculativeDecoder:
         seed: int | None = None,
         **generation: Any,
     ) -> Iterator[str]:
-        """Yield the text of the continuation piece by piece, as tokens are emitted.
-
-        Args:
-            prompt: text, chat messages, or token ids.
-            temperature: as for `generate`.
-            seed: as for `generate`.
-            **generation: as for `generate`.
-
-        Raises:
-            PromptError: as for `generate`, or the decoder has no tokenizer.
-            NumericalError: as for `generate`.
-            DraftError: as for `generate`.
-        """
+        """Yield the text of the continuation piece by piece; otherwise as `generate`."""
         tokenizer = needed(self.tokenizer)
         group = self._group([prompt], temperature, seed, generation)
         return pieces(self._steps(self._opened(group)), tokenizer)
@@ -373,22 +317,10 @@ class SpeculativeDecoder:
         conversation: Conversation | None = None,
         **generation: Any,
     ) -> Generator[DecodeStep, None, None]:
-        """Yield the decoding steps that continue a prompt, each as soon as it is finished.
+        """Yield the decoding steps that continue a prompt; otherwise as `generate`.
 
         Closing the generator ends decoding early. In a conversation, the tokens so far are then
         cached, as at the end of a complete answer.
-
-        Args:
-            prompt: text, chat messages, or token ids.
-            temperature: as for `generate`.
-            seed: as for `generate`.
-            conversation: as for `generate`.
-            **generation: as for `generate`.
-
-        Raises:
-            PromptError: as for `generate`.
-            NumericalError: as for `generate`.
-            DraftError: as for `generate`.
         """
         group = self._group([prompt], temperature, seed, generation)
         return self._steps(self._opened(group, options_for(group.config, False), conversation))
@@ -440,21 +372,10 @@ class SpeculativeDecoder:
         seed: int | Sequence[int] | None = None,
         **generation: Any,
     ) -> DecodeRun:
-        """Return a run that decodes several prompts together.
+        """Return a run that decodes several prompts together; otherwise as `generate_batch`.
 
         Decoding begins when the run is iterated over; iteration yields the decoding steps. The
-        run's `stats` can be read at any time, and contain the counts and times so far. More prompts
-        may join the run; see `admit`.
-
-        Args:
-            prompts: prompts of any lengths, each of which is a text, chat messages or a list of
-                token ids.
-            temperature: as for `generate`.
-            seed: as for `generate_batch`.
-            **generation: as for `generate`.
-
-        Raises:
-            PromptError: there are no prompts, or a prompt or an argument cannot be used.
+        run's `stats` can be read at any time. More prompts may join the run; see `admit`.
         """
         refuse_single(prompts)
         group = self._group(prompts, temperature, seed, generation)
@@ -477,14 +398,6 @@ class SpeculativeDecoder:
         options determine which scores and log-probabilities are returned. If decoding a sequence
         raises an error, the whole run ends.
 
-        Args:
-            run: run from `start`, which need not have begun.
-            prompts: as for `start`.
-            temperature: as for `generate`.
-            seed: as for `generate_batch`. A prompt with a seed of its own gets the tokens that it
-                would get alone, unless the drafter or the run's policy learns from requests.
-            **generation: as for `generate`.
-
         Raises:
             PromptError: a prompt or an argument cannot be used; the run was started by another
                 decoder, or is closed; or the drafter's trees differ in shape from those of the run.
@@ -504,16 +417,11 @@ class SpeculativeDecoder:
         return run.admit(requests)
 
     def reset(self, *, trees: bool = True) -> None:
-        """Discard what was learned from earlier requests about trees and texts.
+        """Discard what was learned from earlier requests about texts and, if `trees`, about trees.
 
         With an adaptive drafter, the same requests with the same seeds give the same tokens after
-        every reset, unless other requests are being decoded during the reset. In that case, the
-        drafter still learns from those requests, and the numbering of requests, on which the random
-        numbers depend, does not start again from 0.
-
-        Args:
-            trees: whether to discard what `tree="auto"` learned; False to discard only what the
-                drafter learned.
+        every reset, unless other requests are being decoded during the reset: the drafter still
+        learns from those, and the numbering of requests does not start again from 0.
         """
         if trees:
             self.policy.reset()
