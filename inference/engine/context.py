@@ -56,9 +56,10 @@ class Context:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self._margin = num_queries_for(1 + (drafter.max_nodes if drafter else 0))
+        # largest number of tokens per sequence, with padding, that a decoding step reads
+        self.most_queries = num_queries_for(1 + (drafter.max_nodes if drafter else 0))
         hidden_states = drafter.hidden_states if drafter else ()
-        self.cache = target.new_cache(batch, capacity + self._margin, hidden_states)
+        self.cache = target.new_cache(batch, capacity + self.most_queries, hidden_states)
         self.session: DraftSession | None = None
         if drafter is not None:
             self.session = drafter.new_session(sampling, self.cache.capacity, batch)
@@ -98,11 +99,6 @@ class Context:
         """
         is_whole = self.target.modules.is_like_generate
         return self.target.spec.max_position if is_whole else PREFILL_CHUNK
-
-    @staticmethod
-    def is_chunk(count: int) -> bool:
-        """Return whether a number of tokens is at most that of a usual prefill chunk."""
-        return count <= PREFILL_CHUNK
 
     def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
         """Return the last token of each sequence on the device."""
@@ -149,10 +145,7 @@ class Context:
         return features
 
     def propose(
-        self,
-        token_ids: Sequence[list[int]],
-        budget: Budget,
-        random: StepRandom,
+        self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
     ) -> DraftTree:
         """Return trees below the last token of each sequence; all other tokens must be cached."""
         assert self.session is not None
@@ -232,7 +225,7 @@ class Context:
     ) -> bool:
         """Return whether other sequences could use this context instead of a new one."""
         is_same = self.target is target and self.drafter is drafter
-        has_room = self.cache.num_rows >= batch and self.cache.capacity >= capacity + self._margin
+        has_room = self.cache.num_rows >= batch and self.cache.capacity >= capacity + self.most_queries
         return is_same and has_room
 
     def restart(self, sampling: Sampling, batch: int) -> None:
@@ -247,24 +240,14 @@ class Context:
 
         The session, if there is one, must be on the device.
         """
-        self.cache.show_rows(len(sampling.each), 2 * self._margin)
+        self.cache.show_rows(len(sampling.each), 2 * self.most_queries)
         if self.session is not None:
             assert isinstance(self.session, DeviceSession)
             self.session.show_rows(sampling)
 
-    @property
-    def most_queries(self) -> int:
-        """The largest number of tokens per sequence, with padding, that a decoding step reads."""
-        return self._margin
-
-    @property
-    def num_rows(self) -> int:
-        """The number of sequences for which the caches have room."""
-        return self.cache.num_rows
-
     def select_sequences(self, indices: Sequence[int]) -> None:
         # A step that is discarded may have written the tokens of another step.
-        num_used = [length + 2 * self._margin for length in self.lengths]
+        num_used = [length + 2 * self.most_queries for length in self.lengths]
         self.cache.select_sequences(indices, num_used)
         self.lengths = [self.lengths[index] for index in indices]
         if self.session is not None:
@@ -308,7 +291,7 @@ class Context:
         Args:
             doubles: whether a cache that grows at least doubles, so that it seldom grows again.
         """
-        needed = capacity + self._margin
+        needed = capacity + self.most_queries
         if needed > self.cache.capacity:
             self.cache.reserve(max(needed, 2 * self.cache.capacity) if doubles else needed)
             if self.session is not None:

@@ -169,18 +169,19 @@ class DecodeRun(DecodeBatch):
         self.sequences += added
         return added
 
-    def _new_context(self, sequences: Sequence[SequenceState], capacity: int) -> Context:
-        sampling = sequences[0].request.sampling
-        return Context(self.target, self.drafter, sampling, len(sequences), capacity)
-
     @torch.inference_mode()
     def _read_prompts(self) -> list[DecodeStep]:
         """Read a chunk of new prompts; return the first tokens after the last chunk."""
         if self._prefill is None and self._waiting:
             newcomers = self._alike(self._waiting)
             self._waiting = self._waiting[len(newcomers) :]
-            longest_prompt = max(len(state.token_ids) for state in newcomers)
-            context = self._new_context(newcomers, longest_prompt)
+            context = Context(
+                self.target,
+                self.drafter,
+                newcomers[0].request.sampling,
+                len(newcomers),
+                max(len(state.token_ids) for state in newcomers),
+            )
             self._prefill = Prefill(context, newcomers, follows=len(newcomers) == 1)
         if self._prefill is None:
             return []
@@ -202,7 +203,7 @@ class DecodeRun(DecodeBatch):
 
     def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
         if sequences:
-            self.context.reserve(longest_of(sequences))
+            self.context.reserve(max(state.request.max_length for state in sequences))
             super()._join(context, sequences)
 
     def _check(self, results: Sequence[AcceptResult]) -> None:
@@ -241,8 +242,3 @@ def _of_caller(error: JakiroError) -> BaseException:
     """Return the exception that the caller's own code raised, if this is the cause."""
     cause = error.__cause__ if isinstance(error, RequestError) else None
     return error if cause is None else cause
-
-
-def longest_of(sequences: Sequence[SequenceState]) -> int:
-    """Return the largest number of tokens that any of the sequences may have in the end."""
-    return max(state.request.max_length for state in sequences)

@@ -61,7 +61,7 @@ class Pipeline:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        count, device = context.num_rows, context.target.device
+        count, device = context.cache.num_rows, context.target.device
         lengths = torch.full((count,), FILLED, device=device)
         roots = torch.zeros_like(lengths)[:, None]
         is_live = torch.zeros_like(lengths, dtype=torch.bool)
@@ -93,7 +93,7 @@ class Pipeline:
         self.rows.base_length[count:] = FILLED
         self.rows.is_live[:count] = True
         self.rows.is_live[count:] = False
-        size = min(batch_size_for(count), self.context.num_rows)
+        size = min(batch_size_for(count), self.context.cache.num_rows)
         self.live_sampling = BatchSampling(sampling)
         self.sampling = BatchSampling(
             [*sampling, *[sampling[0]] * (size - count)],
