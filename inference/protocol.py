@@ -63,17 +63,10 @@ class Committed(NamedTuple):
 class VerifyResult:
     """The outcome of one decoding step, from which adaptive drafters learn."""
 
-    step_id: int
     base_length: list[int]  # position of each root
     path: list[list[int]]  # accepted nodes of each sequence, as far as they were emitted
-    num_accepted: list[int]
     # last emitted token of each sequence; a drafted token if the sequence ended with that token
     next_token: list[int]
-    finished: list[bool]
-    # (batch index, visited node) -> the target's processed distribution after that node
-    target_probs: Callable[[int, int], Float[Tensor, " vocab"]]
-    # (batch index, nodes) -> the target's logits after these nodes, before any processor
-    logits: Callable[[int, Sequence[int]], Float[Tensor, "nodes vocab"]]
     # batch indices of sequences from which nothing can be learned, because they could not be
     # verified or have no drafts
     failed: frozenset[int] = frozenset()

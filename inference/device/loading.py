@@ -7,7 +7,6 @@ import torch
 
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.aded.file import vocabulary_size
-from inference.drafters.aded.index import check_vocabulary
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
@@ -96,12 +95,9 @@ def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
 
     Raises:
         TargetMismatch: the vocabulary is larger or smaller than the drafter's target can have.
-        ConfigError: the vocabulary is too large for the drafter.
     """
     if isinstance(drafter, DelegatingDrafter):
         check_vocab_size(drafter.drafter, info)
-    elif isinstance(drafter, AdedDrafter):
-        check_vocabulary(info.vocab_size)
     elif isinstance(drafter, TrainedDrafter):
         size = drafter.model.config.target_record.vocab_size
         _check_between(info, size, size)

@@ -1,15 +1,13 @@
-"""Base classes of drafters that read only tokens and logits."""
+"""Base classes of drafters that read only tokens."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
-from inference.draft_tree import ROOT, DraftTree
+from inference.draft_tree import DraftTree
 from inference.drafters.candidates import Candidates, to_tree
 from inference.protocol import (
     AdaptiveSession,
@@ -28,12 +26,6 @@ Tokens = Int64[np.ndarray, " tokens"]
 class TokenProposer(ABC):
     """Proposes continuations of one sequence; only `draft` has to be overridden."""
 
-    reads_logits: bool = False
-
-    def begin(self) -> bool:
-        """Begin a new request; return whether all tokens of the sequence must be read again."""
-        return False
-
     def read(self, token_ids: Tokens, num_known: int) -> None:
         """Read the new tokens of a sequence."""
 
@@ -41,12 +33,9 @@ class TokenProposer(ABC):
     def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
         """Return continuations of a sequence."""
 
-    def read_logits(self, token_ids: Tokens, logits: Float[Tensor, "steps vocab"]) -> None:
-        """Read the target's raw logits."""
-
 
 class TokenDrafter(Drafter):
-    """A drafter that reads tokens, and optionally the target's logits, but no hidden states.
+    """A drafter that reads only tokens.
 
     Subclasses override `draft`, or `new_proposer` if they keep a state for each sequence.
     """
@@ -105,7 +94,6 @@ class TokenSession(AdaptiveSession):
         self._tokens = np.zeros((len(self.proposers), capacity + 1), np.int64)
         self._num_read = [0] * len(self.proposers)
         self._device: torch.device | None = None  # None while there are no roots
-        self._proposed: list[Candidates] = []
         self._step_id = 0
 
     def advance(self, committed: Committed) -> None:
@@ -132,26 +120,16 @@ class TokenSession(AdaptiveSession):
         self._step_id += 1
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
         depths = [limit.depth for limit in (budget, self.limits) if limit.depth is not None]
-        if num_nodes < 1 or min(depths) < 1:
-            self._proposed = [Candidates.none()] * len(self.proposers)
-        else:
-            self._proposed = [
+        proposed = [Candidates.none()] * len(self.proposers)
+        if num_nodes >= 1 and min(depths) >= 1:
+            proposed = [
                 proposer.draft(self._known(index), num_nodes, min(depths))
                 for index, proposer in enumerate(self.proposers)
             ]
-        base_length = torch.tensor(self.lengths, device=self._device)
-        return to_tree(self._proposed, base_length, self._step_id)
+        return to_tree(proposed, torch.tensor(self.lengths, device=self._device), self._step_id)
 
     def on_verified(self, result: VerifyResult) -> None:
-        """Pass the target's logits along the accepted paths to proposers that read logits."""
-        if result.base_length != list(self.lengths) or not self._proposed:
-            return  # This step had no drafts; its tokens arrive with the next `advance`.
-        for index, proposed in enumerate(self._proposed):
-            if index in result.failed:
-                continue
-            path = result.path[index]
-            accepted = proposed.token_ids[path].tolist()
-            self.learn(index, accepted, partial(result.logits, index, [ROOT, *path]))
+        """Do nothing: the tokens arrive with the next `advance`."""
 
     def draft_below(
         self, index: int, path: Sequence[int], num_nodes: int, depth: int
@@ -162,17 +140,6 @@ class TokenSession(AdaptiveSession):
             return Candidates.none()
         context = np.concatenate((self._known(index), np.array(path, np.int64)))
         return self.proposers[index].draft(context, num_nodes, longest)
-
-    def learn(
-        self,
-        index: int,
-        accepted: Sequence[int],
-        logits: Callable[[], Float[Tensor, "steps vocab"]],
-    ) -> None:
-        """Pass the target's logits to a sequence's proposer, if the proposer reads logits."""
-        if self.proposers[index].reads_logits:
-            context = np.concatenate((self._known(index), np.array(accepted, np.int64)))
-            self.proposers[index].read_logits(context, logits())
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Pass the unread tokens of a complete sequence to the sequence's proposer."""
@@ -192,7 +159,6 @@ class TokenSession(AdaptiveSession):
         self.lengths = tuple(self.lengths[index] for index in indices)
         self._num_read = [self._num_read[index] for index in indices]
         self._tokens = self._tokens[list(indices)]
-        self._proposed = []
 
     def append_sequences(self, other: DraftSession) -> None:
         """Add the sequences of another session, whose proposers continue here."""
@@ -204,13 +170,7 @@ class TokenSession(AdaptiveSession):
         self.proposers += other.proposers
         self.lengths += other.lengths
         self._num_read += other._num_read
-        self._device, self._proposed = other._device, []
-
-    def set_sampling(self, sampling: Sampling) -> None:
-        """Begin a new request; the candidates do not depend on the sampling options."""
-        for index, proposer in enumerate(self.proposers):
-            if proposer.begin():
-                self._num_read[index] = 0
+        self._device = other._device
 
     def reserve(self, capacity: int) -> None:
         width = self._tokens.shape[1]

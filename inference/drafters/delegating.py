@@ -35,10 +35,6 @@ class DelegatingDrafter(AdaptiveDrafter):
         self.proposer_names = drafter.proposer_names
         self.request_counter = request_counter_of(drafter)
 
-    def __repr__(self) -> str:
-        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
-        return f"{type(self).__name__}({self.drafter!r}, {sizes})"
-
     @property
     def max_nodes(self) -> int:
         return self.drafter.max_nodes

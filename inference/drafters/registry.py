@@ -5,8 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
-from inference.drafters.aded.file import load_trigrams, vocabulary_size
-from inference.drafters.aded.index import check_vocabulary
+from inference.drafters.aded.file import load_trigrams
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.names import LM, LOOKUP, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
@@ -45,7 +44,6 @@ def _aded(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> AdedDrafter:
-    check_vocabulary(vocabulary_size(tokenizer))
     size = int(target.config.get_text_config().vocab_size)
     index = None if name.path is None else load_trigrams(Path(name.path), tokenizer, size)
     aded = _settings(AdedSettings, name.settings)

@@ -9,9 +9,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.drafters.candidates import Candidates, to_tree
@@ -246,23 +244,7 @@ class RepeatingSession(DelegatingSession):
             for (pair, path), own, last in zip(pairs, paths, result.next_token, strict=True)
         ]
 
-        def verified(index: int, node: int) -> int:
-            return node if node == ROOT else result.path[index][paths[index].index(node)]
-
-        def target_probs(index: int, node: int) -> Float[Tensor, " vocab"]:
-            return result.target_probs(index, verified(index, node))
-
-        def logits(index: int, nodes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
-            return result.logits(index, [verified(index, node) for node in nodes])
-
-        return replace(
-            result,
-            path=paths,
-            num_accepted=[len(path) for path in paths],
-            next_token=next_token,
-            target_probs=target_probs,
-            logits=logits,
-        )
+        return replace(result, path=paths, next_token=next_token)
 
 
 def _refuse_sampled(session: DraftSession) -> None:

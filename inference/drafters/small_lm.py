@@ -18,7 +18,7 @@ from inference.trees.shape import TreePlan, TreeShape, check_size
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
-from jakiro.utils.pretrained import describe_model, load_causal_lm, load_tokenizer
+from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from jakiro.utils.settings import Settings
 
 
@@ -76,10 +76,6 @@ class SmallLMDrafter(Drafter):
     def plan(self) -> TreePlan:
         greedy, sampling = self.shapes
         return TreePlan(greedy=greedy, sampling=sampling)
-
-    def __repr__(self) -> str:
-        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
-        return f"SmallLMDrafter({describe_model(self.model.model)!r}, {sizes})"
 
     @property
     def max_nodes(self) -> int:

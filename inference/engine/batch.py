@@ -207,7 +207,7 @@ class DecodeBatch:
         # Without later steps, nothing has to be committed.
         if self._commits_last or not all(step.finished for step in steps):
             self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
-        self._notify(tree, accepted.results, steps)
+        self._notify(accepted.results, steps)
         self._retire([step.finished for step in steps])
         return steps
 
@@ -280,31 +280,22 @@ class DecodeBatch:
             emitted, depths, finished, state.index, proposer_ids=proposers, error=state.error
         )
 
-    def _notify(
-        self, tree: DraftTree, results: list[AcceptResult], steps: list[DecodeStep]
-    ) -> None:
+    def _notify(self, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
         """Let an adaptive session learn from the verification."""
         session = self.context.session
         if not isinstance(session, AdaptiveSession):
             return
-        distributions = [result.distribution for result in results]
         # Tokens accepted after the end of a sequence are not part of its text.
         pairs = zip(results, steps, strict=True)
-        paths = [result.path[: len(step.token_ids) - 1] for result, step in pairs]
         verified = VerifyResult(
-            step_id=tree.step_id,
-            base_length=[distribution.length - 1 for distribution in distributions],
-            path=paths,
-            num_accepted=[len(path) for path in paths],
+            base_length=[result.distribution.length - 1 for result in results],
+            path=[result.path[: len(step.token_ids) - 1] for result, step in pairs],
             next_token=[state.token_ids[-1] for state in self.live],
-            finished=[step.finished for step in steps],
             failed=frozenset(
                 index
                 for index, (own, state) in enumerate(zip(results, self.live, strict=True))
                 if own.error is not None or not state.request.drafts
             ),
-            target_probs=lambda index, node: distributions[index](node),
-            logits=lambda index, nodes: distributions[index].logits[[node + 1 for node in nodes]],
         )
         session.on_verified(verified)
 

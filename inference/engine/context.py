@@ -225,7 +225,9 @@ class Context:
     ) -> bool:
         """Return whether other sequences could use this context instead of a new one."""
         is_same = self.target is target and self.drafter is drafter
-        has_room = self.cache.num_rows >= batch and self.cache.capacity >= capacity + self.most_queries
+        has_room = (
+            self.cache.num_rows >= batch and self.cache.capacity >= capacity + self.most_queries
+        )
         return is_same and has_room
 
     def restart(self, sampling: Sampling, batch: int) -> None:

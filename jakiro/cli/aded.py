@@ -55,14 +55,12 @@ def build(
     ] = 12,
 ) -> None:
     """Count the trigrams of a corpus and store them in a file, for the drafter `aded=FILE`."""
-    from inference.drafters.aded.file import save_trigrams, vocabulary_size
-    from inference.drafters.aded.index import check_vocabulary
+    from inference.drafters.aded.file import save_trigrams
     from jakiro.utils.pretrained import load_tokenizer
     from training.data.trigram_corpus import corpus_records, count_trigrams
 
     writer(out, "--out", "the trigrams")  # rejects an unusable path before counting
     loaded = load_tokenizer(tokenizer)
-    check_vocabulary(vocabulary_size(loaded))
     with _progress() as track:
         counter = count_trigrams(loaded, corpus_records(corpus), track)
     index = counter.index(max_bigrams, successors)

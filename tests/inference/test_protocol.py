@@ -16,7 +16,6 @@ from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
 from inference.autotune.online import AutoTree
 from inference.autotune.search import RecordingDrafter
-from inference.conversation import Conversation
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
@@ -77,24 +76,9 @@ def test_requests_in_the_same_order_repeat_themselves_after_a_reset() -> None:
 
 def test_drafters_that_learn_nothing_give_a_seed_the_same_tokens() -> None:
     model = tiny_llama(vocab=23)
-    by_request = AdedDrafter(AdedSettings(reset_per_request=True))
-    for drafter in (LookupDrafter(), by_request, tiny_drafter(TargetAdapter(model)), None):
+    for drafter in (LookupDrafter(), tiny_drafter(TargetAdapter(model)), None):
         first, second = _two_of_each(SpeculativeDecoder(model, drafter, tree="fixed"))
         assert first == second
-
-
-def test_a_chat_turn_learns_alone_where_requests_do() -> None:
-    model = tiny_llama(vocab=23)
-    decoder = SpeculativeDecoder(
-        model, AdedDrafter(AdedSettings(reset_per_request=True)), tree="fixed"
-    )
-    arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 8}
-    with Conversation() as conversation:
-        first, second = (
-            decoder.generate(PROMPT, conversation=conversation, **arguments) for _ in range(2)
-        )
-    assert first.new_token_ids == second.new_token_ids
-    assert first.depths == second.depths
 
 
 def test_decoders_that_share_a_drafter_share_the_count() -> None:
@@ -119,7 +103,6 @@ def test_every_drafter_shows_whether_it_learns_from_requests() -> None:
         for outer in (RepeatingDrafter(drafter), RecordingDrafter(drafter)):
             assert request_counter_of(outer) is request_counter_of(drafter)
     assert not _learns(small)
-    assert not _learns(AdedDrafter(AdedSettings(reset_per_request=True)))
 
 
 def test_trees_selected_by_experience_count_requests_too() -> None:

@@ -20,7 +20,7 @@ from inference.drafters.aded.index import (
     trigrams_of,
 )
 from inference.drafters.names import unusable_table
-from jakiro.errors import CheckpointError, TargetMismatch
+from jakiro.errors import TargetMismatch
 from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import write_atomically
 from jakiro.utils.settings import Settings
@@ -111,17 +111,9 @@ def save_trigrams(
     index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
 ) -> None:
     """Store an index atomically as a safetensors file."""
-    size = vocabulary_size(tokenizer)
-    if fault := _fault(index.keys, *index.rows, size):
-        raise CheckpointError(
-            f"cannot store these trigrams in {path}",
-            expected=f"token ids from 0 to {size - 1}, positive weights, and sorted bigrams",
-            got=fault,
-            remedy="pass the tokenizer with which the trigrams were counted",
-        )
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        vocab_size=size,
+        vocab_size=vocabulary_size(tokenizer),
         num_tokens=num_tokens,
     )
     tensors = {"keys": index.keys, "ids": index.rows.ids, "weights": index.rows.weights}
@@ -161,8 +153,8 @@ def load_trigrams(
             got=f"{len(tokenizer)} tokens and a different hash",
             remedy="pass the target's tokenizer to `jakiro aded build`, and build the file again",
         )
-    if fault := _fault(keys, ids, weights, record.vocab_size):
-        raise unusable_table(path, fault)
+    if not _is_index(keys, ids, weights, record.vocab_size):
+        raise unusable_table(path, "arrays that are not those of an index")
     index = TrigramIndex(keys, Successors(ids, weights))
     return index if vocab_size is None else index.within(vocab_size)
 
@@ -171,21 +163,12 @@ def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:
     return TrigramRecord.model_validate(json.loads((metadata or {}).get(_RECORD, "null")))
 
 
-def _fault(keys: Any, ids: Any, weights: Any, vocab_size: int) -> str | None:
-    """Return a description of the first fault in the arrays of an index, or None."""
+def _is_index(keys: Any, ids: Any, weights: Any, vocab_size: int) -> bool:
     kinds = [(array.dtype, array.ndim) for array in (keys, ids, weights)]
     if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
-        return "arrays whose types or numbers of dimensions are not those of an index"
+        return False
     if ids.shape != weights.shape or len(ids) != len(keys):
-        return "arrays whose sizes do not match"
+        return False
     tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
-    if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < NO_SUCCESSOR:
-        return "tokens outside the vocabulary of the tokenizer"
-    if (np.diff(keys) <= 0).any():
-        return "bigrams that are not in ascending order"
-    is_missing = weights == 0
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        return "weights that are negative or not finite"
-    if (np.diff(is_missing.astype(np.int8), axis=1) < 0).any() or (ids[~is_missing] < 0).any():
-        return "gaps between the successors of a bigram"
-    return None
+    is_known = tokens.min(initial=0) >= NO_SUCCESSOR and tokens.max(initial=0) < vocab_size
+    return bool(is_known and (np.diff(keys) > 0).all() and (weights >= 0).all())

@@ -6,8 +6,6 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from jakiro.errors import ConfigError
-
 TOKEN_BITS: Final = 21  # number of bits of a token id in a packed bigram or trigram
 MAX_VOCABULARY: Final = 1 << TOKEN_BITS  # three tokens fit into 63 bits
 NO_SUCCESSOR: Final = -1
@@ -138,13 +136,3 @@ def trigrams_of(
 def unpacked(key: int) -> tuple[int, int]:
     """Return the two tokens of a packed bigram."""
     return key >> TOKEN_BITS, key & (MAX_VOCABULARY - 1)
-
-
-def check_vocabulary(vocab_size: int) -> None:
-    """Raise an error if a vocabulary has more tokens than a packed trigram can represent."""
-    if vocab_size > MAX_VOCABULARY:
-        raise ConfigError(
-            "the vocabulary is too large for a table of trigrams",
-            expected=f"at most {MAX_VOCABULARY} tokens",
-            got=vocab_size,
-        )

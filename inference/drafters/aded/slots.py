@@ -28,16 +28,6 @@ class BigramSlots:
     def size(self) -> int:
         return self._keys.size
 
-    @property
-    def num_taken(self) -> int:
-        """The number of bigrams that have a slot."""
-        return int(np.count_nonzero(self._keys))
-
-    @property
-    def num_bytes(self) -> int:
-        """The constant size of all arrays in bytes."""
-        return self._keys.nbytes + self._learned_at.nbytes
-
     def taken(self) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Return all bigrams that have a slot, and the time at which each was last learned."""
         is_taken = self._keys > 0

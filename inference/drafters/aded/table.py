@@ -52,27 +52,14 @@ class Met(NamedTuple):
         column = np.arange(len(row)) - starts[row]
         return cls(bigrams[starts], row, column, cells & (MAX_VOCABULARY - 1), totals)
 
-    @classmethod
-    def of_rows(
-        cls,
-        bigrams: Int64[np.ndarray, " rows"],
-        successors: Int64[np.ndarray, "rows each"],
-        amounts: Float32[np.ndarray, "rows each"],
-    ) -> "Met":
-        """Return the trigrams of distinct bigrams that each have distinct successors."""
-        order = bigrams.argsort()
-        row, column = np.divmod(np.arange(amounts.size), amounts.shape[1])
-        totals = amounts[order].ravel().astype(np.float64)
-        return cls(bigrams[order], row, column, successors[order].ravel(), totals)
 
-
-def grown(before: Successors, met: Met, max_weight: float, decay: float) -> Successors:
+def grown(before: Successors, met: Met, max_weight: float) -> Successors:
     """Return the successors of bigrams after trigrams have occurred and gained weight.
 
     If a bigram has too many successors, those that occurred now are preferred to earlier ones.
     """
     count = before.ids.shape[1]
-    known = np.minimum(before.weights * np.float32(decay), np.float32(max_weight))
+    known = np.minimum(before.weights, np.float32(max_weight))
     is_same = before.ids[met.row] == met.successors[:, None]
     again, at = np.divmod(is_same.ravel().nonzero()[0], count)  # faster than `nonzero` on two axes
     was_known = met.row[again], at
@@ -141,26 +128,16 @@ class TrigramTable:
         max_bigrams: int,
         num_successors: int = 12,
         max_weight: float = 3.0,
-        decay: float = 1.0,
         below: TrigramIndex | None = None,
     ) -> None:
         self.num_successors = num_successors
         self.max_weight = max_weight
-        self.decay = decay
         self.below = None if below is None else below.narrowed(num_successors)
         self._slots = BigramSlots(max_bigrams)
         # A page of zeros takes no memory until something is written to it.
         self._ids = np.zeros((self._slots.size, num_successors), np.int32)
         self._weights = np.zeros((self._slots.size, num_successors), np.float32)
         self._lock = Lock()
-
-    @property
-    def num_bigrams(self) -> int:
-        return self._slots.num_taken
-
-    @property
-    def num_bytes(self) -> int:
-        return self._slots.num_bytes + self._ids.nbytes + self._weights.nbytes
 
     def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
         """Return the successors of packed bigrams."""
@@ -194,21 +171,6 @@ class TrigramTable:
         if is_given.any():
             self._learn(Met.of(bigrams[is_given], successors[is_given], amounts[is_given]))
 
-    def add_rows(
-        self,
-        bigrams: Int64[np.ndarray, " bigrams"],
-        successors: Int64[np.ndarray, "bigrams each"],
-        amounts: Float32[np.ndarray, "bigrams each"],
-    ) -> None:
-        """Add weight to several successors of each bigram; this is faster than `add`."""
-        if not bigrams.size:
-            return
-        if amounts.min() > 0 and len(set(bigrams.tolist())) == len(bigrams):
-            self._learn(Met.of_rows(bigrams, successors, amounts))
-        else:
-            each = bigrams.repeat(successors.shape[1])
-            self.add(each, successors.ravel(), amounts.ravel())
-
     def clear(self) -> None:
         """Discard everything except the underlying index."""
         with self._lock:
@@ -235,7 +197,7 @@ class TrigramTable:
             found = self._slots.find(met.bigrams)
             before = self._rows_at(found, met.bigrams)
             slots = self._slots.claim(met.bigrams, found)
-            ids, weights = grown(before, met, self.max_weight, self.decay)
+            ids, weights = grown(before, met, self.max_weight)
             has_slot = slots >= 0
             if not has_slot.all():
                 slots, ids, weights = slots[has_slot], ids[has_slot], weights[has_slot]

@@ -58,10 +58,6 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         self._num_resets = self._counter.num_resets
         self._lock = Lock()
 
-    def __repr__(self) -> str:
-        sizes = f"max_nodes={self.max_nodes}, max_depth={self.max_depth}"
-        return f"CombinedDrafter({self.first!r}, {self.second!r}, {sizes})"
-
     @property
     def slow_part(self) -> TrainedDrafter | SmallLMDrafter:
         return self.first

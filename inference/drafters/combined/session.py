@@ -1,7 +1,6 @@
 """The session of two drafters that share one tree for each sequence."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -197,8 +196,6 @@ class CombinedSession(AdaptiveSession):
                 self.cascade.learn(guess, self._asked, len(sampled), emitted)
             if self.is_sampled:
                 self.knowledge.learn_sampled(pool.first, pool, guess, sampled, emitted)
-            visited = [ROOT, *result.path[index]]
-            self.second.learn(index, accepted, partial(result.logits, index, visited))
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Pass a complete sequence to the second drafter, which learns from it."""

@@ -40,7 +40,7 @@ def _trained(model: LlamaForCausalLM, sampled: bool = False) -> TrainedDrafter:
 
 DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
     "trained": _trained,
-    "aded with logits": lambda _: AdedDrafter(AdedSettings(num_nodes=8, distribution_tokens=3)),
+    "aded": lambda _: AdedDrafter(AdedSettings(num_nodes=8)),
     "combined": lambda model: CombinedDrafter(_trained(model), LookupDrafter()),
 }
 
@@ -103,7 +103,7 @@ def test_trees_stay_within_their_bounds_and_siblings_differ(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("trained", marks=pytest.mark.slow), "aded with logits", "combined"]
+    "name", [pytest.param("trained", marks=pytest.mark.slow), "aded", "combined"]
 )
 def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str) -> None:
     model = tiny_llama(vocab=11)

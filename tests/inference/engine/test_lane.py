@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from inference import SpeculativeDecoder
-from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.base import TokenDrafter
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -81,15 +81,9 @@ def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
     return SmallLMDrafter(tiny_llama(vocab=11, seed=7), model)
 
 
-def _aded(_: LlamaForCausalLM) -> AdedDrafter:
-    settings = AdedSettings(num_nodes=12, reset_per_request=True, distribution_tokens=3)
-    return AdedDrafter(settings)
-
-
 OTHERS: dict[str, Callable[[LlamaForCausalLM], Any]] = {
     "none": lambda _: None,
     "lookup": _lookup,
-    "aded": _aded,
     "small": _small,
     "repeating": lambda model: RepeatingDrafter(_lookup(model), RepeatSettings()),
 }
@@ -168,7 +162,7 @@ def test_the_number_of_the_lanes_step_in_place_of_the_requests_own_is_caught(
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(["moa", "hybrid", "small", "aded"], quick=["hybrid", "aded"])
+    "name", mostly_slow(["moa", "hybrid", "small", "lookup"], quick=["hybrid", "lookup"])
 )
 def test_prompts_that_are_read_in_chunks_while_others_go_on_make_no_difference(
     model: LlamaForCausalLM, name: str, monkeypatch: pytest.MonkeyPatch
@@ -200,7 +194,7 @@ def test_prompts_that_are_read_in_chunks_while_others_go_on_make_no_difference(
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "name", mostly_slow(["none", "aded", "small", "hybrid", "tail"], quick=["none", "hybrid"])
+    "name", mostly_slow(["none", "small", "hybrid", "tail"], quick=["none", "hybrid"])
 )
 def test_choices_share_a_prefill_and_equal_requests_with_their_row(
     model: LlamaForCausalLM, name: str, options: str, monkeypatch: pytest.MonkeyPatch

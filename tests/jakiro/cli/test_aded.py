@@ -65,7 +65,7 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     first, second, third = tokenizer.encode(TEXT)[:3]
     assert third in load_trigrams(table, tokenizer).row(first, second)[0]
 
-    settings.write_text("depth: 3\nreset_per_request: true\n")
+    settings.write_text("depth: 3\n")
     sharing.write_text("num_nodes: 5\n")
     methods = ["autoregressive", f"aded={table},candidates=4", f"aded,settings={settings},name=own"]
     methods += ["lookup,candidates=6", f"lm={folder / 'small'},candidates=9"]

@@ -43,24 +43,6 @@ def test_shares_are_what_visits_one_by_one_come_to(weights: list[float], visits:
 
 
 @given(
-    weights=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=12),
-    ulps=st.integers(1, 1 << 20),
-)
-def test_next_to_nothing_is_shared_out_without_a_fault(weights: list[float], ulps: int) -> None:
-    visits = 1.0 + ulps * float(np.finfo(np.float64).eps)
-    shares = share_visits(visits, weights, SETTINGS)
-    assert len(shares) == len(weights)
-    assert min(shares) >= 0.0
-    assert sum(shares) == pytest.approx(visits - 1) or sum(shares) == 0.0
-
-
-def test_a_node_without_further_visits_shares_none_out() -> None:
-    assert share_visits(1.0, [1.0, 2.0], SETTINGS) == [0.0, 0.0]
-    assert share_visits(0.3, [1.0], SETTINGS) == [0.0]
-    assert share_visits(9.0, [], SETTINGS) == []
-
-
-@given(
     stream=st.lists(st.integers(0, 4), min_size=3, max_size=80),
     num_nodes=st.integers(1, 30),
     depth=st.integers(1, 9),
@@ -85,10 +67,6 @@ def test_the_most_visited_candidates_come_first_and_smaller_trees_are_their_begi
     small = search(table, 1, 2, 3, 6, SETTINGS)
     assert small.token_ids.tolist() == large.token_ids[:3].tolist()
     assert large.best(3).parents.tolist() == small.parents.tolist()
-
-
-def test_unknown_contexts_have_no_continuations() -> None:
-    assert len(search(TrigramTable(8), 1, 2, 8, 4, SETTINGS).token_ids) == 0
 
 
 def _learnt(stream: list[int]) -> TrigramTable:

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
-from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.cascade import Cascades, DraftCosts
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -56,9 +56,7 @@ def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
 
 
 DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
-    "trained and aded": lambda model: CombinedDrafter(
-        _trained(model), AdedDrafter(AdedSettings(distribution_tokens=2)), SIZES
-    ),
+    "trained and aded": lambda model: CombinedDrafter(_trained(model), AdedDrafter(), SIZES),
     "deterministic and aded": lambda model: CombinedDrafter(
         _trained(model, TREE.model_copy(update={"sampled": False})), AdedDrafter(), SIZES
     ),
