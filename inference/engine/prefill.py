@@ -7,7 +7,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptResult, accept_trees
-from inference.engine.context import PREFILL_CHUNK, Context
+from inference.engine.context import Context
 from inference.engine.request import SequenceState
 from inference.sampling.random_numbers import StepRandom
 
@@ -44,7 +44,7 @@ class Prefill:
 
     def fits(self, num_read: int) -> bool:
         """Return whether the next chunk and other tokens together are at most a full chunk."""
-        return num_read == 0 or num_read + self.chunk_size <= PREFILL_CHUNK
+        return num_read == 0 or num_read + self.chunk_size <= self.context.prefill_chunk
 
     def read_chunk(self) -> None:
         """Read the next tokens of every prompt that has further tokens."""
