@@ -67,9 +67,8 @@ def test_compiled_steps_give_the_same_tokens(name: str) -> None:
     _run(PROGRAM, name)
 
 
-@pytest.mark.parametrize("name", ["E2-mixture-P1", "feedback-mixture-P2", "tail-1"])
-def test_compiled_steps_do_not_mark_buffers_themselves(name: str) -> None:
-    _run(MARKS + PROGRAM, name)
+def test_compiled_steps_do_not_mark_buffers_themselves() -> None:
+    _run(MARKS + PROGRAM, "E2-mixture-P1")
 
 
 def _run(program: str, name: str) -> None:
