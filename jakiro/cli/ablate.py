@@ -183,20 +183,18 @@ def ablate(
     arms = (*config, *(more or ()))
     for path in arms:
         options.readable_settings(path)
-    from training.data.report import report_once
     from training.studies.ablation.settings import StudySettings
     from training.studies.ablation.study import Study
 
     settings = settings_from(context, StudySettings, config=arms)
     try:
-        with report_once():
-            study = Study(settings)
-            if dry_run:
-                study.estimate()
-            elif train_only:
-                study.train(train_only, rerun=rerun)
-            else:
-                study.complete(rerun=rerun)
+        study = Study(settings)
+        if dry_run:
+            study.estimate()
+        elif train_only:
+            study.train(train_only, rerun=rerun)
+        else:
+            study.complete(rerun=rerun)
     except KeyboardInterrupt:
         without = " without --rerun" if rerun else ""
         say(f"to continue the study, run the same command again{without}")

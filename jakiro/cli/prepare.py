@@ -37,16 +37,12 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenize data into the cache that training uses, and report what was read and left out."""
-    from training.data.sources import find_sources
-
-    find_sources(data)  # refuses missing files before the libraries are imported
     from rich.console import Console
 
     from jakiro.utils.logs import quiet_libraries
     from training.data.counts import DataCounts
     from training.data.packing import PackedSequences
-    from training.data.report import advice
-    from training.data.report import preview as preview_of
+    from training.data.preview import preview as preview_of
     from training.data.token_store import open_tokens
     from training.input_settings import TargetSettings
     from training.setup.loading import load_tokenizer, vocab_size_of
@@ -69,6 +65,3 @@ def prepare(
         counts = DataCounts(read=store.counts, packed=sequences.counts)
         for line in counts.lines():
             typer.echo(line)
-        hint = advice(sequences.counts, "--split", "--sequence-length")
-        if hint is not None:
-            typer.echo(hint)

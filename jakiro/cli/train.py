@@ -109,7 +109,6 @@ def train(
         words.append(f"batch.micro_batch_size={micro_batch_size}")
     settings = training_settings(config, words)
     _refuse_unusable(context, settings)
-    from training.data.report import report_once
     from training.distributed.launch import LaunchOptions
     from training.planning.speed import plan_device, present_device
 
@@ -125,8 +124,7 @@ def train(
     if dry_run:
         _show_estimate(settings, launch_options, device, device_speed)
     elif learning_curve is not None:
-        with report_once():
-            _learn(settings, learning_curve, config, words, launch_options)
+        _learn(settings, learning_curve, config, words, launch_options)
     else:
         _run(settings, config, words, launch_options)
         for command in _next_commands(settings):
@@ -192,30 +190,8 @@ def _show_estimate(
     rate = device.product_rate(settings) if speed is None else speed * 1e12
     memory = _memory(settings, processes, device)
     Console().print(render(found, memory, rate), highlight=False)
-    if device.is_here:
-        _show_epochs(found.settings)
     if device.is_here and found.target <= _LARGEST_TIMED:
         _show_break_even(settings)
-
-
-def _show_epochs(settings: "TrainSettings") -> None:
-    """Print how often the run reads its data, if the tokens of the data are in the cache."""
-    from training.data.sources import is_local
-    from training.setup.preparation import cached_sequences, length_of
-
-    data = settings.data
-    if not all(map(is_local, data.paths)):
-        say("a dry run does not count the tokens of datasets of the hub")
-    elif (sequences := cached_sequences(settings)) is not None:
-        length, is_long = length_of(settings, len(sequences))
-        total = f"{sequences.store.token_ids.size:,}"
-        say(f"{'warning: ' * is_long}the data has {total} tokens; the run reads {length}")
-    else:
-        words = ["jakiro", "prepare", "--target", settings.target.name_or_path]
-        words += [word for path in data.paths for word in ("--data", path)]
-        words += ["--skip-bad-records"] if data.skip_bad_records else []
-        words += ["--cache-folder", str(data.cache_folder)] if data.cache_folder else []
-        say(f"the tokens of the data have not been counted; to count them: {shlex.join(words)}")
 
 
 def _show_break_even(settings: "TrainSettings") -> None:

@@ -7,6 +7,7 @@ from jakiro.utils.settings import Settings
 from jakiro.utils.wording import counted
 
 Fill = Literal["texts", "all"]  # kinds of documents that are split to fill sequences
+TOLERATED_PADDING = 0.05  # as a fraction of the packed tokens
 
 
 class ReadCounts(Settings):
@@ -36,8 +37,6 @@ class PackCounts(Settings):
         left_out: number of dropped pieces, which have no response or only a single token.
         filled_with: kind of documents that were split to fill sequences, even if they are shorter
             than a sequence; None if no document was split for this purpose.
-        wider_split: value of `data.split` with which more documents would be split; None if whole
-            documents lead to little padding, or if there is no such value.
     """
 
     documents: int
@@ -47,7 +46,6 @@ class PackCounts(Settings):
     sequences: int
     padding: float
     filled_with: Fill | None = None
-    wider_split: Fill | None = None
 
 
 class DataCounts(Settings):
@@ -79,3 +77,5 @@ class DataCounts(Settings):
                 f"tokens dropped ({counted(packed.left_out_tokens, 'token')})"
             )
         yield "; ".join(parts)
+        if packed.padding > TOLERATED_PADDING and packed.sequences > 1:
+            yield "there is much padding: try another data.split or data.sequence_length"

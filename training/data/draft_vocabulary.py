@@ -43,14 +43,8 @@ def choose_draft_ids(
     counts = count_responses(store, documents, vocab_size)
     wanted = automatic_size(counts) if size == "auto" else size
     if wanted is None:
-        _logger.info("draft vocabulary (auto): all tokens of the target may be drafted")
         return None
     num_known = int((counts > 0).sum())
-    if size != "auto" and wanted > num_known:
-        _logger.warning(
-            f"drafter.draft_vocab_size is {wanted:,}, but the responses contain only {num_known:,} "
-            "different tokens; only these may be drafted"
-        )
     most_frequent = np.argsort(-counts, kind="stable")[: min(wanted, num_known)]
     _logger.info(
         f"draft vocabulary{' (auto)' if size == 'auto' else ''}: {len(most_frequent):,} tokens, "

@@ -66,7 +66,6 @@ class PackedSequences:
             sequences=len(self),
             padding=layout.padding(sequence_length),
             filled_with=layout.filled_with,
-            wider_split=layout.wider_split,
         )
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from training.data.counts import Fill
+from training.data.counts import TOLERATED_PADDING, Fill
 from training.data.token_store import TokenStore
 
 _PARTS = 40  # pieces of documents split to fill sequences have at least 1/40 of a sequence
@@ -114,7 +114,6 @@ class SequenceFilling:
             insort(self._open, (free, index))
 
 
-TOLERATED_PADDING = 0.05  # as a fraction of the packed tokens
 OPEN_SEQUENCES = 64  # number of sequences kept open; more of them reduce padding but take longer
 
 Split = Literal["never", "texts", "all"]
@@ -147,7 +146,6 @@ class Layout:
     left_out: npt.NDArray[np.int64]
     num_split: int
     filled_with: Fill | None = None
-    wider_split: Fill | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -177,21 +175,14 @@ def lay_out(
     whole = _whole(store, documents, sequence_length)
     if whole.padding(sequence_length) <= TOLERATED_PADDING:
         return whole
-    best, is_text = whole, store.is_text[documents]
+    is_text = store.is_text[documents]
     choices = {"never": np.zeros_like(is_text), "texts": is_text, "all": np.ones_like(is_text)}
     is_divisible = choices[split]
     if is_divisible.any():
         filled = _filled(store, documents[~is_divisible], documents[is_divisible], sequence_length)
         if filled.num_sequences < whole.num_sequences:
-            best = replace(filled, filled_with="texts" if is_text[is_divisible].all() else "all")
-    return replace(best, wider_split=_wider(split, is_text))
-
-
-def _wider(split: Split, is_text: npt.NDArray[np.bool_]) -> Fill | None:
-    """Return the `split` value with which more documents would be split; None if there is none."""
-    if split == "all" or (split == "texts" and is_text.all()):
-        return None
-    return "texts" if is_text.all() else "all"
+            return replace(filled, filled_with="texts" if is_text[is_divisible].all() else "all")
+    return whole
 
 
 def _whole(store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int) -> Layout:

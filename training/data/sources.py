@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
 from jakiro.utils.files import checksum
-from jakiro.utils.hub import hub_options, is_written_as_path
+from jakiro.utils.hub import is_written_as_path
 from jakiro.utils.logs import get_logger
 from jakiro.utils.strict_json import parse_json, parse_json_line
 from jakiro.utils.wording import summary_of
 
-_SKIPPING = "skip such records: --skip-bad-records, or data.skip_bad_records=true in settings"
+_SKIPPING = "to skip such records: --skip-bad-records, or data.skip_bad_records=true in settings"
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted
 
 _logger = get_logger(__name__)
@@ -21,15 +21,6 @@ _logger = get_logger(__name__)
 
 class RecordError(DataError):
     """A single record cannot be used; other records may be usable."""
-
-    def __init__(self, message: str, **parts: Any) -> None:
-        super().__init__(message, **parts)
-        self.message, self.parts = message, parts
-
-    def with_choice(self) -> "RecordError":
-        """Return the same error with the advice that unusable records can be skipped."""
-        remedy = self.parts.get("remedy") or "correct the record"
-        return RecordError(self.message, **self.parts | {"remedy": f"{remedy}, or {_SKIPPING}"})
 
 
 @dataclass
@@ -54,7 +45,7 @@ class Intake:
             if self.is_skipping is None:
                 raise
             if not self.is_skipping:
-                raise error.with_choice() from error
+                raise RecordError(f"{error}; {_SKIPPING}") from error
             self.num_skipped += 1
             if self.num_skipped <= _SHOWN:
                 _logger.warning(f"skipped: {error}")
@@ -129,26 +120,15 @@ class HubSource:
             yield Record(fields, f"{self.name}:{number}", number)
 
     def _load(self) -> Any:
-        from datasets import config, load_dataset  # slow to import, and not needed for files
+        from datasets import load_dataset  # slow to import, and not needed for files
 
-        was_offline = config.HF_HUB_OFFLINE
         try:
-            if hub_options(self.name):  # only datasets in the cache can be loaded
-                config.HF_HUB_OFFLINE = True
             return load_dataset(self.name, split=self.split)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # offline, or no such dataset or split
+        except (OSError, RuntimeError, ValueError) as error:  # offline, or no such dataset or split
             raise DataError(
-                f"cannot load the dataset {self.name!r}",
-                expected=f"a file, a folder, or a dataset of the hub with a split {self.split!r}",
+                f"cannot load the dataset {self.name!r} with a split {self.split!r}",
                 got=summary_of(error),
-                remedy="check data.paths",
             ) from error
-        finally:
-            config.HF_HUB_OFFLINE = was_offline
 
 
 Source = FileSource | HubSource
@@ -160,17 +140,7 @@ def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
         for record in source.records(intake):
             yield record._replace(source=number)
     if intake.num_records == 0:
-        raise DataError(
-            f"there are no records in {', '.join(source.name for source in sources)}",
-            expected='at least one record, such as {"text": "..."} or {"messages": [...]}',
-            got="an empty file" if len(sources) == 1 else "empty files",
-            remedy="check --data, or data.paths in settings, and how the data was written",
-        )
-
-
-def is_data(path: Path) -> bool:
-    """Return whether a file has the suffix of a data file."""
-    return path.suffix in _READERS
+        raise DataError(f"there are no records in {', '.join(source.name for source in sources)}")
 
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
@@ -187,45 +157,32 @@ def is_local(name: str) -> bool:
     path = Path(name).expanduser()
     # Datasets without an owner have names without dots, unlike files such as chats.txt.
     is_file_name = "/" not in name and path.suffix[1:2].isalpha()
-    return path.exists() or is_written_as_path(name) or is_data(path) or is_file_name
+    return path.exists() or is_written_as_path(name) or path.suffix in _READERS or is_file_name
 
 
 def _sources_at(name: str) -> list[Source]:
     path = Path(name).expanduser()
     if path.is_dir():
-        return _sources_in(path)
+        files = sorted(
+            file for file in path.rglob("*") if file.suffix in _READERS and file.is_file()
+        )
+        if not files:
+            raise DataError(
+                f"the folder {path} contains no training data",
+                expected=f"files that end in {', '.join(_READERS)}",
+            )
+        return [FileSource(file) for file in files]
     if path.is_file():
-        return [_file_source(path)]
+        if path.suffix not in _READERS:
+            raise DataError(
+                f"{path} is of an unknown kind",
+                expected=f"a name that ends in {', '.join(_READERS)}",
+            )
+        return [FileSource(path)]
     hub_name, _, split = name.partition(":")
     if is_local(hub_name):
-        raise DataError(
-            f"there is no file or folder {hub_name}",
-            expected="training data",
-            got="nothing",
-            remedy="check the path: an option of the command, or data.paths in settings",
-        )
+        raise DataError(f"there is no file or folder {hub_name} of training data")
     return [HubSource(hub_name, split or "train")]
-
-
-def _sources_in(folder: Path) -> list[Source]:
-    files = sorted(path for path in folder.rglob("*") if is_data(path) and path.is_file())
-    if not files:
-        raise DataError(
-            f"the folder {folder} contains no training data",
-            expected=f"files that end in {', '.join(_READERS)}",
-            got="none",
-        )
-    return [FileSource(path) for path in files]
-
-
-def _file_source(path: Path) -> FileSource:
-    if path.suffix not in _READERS:
-        raise DataError(
-            f"{path} is of an unknown kind",
-            expected=f"a name that ends in {', '.join(_READERS)}",
-            got=path.suffix or "no ending",
-        )
-    return FileSource(path)
 
 
 @contextmanager
@@ -233,12 +190,7 @@ def _reading(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"cannot read {path}",
-            expected="a file or folder that this user may read",
-            got=error.strerror or error,
-            remedy="check the path and its permissions",
-        ) from error
+        raise DataError(f"cannot read {path}", got=error.strerror or error) from error
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
@@ -254,12 +206,10 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         values = parse_json(content)
     except ValueError as error:
-        raise DataError(f"{path} is not JSON", expected="valid JSON", got=error) from error
+        raise DataError(f"{path} is not JSON", got=error) from error
     if not isinstance(values, list):
         raise DataError(
             f"{path} does not contain a list of records",
-            expected="a list of objects",
-            got=type(values).__name__,
             remedy="rename the file to end in .jsonl if it has one object per line",
         )
     yield from enumerate(values, start=1)
@@ -274,27 +224,17 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
         values = (value for batch in batches for value in batch.to_pylist())
         yield from enumerate(values, start=1)
     except (ArrowException, OSError) as error:
-        raise DataError(
-            f"cannot read {path}",
-            expected="a Parquet file that this user may read",
-            got=error,
-            remedy="check the path, its permissions and its format",
-        ) from error
+        raise DataError(f"cannot read the Parquet file {path}", got=error) from error
 
 
 def _as_record(value: Any, location: str, number: int) -> Record:
-    fields = _parse(value, location) if isinstance(value, bytes) else value
-    if not isinstance(fields, dict):
-        got = type(fields).__name__
-        raise RecordError(f"{location} is not a record", expected="an object", got=got)
-    return Record(fields, location, number)
-
-
-def _parse(line: bytes, location: str) -> Any:
     try:
-        return parse_json_line(line)
+        fields = parse_json_line(value) if isinstance(value, bytes) else value
     except ValueError as error:
-        raise RecordError(f"{location} is not JSON", expected="valid JSON", got=error) from error
+        raise RecordError(f"{location} is not JSON", got=error) from error
+    if not isinstance(fields, dict):
+        raise RecordError(f"{location} is not an object, but {type(fields).__name__}")
+    return Record(fields, location, number)
 
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}

@@ -131,7 +131,7 @@ def open_tokens(
 
     If several processes call this function, one of them reads the data and the others wait.
     """
-    cache = ensure_writable_folder(cache_folder or _default_cache())
+    cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "tokens")
     sources = find_sources(paths)
     key = _fingerprint(
         sources, tokenizer, vocab_size if skip_bad_records else None, skip_bad_records
@@ -142,28 +142,10 @@ def open_tokens(
             intake = Intake(skip_bad_records)
             records = read_all(sources, intake)
             write_tokens(home, encode_records(tokenizer, records, intake, vocab_size), intake)
-    return _checked(_map(home, key, sources), vocab_size)
-
-
-def cached_tokens(
-    paths: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    cache_folder: Path | None = None,
-    *,
-    skip_bad_records: bool = False,
-    vocab_size: int | None = None,
-) -> TokenStore | None:
-    """Return the token store of the data if it is in the cache; None otherwise."""
-    sources = find_sources(paths)
-    key = _fingerprint(
-        sources, tokenizer, vocab_size if skip_bad_records else None, skip_bad_records
-    )
-    home = (cache_folder or _default_cache()).expanduser().absolute() / key[:32]
-    return _checked(_map(home, key, sources), vocab_size) if _is_whole(home) else None
-
-
-def _default_cache() -> Path:
-    return user_cache_path("jakiro") / "tokens"
+    store = _map(home, key, sources)
+    if store.counts is not None:  # it may have been stored for another target
+        check_vocabulary(store.counts.highest_id, "the data", vocab_size)
+    return store
 
 
 def _fingerprint(
@@ -213,9 +195,3 @@ def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
             tuple(source.name for source in sources), np.load(home / "locations.npy", mmap_mode="r")
         ),
     )
-
-
-def _checked(store: TokenStore, vocab_size: int | None) -> TokenStore:
-    if store.counts is not None:  # it may have been stored for another target
-        check_vocabulary(store.counts.highest_id, "the data", vocab_size)
-    return store

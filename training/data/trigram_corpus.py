@@ -1,6 +1,7 @@
 """Trigram counts of text files and training data."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +34,7 @@ def count_trigrams(
         on_document(counter.num_tokens)
     if counter.num_trigrams == 0:
         raise DataError(
-            "the corpus contains no trigrams",
-            expected="a document of at least three tokens",
-            got=f"{counter.num_tokens} tokens in total",
-            remedy="check the paths given to --corpus",
+            "the corpus contains no trigrams, because no document has at least three tokens"
         )
     return counter
 
@@ -51,10 +49,7 @@ def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
         path = Path(name).expanduser()
         texts = _texts_at(path)
         for text in texts:
-            if path.is_dir() and not _is_utf8(text):
-                _logger.warning(f"skipped: {text} is not UTF-8")
-            else:
-                yield from _read_text(text)
+            yield from _read_text(text, is_in_folder=path.is_dir())
         for data in _data_at(path) if texts else [name]:
             for source in find_sources([data]):
                 yield from source.records()
@@ -74,27 +69,17 @@ def _data_at(path: Path) -> list[str]:
     return [str(file) for file in files if file.suffix in _RECORDS and file.is_file()]
 
 
-def _is_utf8(path: Path) -> bool:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return all(True for _ in file)
-    except UnicodeDecodeError:
-        return False
-    except OSError:
-        return True  # the error is raised when the file is read
-
-
-def _read_text(path: Path) -> Iterator[Record]:
+def _read_text(path: Path, is_in_folder: bool) -> Iterator[Record]:
     """Yield a text in pieces of whole lines; all but the last piece are marked as cut off."""
     try:
-        with path.open(encoding="utf-8") as file:
-            piece = "".join(file.readlines(_PIECE))
-            while piece:
-                rest = "".join(file.readlines(_PIECE))
-                yield Record({"text": piece, CUT: bool(rest)}, str(path))
-                piece = rest
+        file = StringIO(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        got = error.strerror if isinstance(error, OSError) else error
-        raise DataError(
-            f"cannot read the text {path}", expected="a file of UTF-8 text", got=got
-        ) from error
+        if is_in_folder and isinstance(error, UnicodeDecodeError):
+            _logger.warning(f"skipped: {path} is not UTF-8")
+            return
+        raise DataError(f"cannot read the text {path}", got=error) from error
+    piece = "".join(file.readlines(_PIECE))
+    while piece:
+        rest = "".join(file.readlines(_PIECE))
+        yield Record({"text": piece, CUT: bool(rest)}, str(path))
+        piece = rest

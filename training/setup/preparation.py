@@ -19,14 +19,12 @@ from jakiro.target.checks import CausalLM
 from jakiro.target.record import hash_weights, record_target
 from jakiro.target.tail import TargetTail
 from jakiro.utils.logs import get_logger
-from jakiro.utils.pretrained import local_tokenizer
 from training.config import TrainSettings
 from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
 from training.data.held_out import Documents, prompts_of, split_validation
 from training.data.packing import PackedSequences
-from training.data.report import report
-from training.data.token_store import TokenStore, cached_tokens, open_tokens
+from training.data.token_store import TokenStore, open_tokens
 from training.setup.adapters import check_adapters
 from training.setup.initialization import check_initialization
 from training.setup.loading import (
@@ -141,29 +139,6 @@ def count_steps(settings: TrainSettings) -> TrainSettings:
     return settings.with_steps(len(_pack(store, train, settings)))
 
 
-def cached_sequences(settings: TrainSettings) -> PackedSequences | None:
-    """Return the packed sequences of a run if their tokens are in the cache; None otherwise.
-
-    Settings with datasets of the hub are not suitable, because the datasets might be downloaded.
-    """
-    data, tokenizer = settings.data, local_tokenizer(settings.target.name_or_path)
-    if tokenizer is None:
-        return None
-    store = cached_tokens(
-        data.paths,
-        tokenizer,
-        data.cache_folder,
-        skip_bad_records=data.skip_bad_records,
-        vocab_size=vocab_size_of(settings.target),
-    )
-    if store is None:
-        return None
-    train, _ = split_validation(store, data.validation_size, data.fraction)
-    sequences = PackedSequences(store, train, data.sequence_length, data.split)
-    _check_not_empty(sequences)
-    return sequences
-
-
 def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     """Return the length of a run in tokens and epochs as text, and whether it is too long.
 
@@ -242,19 +217,14 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
     data = settings.data
     sequences = PackedSequences(store, documents, data.sequence_length, data.split)
     if store.counts is not None:
-        report(DataCounts(read=store.counts, packed=sequences.counts))
-    _check_not_empty(sequences)
-    return sequences
-
-
-def _check_not_empty(sequences: PackedSequences) -> None:
+        for line in DataCounts(read=store.counts, packed=sequences.counts).lines():
+            _logger.info(line)
     if not len(sequences):
         raise DataError(
-            "there is nothing to train on",
-            expected="response tokens outside the validation data",
-            got="none",
-            remedy="add data, or lower data.validation_size",
+            "there is nothing to train on, because no document outside the validation data has a "
+            "response"
         )
+    return sequences
 
 
 def _prompts(

@@ -44,21 +44,6 @@ def test_prepare_fills_the_cache_that_training_reads(
     assert store.num_documents == 2
 
 
-def test_prepare_names_its_own_options_where_there_is_much_padding(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "--cache-folder",
-        str(folder / "cache"),
-        "--skip-bad-records",
-        "--sequence-length",
-        "160",
-    ]
-    assert run_on_records(folder, "prepare", *words) == 0
-    advised = "try --split=all or a different --sequence-length"
-    assert f"of all packed tokens are padding: {advised}" in capsys.readouterr().out
-
-
 def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-records", "--preview", "5"]
     assert run_on_records(folder, "prepare", *words) == 0

@@ -2,14 +2,12 @@
 
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.commands import exit_code
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
@@ -75,26 +73,6 @@ def test_a_dry_run_measures_the_tau_that_makes_decoding_faster(
 ) -> None:
     assert run("--config", str(config), "--dry-run") == 0
     assert "makes decoding faster if tau exceeds its cost" in capsys.readouterr().err
-
-
-def test_a_dry_run_gives_the_epochs_of_data_that_has_been_prepared(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--config", str(config), "--dry-run", "--device-memory", "80"]
-    assert run(*words) == 0
-    *_, line = (line for line in capsys.readouterr().err.splitlines() if "counted" in line)
-    prepare = shlex.split(line.partition("to count them: ")[2])
-    assert prepare[:2] == ["jakiro", "prepare"]
-    assert exit_code(*prepare[1:]) == 0
-    capsys.readouterr()
-    before = sorted(config.parent.rglob("*"))
-    assert run(*words) == 0
-    shown = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"the data has [\d,]+ tokens; the run reads 384 tokens = 0\.9 epochs", shown)
-    assert run(*words, "--set", "steps=200") == 0
-    shown = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"warning: the data has .* epochs: add data, or lower the number", shown)
-    assert sorted(config.parent.rglob("*")) == before
 
 
 def test_a_dry_run_downloads_no_weights(

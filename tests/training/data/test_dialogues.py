@@ -1,7 +1,6 @@
 """Dialogues give the same results in a shared batch as alone, and the batch stays full."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -75,20 +74,6 @@ def test_a_batch_never_has_more_dialogues_than_allowed(
     results.close()
     assert max(sizes) <= 5
     assert sum(sizes) / len(sizes) > 4
-
-
-def test_dialogues_start_only_when_there_is_room(model: LlamaForCausalLM) -> None:
-    started: list[int] = []
-
-    def dialogues() -> Iterator[Dialogue[list[list[int]]]]:
-        for number in range(1, 20, 2):
-            started.append(number)
-            yield _dialogue(number)
-
-    results = run_dialogues(SpeculativeDecoder(model), dialogues(), 2)
-    next(results)
-    assert len(started) <= 4
-    results.close()
 
 
 def test_an_error_of_a_dialogue_ends_the_runs(

@@ -70,7 +70,7 @@ def test_a_tokenizer_without_offsets_finds_the_same_responses() -> None:
 
 def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_record() -> None:
     tokenizer = SlowTokenizer(CHAT_TEMPLATE, group=8)
-    with pytest.raises(DataError, match=r"which tokens of file:1 .* got: SlowTok.* remedy: put"):
+    with pytest.raises(DataError, match="which tokens of file:1 "):
         encode(tokenizer, {"messages": CHAT})
     assert len(encode(tokenizer, {"text": TEXTS[0]})) == 1
     intake = Intake(is_skipping=True)
@@ -98,35 +98,23 @@ def test_texts_and_conversations_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": "?"}, "file:1 is neither a text nor a conversation; .* got: prompt"),
-        ({"text": None}, "file:1 is neither a text .* that is not null; got: text: null"),
-        ({"messages": None, "id": 3}, "file:1 is neither a text .*; got: messages: null, id"),
-        ({"messages": [None]}, "file:1 has a malformed turn; .* got: None"),
-        ({"messages": [CHAT[1] | {"content": None}]}, "file:1 has a malformed turn"),
-        ({"conversations": [{"from": None, "value": "?"}]}, "file:1 has a malformed turn"),
-        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "unusable value under input_ids"),
-        ({"input_ids": [1, 2], "loss_mask": None}, "unusable value under loss_mask; .* got: None"),
-        ({"text": 3}, 'file:1 has no text under the key "text"; expected: a string; got: int'),
-        ({"text": "a", "messages": CHAT}, "file:1 has several forms at once.* got: text, messages"),
+        ({"prompt": "?", "text": None}, "file:1 is neither a text nor a conversation"),
+        ({"text": "a", "messages": CHAT}, "file:1 has several forms.* got: text, messages"),
+        ({"text": 3}, 'file:1 has no text under the key "text"'),
+        ({"text": "half \ud800 a character"}, "file:1 contains an invalid character"),
+        ({"messages": CHAT, "system": "\ud800"}, "file:1 contains an invalid character"),
         ({"messages": "hi"}, "file:1 contains no conversation"),
-        ({"messages": CHAT[:2]}, "file:1 has no assistant turn"),
-        ({"messages": []}, "file:1 has no assistant turn.* got: no turns"),
         ({"messages": CHAT[2:3]}, "file:1 has no assistant turn after its first turn"),
-        ({"messages": [{"role": "assistant", "content": 3}]}, "file:1 has a malformed turn"),
         ({"messages": [*CHAT[:2], {"role": "assistant"}]}, "file:1 has a malformed turn"),
-        ({"messages": [CHAT[1] | {"value": "?"}, CHAT[2]]}, "file:1 has a malformed turn"),
         ({"messages": [CHAT[1] | {"content": [{"type": "image"}]}]}, "file:1 has a malformed turn"),
         ({"messages": CHAT, "tools": "no JSON"}, "file:1 has malformed tools"),
-        ({"input_ids": [1, 2]}, "unusable value under loss_mask"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, "file:1 has a loss_mask that does not match"),
-        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "each 0 or 1; got: 2 numbers from 0 to 2"),
-        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "unusable value under input_ids"),
-        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "unusable value under input_ids"),
-        ({"input_ids": [True, 1], "loss_mask": [0, 1]}, "file:1 .*unusable value under input_ids"),
-        ({"input_ids": [True, False], "loss_mask": [0, 1]}, "unusable value under input_ids"),
-        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has invalid token ids"),
-        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 has the same value .*no response"),
-        ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 has the same value .* got: no prompt"),
+        ({"input_ids": [1, 2]}, "no list of integers under loss_mask"),
+        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "no list of integers under input_ids"),
+        ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "no list of integers under input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "file:1 has a loss_mask that does not match"),
+        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has token ids from -2"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "file:1 has no response"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "file:1 has no prompt"),
     ],
 )
 def test_an_unusable_record_is_named(fields: dict[str, Any], message: str) -> None:
@@ -176,35 +164,11 @@ def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
     ("template", "message"),
     [
         (None, "no chat template"),
-        ("{{ raise_exception('roles must alternate') }}", "rejects file:1; .* got: roles must"),
-        ("{{ messages[9].content + 1 }}", "rejects file:1; .* got: .*no element 9"),
-        ("x{% if messages|length > 1 %}{% endif %}", "the same value .* got: no response"),
-        ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "got: no prompt"),
+        ("{{ raise_exception('roles must alternate') }}", "rejects file:1.*roles must"),
+        ("x{% if messages|length > 1 %}{% endif %}", "file:1 has no response"),
+        ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "file:1 has no prompt"),
     ],
 )
 def test_an_unsuitable_template_is_explained(template: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         encode(tiny_tokenizer(template), {"messages": CHAT[:3]})
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"text": "half \ud800 a character"},
-        {
-            "messages": [
-                {"role": "user", "content": "\udfff"},
-                {"role": "assistant", "content": "a"},
-            ]
-        },
-        {"messages": [{"role": "user", "content": "\udfff"}]},
-        {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "\ud800"}]},
-    ],
-)
-def test_half_a_character_is_a_fault_of_its_record(fields: dict[str, Any]) -> None:
-    records = [Record({"text": "good"}, "data:1"), Record(fields, "data:2")]
-    with pytest.raises(DataError, match="data:2 contains an invalid character"):
-        list(encode_documents(tiny_tokenizer(), records))
-    intake = Intake(is_skipping=True)
-    assert len(list(encode_documents(tiny_tokenizer(), records, intake))) == 1
-    assert intake.num_skipped == 1

@@ -53,7 +53,6 @@ def test_a_size_is_cut_to_the_tokens_that_the_responses_hold(
     store = store_of([1, 2, 3, 3, 4, 4], prompt=2)
     with caplog.at_level("INFO"):
         assert choose_draft_ids(store, [0], 3, 10).tolist() == [3, 4]
-    assert "is 3, but the responses contain only 2 different tokens" in caplog.text
     assert "draft vocabulary: 2 tokens, which cover 100.0% of the response tokens" in caplog.text
 
 
@@ -61,14 +60,11 @@ def test_a_size_is_cut_to_the_tokens_that_the_responses_hold(
     ("num_frequent", "num_others", "vocab_size", "expected"),
     [
         (8_192, 0, 50_000, 8_192),
-        (8_191, 1, 50_000, 8_192),
         (8_193, 0, 50_000, 8_192),  # 8,192 of 8,193 equally frequent tokens: more than 97%
         (9_000, 0, 50_000, 16_384),
-        (30_000, 0, 50_000, 32_768),
         (50_000, 0, 50_000, 32_768),  # no size covers 97%
         (30_000, 0, 32_768, None),
         (30_000, 0, 32_769, 32_768),
-        (300, 7, 8_192, None),
         (16_383, 0, 16_384, None),
     ],
 )
@@ -176,16 +172,6 @@ def test_an_automatic_size_is_kept_as_a_number_also_by_a_resumed_run(
     assert train(settings) == folder
     again = JakiroDrafter.from_pretrained(folder)
     assert torch.equal(drafter.draft_ids, again.draft_ids)
-
-
-def test_a_vocabulary_larger_than_the_data_is_cut(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("WARNING"):
-        inputs = prepare(_run(workshop, 290))
-    assert inputs.draft_ids is not None
-    assert inputs.drafter_config.draft_vocab_size == len(inputs.draft_ids) < 290
-    assert "different tokens; only these may be drafted" in caplog.text
 
 
 def test_a_vocabulary_larger_than_the_targets_is_refused_before_the_run_folder_is_touched(

@@ -80,7 +80,7 @@ def test_documents_of_one_conversation_are_held_out_together_or_not_at_all(
     used = np.concatenate(split_validation(located, count, fraction))
     expected = [n for n, record in enumerate(records) if record in training | validation]
     assert sorted(used) == expected
-    with pytest.raises(DataError, match="fewer than all 3 records; got: 3"):
+    with pytest.raises(DataError, match="leaves nothing to train on"):
         split_validation(located, 3)
 
 
@@ -111,20 +111,6 @@ def test_the_order_of_the_data_does_not_matter() -> None:
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 4, 2]):
         validation.append({order[index] for index in split_validation(store(order), 3)[1]})
     assert validation[0] == validation[1]
-
-
-def test_stored_hashes_give_the_same_split_as_computed_hashes() -> None:
-    computed = store([0, 1, 2, 3, 4, 5])
-    kept = replace(computed, known_hashes=computed.hashes)
-    pairs = zip(split_validation(computed, 2), split_validation(kept, 2), strict=True)
-    for first, second in pairs:
-        np.testing.assert_array_equal(first, second)
-    assert len(set(computed.hashes.tolist())) == len(LENGTHS)
-
-
-def test_holding_everything_out_is_refused() -> None:
-    with pytest.raises(DataError, match="leaves nothing to train on"):
-        split_validation(store([0, 1]), 2)
 
 
 def test_a_conversation_is_cut_before_its_first_answer() -> None:

@@ -6,9 +6,8 @@ from helpers.training import store_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.counts import PackCounts
+from training.data.counts import DataCounts, PackCounts, ReadCounts
 from training.data.packing import PackedSequences
-from training.data.report import advice
 
 
 @given(
@@ -81,9 +80,14 @@ def test_only_the_given_documents_are_packed(documents: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("padding", "advises"), [(0.04, False), (0.06, True)])
-def test_much_padding_comes_with_advice(padding: float, advises: bool) -> None:
-    packed = PackCounts(
-        sequences=2, documents=2, padding=padding, split=0, left_out=0, left_out_tokens=0
+def test_counts_come_with_advice_against_much_padding(padding: float, advises: bool) -> None:
+    read = ReadCounts(
+        records=9, skipped=0, dropped=0, documents=9, tokens=90, responses=45, highest_id=1
     )
-    text = advice(packed)
-    assert (text is not None and "data.sequence_length" in text) is advises
+    packed = PackCounts(
+        sequences=2, documents=9, padding=padding, split=0, left_out=1, left_out_tokens=7
+    )
+    text = "\n".join(DataCounts(read=read, packed=packed).lines())
+    assert "9 records read, 0 skipped; 9 documents kept\n90 tokens, 45 of them" in text
+    assert "dropped (7 tokens)" in text
+    assert ("data.sequence_length" in text) is advises

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.data.packing import PackedSequences
-from training.data.report import advice
 from training.data.row_layout import Split
 from training.data.token_store import TokenStore
 
@@ -115,25 +114,6 @@ def test_a_piece_of_one_token_is_dropped_and_counted(split: Split) -> None:
     assert all(len(tokens) == 2 for tokens, _ in pieces_of(sequences))
     sequences = PackedSequences(store_of([LENGTH + 1]), range(1), LENGTH, split)
     assert (len(sequences), sequences.counts.left_out, sequences.counts.padding) == (1, 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("split", "of_texts", "of_chats"),
-    [("never", "texts", "all"), ("texts", None, "all"), ("all", None, None)],
-)
-def test_the_advice_is_to_split_more_where_more_can_be_split(
-    split: Split, of_texts: str | None, of_chats: str | None
-) -> None:
-    lengths = [LENGTH - 100] * 20  # no two of them fit into one sequence
-    texts, chats = (
-        PackedSequences(store, range(20), LENGTH, split).counts
-        for store in (store_of(lengths), chats_of(lengths))
-    )
-    assert (texts.wider_split, chats.wider_split) == (of_texts, of_chats)
-    if of_chats is not None:
-        assert f"try data.split={of_chats} or a different data." in str(advice(chats))
-    alone = PackedSequences(chats_of([LENGTH // 2]), [0], LENGTH, "all").counts
-    assert advice(alone) is None  # a single sequence cannot be filled better
 
 
 def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:

@@ -1,10 +1,8 @@
 """Supported files are read; errors name the unusable file and the line of the fault."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -44,55 +42,40 @@ def test_empty_lines_are_skipped_but_counted(tmp_path: Path) -> None:
     assert [record.number for record in FileSource(path).records()] == [1, 3]
 
 
-@pytest.mark.parametrize("content", ['{"text": "cut', "\x00", "{'text': 1}"])
-def test_a_malformed_line_is_named_with_file_and_line(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "fine"}\n' + content + "\n")
-    with pytest.raises(DataError, match=r"a\.jsonl:2 is not JSON"):
-        read(path)
-
-
-def test_files_without_records_are_named(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text("\n")
-    with pytest.raises(DataError, match=r"no records in .*a\.jsonl, .*b\.jsonl;.*--data") as found:
-        list(read_all(find_sources([str(tmp_path)]), Intake()))
-    assert "got: empty files; remedy: " in str(found.value)
-
-
-@pytest.mark.parametrize("line", ['{"text": "cut', "[]"])
-def test_the_advice_to_skip_a_record_is_given_where_that_is_possible(
-    tmp_path: Path, line: str
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "\n", r"no records in .*a\.jsonl"),
+        ("a.jsonl", "[1]", r"a\.jsonl:1 is not an object"),
+        ("a.jsonl", '{"text": "one"}\n{"text": "cut', r"a\.jsonl:2 is not JSON"),
+        ("a.jsonl", "[" * 100_000, r"a\.jsonl:1 is not JSON"),
+        ("a.json", '{"text": "one"}', r"remedy: rename the file to end in \.jsonl"),
+        ("a.parquet", "no parquet", r"cannot read .*a\.parquet"),
+        ("a.txt", "one", "is of an unknown kind"),
+    ],
+)
+def test_an_unusable_file_or_line_is_named(
+    tmp_path: Path, name: str, content: str, message: str
 ) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        list(read_all(find_sources([str(tmp_path / name)]), Intake()))
+
+
+def test_the_advice_to_skip_a_record_is_given_where_that_is_possible(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(line + "\n")
+    path.write_text("[]\n")
     for choice in (None, False):
         with pytest.raises(DataError) as found:
             list(FileSource(path).records(Intake(choice)))
-        advice = "; remedy: correct the record, or skip such records: --skip-bad-records, or "
-        assert (advice in str(found.value)) == (choice is False)
+        assert ("--skip-bad-records" in str(found.value)) == (choice is False)
     assert not list(FileSource(path).records(Intake(True)))
-
-
-def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"a\.jsonl:1 is not a record; expected: an object; got: list"
-    ):
-        read(write_jsonl(tmp_path / "a.jsonl", [[1, 2]]))
-
-
-def test_a_json_file_of_lines_gets_the_advice_to_rename_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('{"text": "one"}')
-    with pytest.raises(DataError, match=r"got: dict; remedy: rename the file to end in \.jsonl"):
-        read(path)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("missing.jsonl", "./missing", "/nowhere/at/all", "chats.txt", "chats.jsonl.gz"),
-        *("docs/nope", "docs/nope:train", "a/b/c"),
+        *("missing.jsonl", "./missing", "chats.txt", "docs/nope:train", "a/b/c"),
     ],
 )
 def test_a_missing_file_is_not_taken_for_a_data_set_of_the_hub(
@@ -104,19 +87,9 @@ def test_a_missing_file_is_not_taken_for_a_data_set_of_the_hub(
         find_sources([name])
 
 
-def test_an_unknown_kind_of_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no data")
-    with pytest.raises(DataError, match="is of an unknown kind"):
-        find_sources([str(tmp_path / "notes.txt")])
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="contains no training data"):
         find_sources([str(tmp_path)])
-
-
-def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"no parquet")
-    with pytest.raises(DataError, match=r"cannot read .*a\.parquet"):
-        read(path)
 
 
 def test_a_data_set_by_name_is_read_through_the_datasets_library(
@@ -140,53 +113,14 @@ def test_a_name_that_is_not_a_path_is_a_data_set_of_the_hub_with_its_split() -> 
     )
 
 
-def test_a_data_set_of_a_hub_that_cannot_be_reached_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
-
-    def load(*_: object, **__: object) -> None:
-        assert datasets.config.HF_HUB_OFFLINE  # the library asks no hub in this mode
-        raise RuntimeError
-
-    with pytest.raises(DataError, match="cannot load the dataset 'owner/chats'"):
-        HubSource("owner/chats", "train").num_records()
-    monkeypatch.setattr("datasets.load_dataset", load)
-    with pytest.raises(DataError, match=r"'owner/chats'; .*got: RuntimeError; "):
-        HubSource("owner/chats", "train").num_records()
-    assert not datasets.config.HF_HUB_OFFLINE  # other datasets may be on this machine
-
-
-@pytest.mark.parametrize("read", [FileSource.fingerprint, FileSource.num_records])
-@pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet"])
-def test_an_unreadable_file_is_refused_in_a_line(
-    read: Callable[[FileSource], object],
-    ending: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    path = tmp_path / f"chats{ending}"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    path = write_jsonl(tmp_path / "chats.jsonl", RECORDS)
     monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", refuse)
-    with pytest.raises(DataError, match=rf"cannot read {path}; .*Permission denied; remedy: check"):
-        read(FileSource(path))
-
-
-def test_an_unreadable_folder_is_refused_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(DataError, match=r"cannot read .*got: Permission denied; remedy"):
-        find_sources([str(tmp_path)])
+    with pytest.raises(DataError, match=rf"cannot read {path}.*Permission denied"):
+        read(path)
 
 
 def test_malformed_lines_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
@@ -205,10 +139,3 @@ def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> Non
     ]
     same, also, other = (source.fingerprint() for source in find_sources(list(map(str, paths))))
     assert same == also != other
-
-
-def test_brackets_without_end_are_a_malformed_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"rows\.jsonl:1 is not JSON"):
-        list(FileSource(path).records())

@@ -54,18 +54,6 @@ def test_conversations_alternate_and_are_data_that_training_reads(
     assert len(documents) == 6
 
 
-def test_records_depend_neither_on_the_batch_size_nor_on_interruptions(
-    target: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    whole, _ = _write(target, tmp_path / "whole.jsonl", batch_size=16)
-    single, _ = _write(target, tmp_path / "single.jsonl", batch_size=3)
-    first, _ = _write(target, tmp_path / "parts.jsonl", conversations=3)
-    both, counts = _write(target, tmp_path / "parts.jsonl")
-    assert whole == single == both
-    assert first == whole[:3]
-    assert counts.records == 3
-
-
 def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_path: Path) -> None:
     settings = SynthesisSettings(**SMALL, greedy=1.0)
     alone, _ = _write(target, tmp_path / "alone.jsonl", greedy=1.0)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from jakiro.errors import DataError
 from training.data.chat import with_objects
 from training.data.documents import Document, encode_documents
-from training.data.sources import Record, RecordError
+from training.data.sources import Record
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = [
@@ -204,14 +204,6 @@ def test_reasoning_beside_a_cut_answer_is_kept() -> None:
     assert responses(tokenizer, document) == ["<think>\nAdd them.\n</think>\n\nIt is"]
 
 
-@pytest.mark.parametrize("name", ["chatml", "qwen3"])
-@pytest.mark.parametrize("fields", [{"content": " \n"}, {"content": "<think>\n", "is_cut": True}])
-def test_an_answer_of_white_space_or_a_tag_alone_is_read(name: str, fields: dict[str, Any]) -> None:
-    answer = {"role": "assistant", **fields}
-    encoded = encode(family_tokenizer(name), {"messages": [CHAT[0], answer, *CHAT[2:]]})
-    assert encoded
-
-
 def test_white_space_that_the_template_changes_is_no_difference() -> None:
     messages = [CHAT[0], {"role": "assistant", "content": " It is\n2. "}]
     (document,) = encode(family_tokenizer("llama-3"), {"messages": messages})
@@ -219,9 +211,7 @@ def test_white_space_that_the_template_changes_is_no_difference() -> None:
 
 
 def test_a_role_that_the_template_does_not_know_is_explained() -> None:
-    with pytest.raises(
-        DataError, match=r"rejects file:1.*System role not supported \(roles: system, user.*remedy"
-    ):
+    with pytest.raises(DataError, match=r"rejects file:1.*System role not supported"):
         encode(family_tokenizer("gemma"), {"messages": [SYSTEM, *CHAT]})
 
 
@@ -270,11 +260,6 @@ def test_a_template_may_read_arguments_as_json() -> None:
     messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     (document,) = encode(tokenizer, {"messages": messages})
     assert responses(tokenizer, document) == ['a{"a": 1}</s>']
-
-
-def test_a_system_text_with_half_a_character_is_named() -> None:
-    with pytest.raises(RecordError, match="lone surrogate"):
-        encode(family_tokenizer("chatml"), {"messages": CHAT, "system": "\ud800"})
 
 
 def test_reasoning_has_several_names() -> None:

@@ -78,23 +78,17 @@ def test_an_interrupted_reading_leaves_nothing_and_an_earlier_folder_untouched(
     assert len(np.fromfile(tmp_path / "home" / "token_ids", np.int32)) == 5
 
 
-def test_writing_again_replaces_what_is_there(tmp_path: Path) -> None:
-    for documents in (DOCUMENTS, DOCUMENTS[1:]):
-        write_tokens(tmp_path / "home", [(_record(1), documents)], Intake())
-    assert np.fromfile(tmp_path / "home" / "token_ids", np.int32).tolist() == [8, 9]
-
-
 @pytest.mark.parametrize(
-    ("limit", "num_tokens", "name"), [(400, 200, "token_ids"), (100, 2, "starts.npy")]
+    ("limit", "num_tokens"), [(400, 200), (100, 2)], ids=["token_ids", "starts.npy"]
 )
-def test_a_file_that_cannot_be_written_is_named_with_the_room_it_needs(
-    tmp_path: Path, limit: int, num_tokens: int, name: str
+def test_a_full_disk_is_named_and_leaves_nothing_that_is_mistaken_for_a_cache(
+    tmp_path: Path, limit: int, num_tokens: int
 ) -> None:
     records = [(_record(1), [_document(*range(num_tokens))])]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(ResourceError, match=rf"cannot write tokens to .*/{name}; expected: "):
+        with pytest.raises(ResourceError, match=r"cannot write tokens to .*free disk space"):
             write_tokens(tmp_path / "home", records, Intake())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
