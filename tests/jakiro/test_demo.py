@@ -8,8 +8,6 @@ from datasets import Dataset
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
-from pyarrow import Table
-from pyarrow.parquet import write_table
 
 from inference.generation.prompt_file import read_prompts
 from jakiro import demo
