@@ -188,7 +188,6 @@ class SpeculativeDecoder:
             "draft_forms": draft_forms,
             "other_weights": other_weights,
         }
-        refuse_unusable(tree, threads, packed, draft_forms)
         parts = load_parts(drafter, target, tree, **shared, **load)
         shared |= {"packed": packed, "threads": threads, "captured": captured}
         shared |= {"batch_invariant": batch_invariant, "like_generate": like_generate}

@@ -16,12 +16,6 @@ PLAN = TreePlan(
 )
 
 
-def test_limits_give_trees_of_growing_size_at_the_cost_of_their_verification() -> None:
-    arms = tree_arms(Budget(10, 5), no_processors(), COSTS)
-    assert [arm.budget.num_nodes for arm in arms] == [1, 2, 3, 4, 6, 8, 10]
-    assert all(arm.seconds == COSTS.verify_seconds(arm.budget.num_nodes) for arm in arms)
-
-
 def test_shapes_give_distinct_trees_whose_costs_include_drafting() -> None:
     greedy, both = (tree_arms(PLAN, no_processors(do_sample=on), COSTS) for on in (False, True))
     sampled = [arm for arm in both if not arm.budget.deterministic]
@@ -34,34 +28,6 @@ def test_shapes_give_distinct_trees_whose_costs_include_drafting() -> None:
             arm.seconds > COSTS.verify_seconds(size)
             for arm, (size, _) in zip(arms, sizes, strict=True)
         )
-
-
-def test_sampled_trees_are_followed_by_the_deterministic_trees_of_greedy_decoding() -> None:
-    greedy, both = (tree_arms(PLAN, no_processors(do_sample=on), COSTS) for on in (False, True))
-    others = both[-len(greedy) :]
-    assert [arm._replace(budget=arm.budget._replace(deterministic=False)) for arm in others] == (
-        greedy
-    )
-    is_other = [arm.budget.deterministic for arm in both]
-    assert is_other == [False] * (len(both) - len(greedy)) + [True] * len(greedy)
-    # Without a sampled shape, or without a deterministic one, there is a single kind.
-    for shape in PLAN.shapes:
-        arms = tree_arms(TreePlan.of(shape), no_processors(), COSTS)
-        assert not any(arm.budget.deterministic for arm in arms)
-
-
-def test_no_tree_has_more_passes_than_nodes() -> None:
-    chain = TreeShape(autoregressive_levels=3, parallel_levels=0, num_nodes=24)
-    arms = tree_arms(TreePlan.of(chain), no_processors(do_sample=False), COSTS)
-    sizes = [(arm.budget.num_nodes, arm.budget.depth or 0) for arm in arms]
-    assert all(depth <= num_nodes for num_nodes, depth in sizes)
-    assert {(1, 1), (2, 2), (3, 3)} <= {*sizes}
-
-
-def test_larger_trees_are_assumed_to_have_more_tokens_accepted() -> None:
-    taus = [arm.assumed_tau for arm in tree_arms(Budget(24), no_processors(), COSTS)]
-    assert taus == sorted(taus)
-    assert 1 < taus[0] < taus[-1] < 25
 
 
 def test_positions_are_ranks_of_deterministic_and_indices_of_sampled_candidates() -> None:

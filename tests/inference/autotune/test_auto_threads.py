@@ -35,15 +35,6 @@ def test_another_number_of_threads_is_used_while_the_machine_is_busy() -> None:
     assert used(300, 0.02, 0.03)[-30:] == [None] * 30
 
 
-def test_only_runs_of_the_same_batch_size_share_estimates_until_a_reset() -> None:
-    policy = AutoThreads(COSTS, {1: SLOWER})
-    first = policy.new_run(GREEDY, 1)._threads
-    assert policy.new_run(GREEDY, 1)._threads is first
-    assert policy.new_run(GREEDY, 2)._threads is not first
-    policy.reset()
-    assert policy.new_run(GREEDY, 1)._threads is not first
-
-
 def test_servers_and_samples_with_a_seed_keep_the_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,7 +1,5 @@
 """The number of threads and the form of the weights are chosen by measured times."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from helpers.models import tiny_llama
@@ -11,14 +9,11 @@ from inference.autotune.compute import (
     Compute,
     ComputeGrid,
     ComputeSeconds,
-    choose_compute,
-    contenders,
     measure_grid,
 )
 from inference.autotune.costs import NODE_COUNTS, measure_costs
 from inference.drafters.lookup import LookupDrafter
-from jakiro.errors import ConfigError, TargetNotSupported
-from jakiro.target import packed_linear
+from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 
 OWN, TREES, ALL = (
@@ -40,27 +35,12 @@ def test_trees_count_only_with_a_drafter() -> None:
     assert GRID.best(drafts=False) == OWN
 
 
-def test_steps_without_a_tree_count_with_a_drafter_too() -> None:
-    slow = ComputeSeconds(compute=TREES, token=1.3, tree=1.0)
-    fast = ComputeSeconds(compute=ALL, token=1.0, tree=1.02)
-    assert ComputeGrid(ways=(slow, fast)).best(drafts=True) == ALL
-
-
 def test_reordered_weights_must_be_clearly_faster_than_the_targets_own() -> None:
     own = ComputeSeconds(compute=OWN, token=1.0, tree=1.0)
     for token, best in ((0.97, OWN), (0.9, ALL)):
         reordered = ComputeSeconds(compute=ALL, token=token, tree=token)
         for drafts in (True, False):
             assert ComputeGrid(ways=(own, reordered)).best(drafts=drafts) == best
-
-
-def test_without_trees_weights_are_not_reordered_for_trees() -> None:
-    own = ComputeSeconds(compute=OWN, token=1.0, tree=4.0)
-    noise = ComputeSeconds(compute=TREES, token=0.8, tree=1.0)
-    assert ComputeGrid(ways=(own, noise)).best(drafts=False) == OWN
-    slower = ComputeSeconds(compute=ALL, token=2.0, tree=2.0)
-    for drafts in (True, False):  # reordered weights were asked for
-        assert ComputeGrid(ways=(noise, slower)).best(drafts=drafts) == TREES
 
 
 def test_only_clearly_slower_ways_cannot_be_the_fastest_elsewhere() -> None:
@@ -72,12 +52,6 @@ def test_only_clearly_slower_ways_cannot_be_the_fastest_elsewhere() -> None:
     assert grid.contenders(drafts=True) == [OWN, TREES, ALL]
 
 
-def test_a_number_of_threads_that_was_asked_for_has_no_contenders(tmp_path: Path) -> None:
-    target = TargetAdapter(tiny_llama())
-    assert contenders(target, 3, packed=False, folder=tmp_path) == [Compute(threads=3)]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:
     target = TargetAdapter(tiny_llama())
     grid = measure_grid(target, [OWN, TREES, ALL])
@@ -86,43 +60,12 @@ def test_every_way_is_measured_and_the_target_keeps_its_own_weights() -> None:
     assert not target.modules.is_packed
 
 
-def test_all_packed_ways_share_their_reordered_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[torch.Tensor] = []
-
-    def counting(weight: torch.Tensor) -> torch.Tensor:
-        counted.append(weight)
-        return original(weight)
-
-    original = packed_linear.reordered
-    monkeypatch.setattr(packed_linear, "reordered", counting)
-    target = TargetAdapter(tiny_llama())
-    ways = [Compute(threads=n, packed=True, pack_single=s) for n in (1, 2) for s in (False, True)]
-    measure_grid(target, ways)
-    linears = [module for module in target.model.modules() if type(module) is torch.nn.Linear]
-    assert len(counted) == len(linears)
-
-
-def test_a_compiled_target_is_not_packed() -> None:
-    decoder = SpeculativeDecoder(tiny_llama(), packed="auto", compiled=True)
-    assert not decoder.compute.packed
-    with pytest.raises(ConfigError, match="cannot be combined"):
-        SpeculativeDecoder(tiny_llama(), packed=True, compiled=True)
-
-
 def test_a_target_with_few_positions_is_measured_with_small_trees() -> None:
     model = tiny_llama(vocab=23, max_position_embeddings=32)
     costs = measure_costs(TargetAdapter(model))
     assert 1 < len(costs.verify) < len(NODE_COUNTS)
     decoder = SpeculativeDecoder(model, LookupDrafter())
     assert len(decoder.generate([1, 2, 1, 2], max_new_tokens=9).new_token_ids) == 9
-
-
-def test_a_choice_without_alternatives_is_not_measured(tmp_path: Path) -> None:
-    target = TargetAdapter(tiny_llama())
-    assert choose_compute(target, None, False, folder=tmp_path) == Compute()
-    assert choose_compute(target, 3, False, folder=tmp_path) == Compute(threads=3)
-    half = TargetAdapter(tiny_llama().to(torch.float16))
-    assert choose_compute(half, 1, "auto", folder=tmp_path) == Compute(threads=1)
 
 
 def test_reordered_weights_that_were_asked_for_must_be_possible() -> None:

@@ -77,13 +77,6 @@ def test_each_token_of_a_longer_context_costs_as_much_as_the_measured_ones() -> 
     assert costs.between(short, 0.5).long is None
 
 
-def test_a_brief_measurement_and_one_of_several_sequences_have_no_long_context() -> None:
-    target = TargetAdapter(tiny_llama(max_position_embeddings=2 * LONG_CONTEXT))
-    brief = measure_costs(target, is_brief=True)
-    assert set(brief.verify) == {0, 8, 24}
-    assert brief.long is measure_costs(target, batch=2).long is None
-
-
 @pytest.mark.parametrize("positions", [512, 2 * LONG_CONTEXT])
 def test_a_long_context_is_measured_if_the_target_allows_it(positions: int) -> None:
     target = TargetAdapter(tiny_llama(max_position_embeddings=positions))

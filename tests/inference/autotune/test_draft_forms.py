@@ -3,23 +3,20 @@
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 
 from inference import SpeculativeDecoder
 from inference.autotune import draft_forms
 from inference.autotune.draft_forms import (
-    FormSeconds,
     fastest_form,
     known_form_seconds,
     measure_forms,
     with_forms,
 )
 from inference.drafters.lookup import LookupDrafter
-from inference.drafters.trained.converted import layer_forms, sources
+from inference.drafters.trained.converted import layer_forms
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import (
-    OWN_FORMS,
     DraftForms,
     check_forms,
     head_forms,
@@ -34,15 +31,10 @@ from jakiro.target.weight_forms import WeightForm
     ("seconds", "expected"),
     [
         ({}, "own"),
-        ({"own": 1.0}, "own"),
         ({"own": 1.0, "packed": 0.5, "int8": 0.4}, "int8"),
         ({"own": 1.0, "packed": 0.5, "int8": 0.45}, "packed"),
         ({"own": 0.5, "packed": 0.6, "int8": 0.45}, "own"),
-        ({"own": 1.2, "int8": 1.0}, "int8"),
-        ({"own": 1.0, "packed": 0.9}, "packed"),
         ({"own": 1.0, "packed": 0.9, "bfloat16": 0.89, "int8": 0.8}, "bfloat16"),
-        ({"own": 1.0, "packed": 0.9, "bfloat16": 0.95}, "packed"),
-        ({"own": 1.0, "packed": 0.9, "bfloat16": 0.6, "int8": 0.5}, "int8"),
     ],
 )
 def test_int8_must_be_clearly_faster_than_the_others(
@@ -70,27 +62,6 @@ def test_the_fastest_of_the_possible_forms_is_selected(monkeypatch: pytest.Monke
     assert measured == [list(heads), list(layers)]
 
 
-def test_every_layer_and_every_stack_of_experts_is_timed() -> None:
-    model = tiny_drafter(TargetAdapter(tiny_llama()), tiny_settings(num_experts=4))
-    for form in layer_forms(model):
-        works = draft_forms._layer_work(model, form)
-        with torch.inference_mode():
-            results = works()
-        assert isinstance(results, list)
-        assert len(results) == len(sources(model))
-        assert all(result.dtype == model.dtype for result in results)
-        assert all(len(result) == draft_forms.ROWS for result in results)
-
-
-def test_functions_take_turns() -> None:
-    order: list[str] = []
-    works = {name: lambda name=name: order.append(name) for name in ("a", "b")}
-    medians = draft_forms._medians(works)
-    assert order == ["a", "b"] * draft_forms.REPEATS
-    assert set(medians) == {"a", "b"}
-    assert all(seconds > 0 for seconds in medians.values())
-
-
 def test_forms_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = TargetAdapter(tiny_llama())
     model = tiny_drafter(target)
@@ -101,33 +72,6 @@ def test_forms_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     drafter = TrainedDrafter(model, target, TreeShape())
     assert with_forms(drafter, "auto", tmp_path).forms == first.fastest
     assert [path.name[:6] for path in tmp_path.iterdir()] == ["forms-"]
-
-
-def test_a_stored_choice_with_other_fields_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.autotune.measurement.QUIET", float("inf"))
-    monkeypatch.setattr("inference.autotune.measurement._in_this_process", {})
-    target = TargetAdapter(tiny_llama())
-    model = tiny_drafter(target)
-    known_form_seconds(target, model, tmp_path)
-    (stored,) = tmp_path.iterdir()
-    stored.write_text('{"head":"own","packed":true}')
-    monkeypatch.setattr("inference.autotune.measurement._in_this_process", {})
-    again = FormSeconds(head={"own": 2.0, "packed": 1.0})
-    monkeypatch.setattr(draft_forms, "measure_forms", lambda *_: again)
-    assert known_form_seconds(target, model, tmp_path) == again
-    assert FormSeconds.model_validate_json(stored.read_text()) == again
-
-
-def test_where_nothing_else_is_possible_nothing_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draft_forms, "head_forms", lambda *_: ("own",))
-    monkeypatch.setattr(draft_forms, "layer_forms", lambda _: ("own",))
-    target = TargetAdapter(tiny_llama())
-    assert known_form_seconds(target, tiny_drafter(target), tmp_path).fastest == OWN_FORMS
-    assert not list(tmp_path.iterdir())
 
 
 def test_decoders_and_pairs_measure_forms_with_auto(
@@ -146,28 +90,3 @@ def test_decoders_and_pairs_measure_forms_with_auto(
         got = drafting.generate([1, 2, 3], max_new_tokens=15)
         assert got.new_token_ids == expected.new_token_ids
     assert SpeculativeDecoder(model, LookupDrafter(), draft_forms="auto", tree="fixed").plan is None
-
-
-def test_costs_are_measured_with_the_forms_of_the_drafter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.autotune.measurement.user_cache_path", lambda _: tmp_path)
-    monkeypatch.setattr("inference.autotune.measurement.QUIET", float("inf"))
-    target = TargetAdapter(tiny_llama(vocab=11))
-    forms = DraftForms(head=head_forms(target)[-1])
-    used: list[DraftForms] = []
-    original = TrainedDrafter.__init__
-
-    def noted(self: TrainedDrafter, *arguments: object, **named: object) -> None:
-        original(self, *arguments, **named)  # type: ignore[arg-type]
-        used.append(self.forms)
-
-    monkeypatch.setattr(TrainedDrafter, "__init__", noted)
-    drafter = tiny_drafter(target)
-    for repeat in range(2):
-        SpeculativeDecoder(target.model, drafter, tree="auto", draft_forms=forms)
-        assert len(list(tmp_path.iterdir())) == 1
-        assert set(used[2 - 2 * repeat :]) <= {OWN_FORMS, forms}
-    assert used.count(forms) > 2
-    SpeculativeDecoder(target.model, drafter, tree="auto")
-    assert len(list(tmp_path.iterdir())) == 2

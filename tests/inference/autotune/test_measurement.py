@@ -7,7 +7,7 @@ import peft
 import pytest
 from helpers.models import tiny_llama
 
-from inference.autotune.measurement import _is_quiet, cached, num_disturbed, target_facts
+from inference.autotune.measurement import cached, target_facts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import Settings
 
@@ -53,27 +53,6 @@ def test_a_measurement_on_a_busy_machine_serves_until_the_machine_is_quiet(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_measurement_on_a_busy_machine_is_made_once_in_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.autotune.measurement.QUIET", 0.0)
-    values = iter([1.0, 2.0])
-    for _ in range(2):
-        got = cached(Figure, "figure", ["a"], lambda: Figure(value=next(values)), tmp_path)
-        assert got.value == 1.0
-
-
-def test_disturbed_measurements_are_reported_once_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("inference.autotune.measurement.QUIET", 0.0)
-    monkeypatch.setattr("inference.autotune.measurement._num_disturbed", 0)
-    for key in range(3):
-        cached(Figure, "figure", [key], lambda: Figure(value=1.0), tmp_path)
-    assert capsys.readouterr().err.count("other processes disturb") == 1
-    assert num_disturbed() == 3
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_facts_name_everything_that_changes_the_times_of_a_target() -> None:
     usual, other = TargetAdapter(tiny_llama()), TargetAdapter(tiny_llama())
@@ -86,18 +65,3 @@ def test_facts_name_everything_that_changes_the_times_of_a_target() -> None:
     for changed in (other, adapted, eager):
         assert target_facts(changed) != target_facts(usual)
         assert changed.spec.fingerprint == usual.spec.fingerprint
-
-
-@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"])
-def test_times_depend_on_how_long_idle_threads_spin(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = TargetAdapter(tiny_llama())
-    usual = target_facts(target)
-    monkeypatch.setenv(name, "17")
-    assert target_facts(target) != usual
-
-
-def test_a_mean_far_above_the_median_is_not_quiet() -> None:
-    assert _is_quiet((1.0, 1.1), (1.05, 1.2))
-    assert not _is_quiet((1.0, 1.1), (1.0, 1.6))

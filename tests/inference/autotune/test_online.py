@@ -1,6 +1,5 @@
 """`tree="auto"` drafts only while this saves time, and never changes a token."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -13,12 +12,10 @@ from transformers import LlamaForCausalLM
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
 from inference.autotune.online import (
-    MOST_LEARNERS,
     MOST_MEASURED,
     AutoRun,
     AutoTree,
     CostsByThreads,
-    LaneTrees,
 )
 from inference.autotune.tree_learner import SHORTEST_PAUSE
 from inference.draft_tree import DraftTree, SequenceTree
@@ -61,15 +58,6 @@ def test_a_batch_has_costs_of_its_own() -> None:
     assert asked == [4, 8, MOST_MEASURED]
     seconds = [run._learner.timing.of_arms(0).tolist() for run in (one, three, four, five)]
     assert seconds[0] < seconds[1] == seconds[2] == seconds[3]
-
-
-def test_without_memory_for_a_measurement_a_batch_has_the_costs_of_one_sequence() -> None:
-    def measure(batch: int) -> CostsByThreads:
-        raise torch.OutOfMemoryError
-
-    trees = AutoTree(PLAN, COSTS, measure=measure)
-    one, four = (trees.new_run(GREEDY, batch)._learner.timing for batch in (1, 4))
-    assert one.of_arms(0).tolist() == four.of_arms(0).tolist()
 
 
 class World:
@@ -153,15 +141,6 @@ def test_the_kind_of_trees_whose_candidates_are_accepted_more_often_is_learned(
     assert 0 < share < 1
 
 
-def test_a_few_unlucky_steps_at_the_start_do_not_end_drafting() -> None:
-    world = World(GREEDY, depth_accepted=0)
-    drafted = [world.step() is not None for _ in range(6)]
-    assert drafted == [False, False, True, True, True, True]
-    world.depth_accepted = 3
-    budgets = [world.step() for _ in range(20)]
-    assert sum(budget is None for budget in budgets) <= 2
-
-
 def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> None:
     world = World(GREEDY, depth_accepted=0)
     while world.step() is not None:
@@ -203,35 +182,11 @@ def test_a_given_seed_gives_the_same_sample_however_long_steps_take() -> None:
     assert fixed.next_budget(RunProgress()) == fixed.next_budget(RunProgress()) is not None
 
 
-@pytest.mark.parametrize("verify", [1.01, 2.0, 4.0])
-def test_trees_of_a_single_size_have_sampled_candidates_if_tokens_are_sampled(
-    verify: float,
-) -> None:
-    automatic = AutoTree(PLAN, Costs(verify={0: 1.0, 24: verify}, draft=COSTS.draft))
-    for fixed in (automatic.reproducible(), LaneTrees(automatic, COSTS, places=4)):
-        budget = fixed.new_run(SAMPLING, 1).budget
-        assert budget is not None
-        assert not budget.deterministic
-
-
 def test_a_tree_that_does_not_pay_at_assumed_rates_is_not_drafted_with_a_seed() -> None:
     dear = Costs(verify={0: 1.0, 24: 30.0}, draft={1: 3.0, 2: 4.0, 3: 5.0})
     assert (
         AutoTree(PLAN, dear).reproducible().new_run(SAMPLING, 1).next_budget(RunProgress()) is None
     )
-
-
-def test_drafters_without_a_model_are_paused_too() -> None:
-    run, drafted = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1), 0
-    for _ in range(300):
-        budget = run.next_budget(RunProgress())
-        count = 0 if budget is None else budget.num_nodes
-        depths = list(range(1, count + 1))
-        parents, ranks = list(range(-1, count - 1)), list(range(count))
-        tree = SequenceTree([0] * count, parents, depths, ranks, [], {}, {}, {})
-        run.learn([tree], [[]], COSTS.verify_seconds(count), budget)
-        drafted += count > 0
-    assert 0 < drafted <= 16  # one trial of eight steps, and two of four
 
 
 def test_automatic_trees_of_a_drafter_without_a_model_change_no_token() -> None:
@@ -243,8 +198,8 @@ def test_automatic_trees_of_a_drafter_without_a_model_change_no_token() -> None:
     assert output.new_token_ids == expected.new_token_ids
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 8, 13, 30])
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, None])
+@pytest.mark.parametrize("num_nodes", [1, 5, 30])
+@pytest.mark.parametrize("depth", [1, 3, None])
 @pytest.mark.parametrize("shape", PLAN.shapes, ids=["greedy", "sampling"])
 def test_every_budget_is_kept(shape: TreeShape, depth: int | None, num_nodes: int) -> None:
     cut = shape.within(Budget(num_nodes, depth))
@@ -254,47 +209,6 @@ def test_every_budget_is_kept(shape: TreeShape, depth: int | None, num_nodes: in
     else:
         assert cut.max_nodes <= num_nodes
         assert cut.depth == (depth or shape.depth)
-
-
-def test_the_sum_of_levels_is_the_size_of_the_tree() -> None:
-    assert torch.tensor(PLAN.sampling.level_sizes).sum() == PLAN.sampling.max_nodes
-
-
-def test_drafted_steps_are_timed_even_if_the_drafter_finds_no_tree_in_between() -> None:
-    run = AutoTree(Budget(10, 5), COSTS).new_run(GREEDY, 1)
-    tree = SequenceTree([0], [-1], [1], [0], [], {}, {}, {})
-    timed = run._learner.timing.slowness._counts
-    for step in range(6):
-        if (budget := run.next_budget(RunProgress())) is None:
-            run.learn([NO_TREE], [[]], COSTS.verify_seconds(0), None)
-        else:
-            run.learn([tree if step % 2 else NO_TREE], [[0] if step % 2 else []], 2.0, budget)
-    assert timed[:-1].sum() == 2  # of steps 3 and 5; no tree was requested in steps 0 and 1
-
-
-def test_pauses_grow_while_drafting_does_not_pay() -> None:
-    world = World(GREEDY, depth_accepted=0)
-    kinds = [world.step() is None for _ in range(8 * SHORTEST_PAUSE)]
-    lengths = [len(list(run)) for is_undrafted, run in itertools.groupby(kinds) if is_undrafted]
-    assert lengths[1:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE]
-
-
-def test_ways_of_sampling_and_batch_sizes_learn_separately() -> None:
-    trees = AutoTree(PLAN, COSTS)
-    first = trees.new_run(GREEDY, 1)
-    assert trees.new_run(GREEDY, 1)._learner is first._learner
-    assert trees.new_run(GREEDY, 2)._learner is not first._learner
-    assert trees.new_run(SAMPLING, 1)._learner is not first._learner
-
-
-def test_the_estimates_of_the_least_recently_used_kinds_of_runs_are_dropped() -> None:
-    trees = AutoTree(PLAN, COSTS)
-    first, second = (trees.new_run(GREEDY, batch)._learner for batch in (1, 2))
-    for batch in range(3, MOST_LEARNERS + 2):
-        assert trees.new_run(GREEDY, 1)._learner is first
-        trees.new_run(GREEDY, batch)
-    assert len(trees._learners) == MOST_LEARNERS
-    assert trees.new_run(GREEDY, 2)._learner is not second
 
 
 def _with_small_model(vocab: int, *, is_pair: bool) -> tuple[LlamaForCausalLM, SpeculativeDecoder]:

@@ -4,19 +4,16 @@ import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
-from inference.autotune import policy
 from inference.autotune.arms import tree_arms
-from inference.autotune.costs import Costs
 from inference.autotune.online import AutoTree, ReproducibleTree
-from inference.autotune.policy import fixed_policy, policy_for, refuse_shape, shapes_of
+from inference.autotune.policy import fixed_policy, policy_for
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft, RunProgress
-from inference.protocol import Budget, CostAware
-from inference.trees.shape import TreePlan, TreeShape
-from jakiro.errors import ConfigError
+from inference.protocol import Budget
+from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -43,17 +40,6 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     assert automatic.costs.draft
     budget = automatic.reproducible().new_run(no_processors(), 1).next_budget(RunProgress())
     assert budget is None or budget.num_nodes <= drafter.max_nodes
-
-
-def test_the_seconds_to_read_a_token_are_shared_by_the_sequences_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = Costs(verify={0: 1.0, 8: 2.0}, draft={}, read=0.8)
-    monkeypatch.setattr(policy, "costs_with", lambda *_, **__: known)
-    automatic = policy_for(TargetAdapter(tiny_llama()), LookupDrafter(), "auto", 1)
-    assert isinstance(automatic, AutoTree)
-    assert automatic.costs.read == 0.8
-    assert automatic._costs_of(4)[0].read == 0.2
 
 
 def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
@@ -90,31 +76,6 @@ def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -
     assert fixed._auto.costs != automatic.costs
     always = policy_for(target, drafter, "fixed", None)
     assert fixed_policy(target, drafter, always, 4, None) is always
-
-
-class Lookalike(LookupDrafter):
-    """A drafter that has the members of `CostAware` but does not derive from this class."""
-
-    slow_part = None
-
-    def use_costs(self, *_: object) -> None:
-        """Do nothing."""
-
-
-def test_only_drafters_that_derive_from_the_class_get_costs() -> None:
-    assert issubclass(CombinedDrafter, CostAware)
-    assert not isinstance(Lookalike(), CostAware)
-    assert CostAware.__abstractmethods__ >= {"slow_part", "use_costs"}
-
-
-def test_shapes_are_for_trained_drafters() -> None:
-    drafter, shape = tiny_drafter(TargetAdapter(tiny_llama())), TreeShape(num_nodes=3)
-    assert shapes_of(drafter, shape) == shape
-    assert shapes_of(drafter, "fixed") is None
-    assert isinstance(shapes_of(drafter, "auto"), TreePlan)
-    refuse_shape("auto")
-    with pytest.raises(ConfigError, match="have a shape"):
-        refuse_shape(shape)
 
 
 def test_the_number_of_threads_may_change_only_where_bits_may(

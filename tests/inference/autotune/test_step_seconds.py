@@ -1,9 +1,8 @@
 """Seconds of steps follow the load of the machine, the kind of step and the context."""
 
 import pytest
-from helpers.tables import no_processors
 
-from inference.autotune.arms import TreeArm, tree_arms
+from inference.autotune.arms import TreeArm
 from inference.autotune.costs import Costs
 from inference.autotune.measurement import CONTEXT
 from inference.autotune.step_seconds import Slowness, StepSeconds
@@ -29,71 +28,6 @@ def test_a_size_that_always_takes_longer_than_modelled_is_known_to_do_so() -> No
     fast, slow, autoregressive = slowness.ratios
     assert slow / fast == pytest.approx(1.6, rel=0.15)
     assert fast / autoregressive == pytest.approx(1, rel=0.05)
-
-
-def test_the_seconds_without_drafts_that_were_timed_do_not_depend_on_steps_with_drafts() -> None:
-    costs = Costs(verify={0: 1.0, 8: 2.0}, draft={})
-    steps = StepSeconds([tree_arms(Budget(8), no_processors(do_sample=False), costs)[-1]], costs)
-    assert steps.of_timed_autoregressive(0) == steps.of_autoregressive(0)
-    for seconds in (30.0, 1.1, 1.3, 1.2):
-        steps.take(None, seconds, 0)
-    timed = steps.of_timed_autoregressive(0)
-    assert timed == 1.2
-    for _ in range(30):
-        steps.take(0, 3.0, 0)  # the drafter takes time that the cost model does not contain
-    assert steps.of_timed_autoregressive(0) == timed
-    assert steps.of_autoregressive(0) > timed
-    steps.expect_change()
-    steps.take(None, 2.4, 0)
-    assert steps.of_timed_autoregressive(0) == 2.4
-
-
-def test_a_single_interruption_hardly_counts() -> None:
-    slowness = Slowness(num_kinds=3)
-    for _ in range(10):
-        slowness.take(0, 1.0)
-    slowness.take(1, 30.0)
-    assert slowness.ratios[1] < 1.5
-
-
-def test_steps_after_a_change_of_load_differ_from_usual_ones_in_either_direction() -> None:
-    slowness = Slowness(num_kinds=2)
-    for _ in range(40):
-        slowness.take(0, 1.0)
-    slower = [slowness.take(0, 2.0) for _ in range(3)]
-    assert min(slower) > 1.5
-    slowness.expect_change()
-    for _ in range(40):
-        slowness.take(0, 2.0)
-    faster = [slowness.take(0, 1.0) for _ in range(3)]
-    assert max(faster) < 1 / 1.5
-
-
-def test_a_machine_that_is_busy_from_the_start_is_noticed() -> None:
-    slowness = Slowness(num_kinds=2)
-    assert min(slowness.take(0, 2.0) for _ in range(3)) > 1.5
-
-
-def test_a_forgotten_load_is_that_of_the_next_step() -> None:
-    slowness = Slowness(num_kinds=2)
-    for _ in range(10):
-        slowness.take(0, 1.0)
-    slowness.forget_load()
-    assert not slowness.is_known
-    assert slowness.take(1, 5.0) == pytest.approx(1.0)
-    assert slowness.is_known
-    assert slowness.ratios[0] == pytest.approx(5.0, rel=0.1)
-
-
-def test_a_forgotten_load_is_estimated_apart_from_the_kind_of_step() -> None:
-    slowness = Slowness(num_kinds=2)
-    for _ in range(60):
-        slowness.take(0, 1.0)
-        slowness.take(1, 1.5)
-    slowness.forget_load()
-    slowness.take(1, 3.0)
-    assert slowness.ratios[0] == pytest.approx(2.0, rel=0.1)
-    assert slowness.ratios[1] == pytest.approx(3.0, rel=0.1)
 
 
 def test_steps_are_longer_in_a_longer_context() -> None:

@@ -41,22 +41,6 @@ def test_a_slower_number_is_tried_ever_more_seldom() -> None:
     assert sum(used) == TRIAL * len(starts) <= 0.01 * len(used)
 
 
-def test_a_number_that_cannot_be_faster_is_hardly_ever_tried() -> None:
-    choice, quiet = ThreadChoice(2), (1.0, 1.05)
-    assert not any(_indices(choice, 2 * SPACING, [1.0, 0.5], quiet))
-    assert not any(_indices(choice, LONGEST_PAUSE - 2 * SPACING, [1.0, 0.5], quiet))
-    assert sum(_indices(choice, LONGEST_PAUSE, [1.0, 0.5], quiet)) == TRIAL
-    # On a busy machine, the number in use gives fewer tokens.
-    assert any(_indices(choice, 2 * SHORTEST_PAUSE, [0.5, 0.4], quiet))
-
-
-def test_a_change_of_load_allows_a_trial_that_seemed_hopeless() -> None:
-    choice = ThreadChoice(2)
-    _indices(choice, SHORTEST_PAUSE + 1, [1.0, 0.5], (1.0, 0.9))
-    choice.hasten()
-    assert sum(_indices(choice, LONGEST_PAUSE, [1.0, 0.5], (1.0, 0.9))) == TRIAL
-
-
 def test_a_number_must_be_clearly_faster_to_be_used() -> None:
     assert sum(_indices(ThreadChoice(2), 2 * SHORTEST_PAUSE, [1.0, 1.05])) == TRIAL
     assert _indices(ThreadChoice(2), 2 * SHORTEST_PAUSE, [1.0, 1.2])[-1] == 1
@@ -73,47 +57,8 @@ def test_a_change_of_load_causes_a_trial_soon_but_not_all_the_time() -> None:
     assert choice.is_first_of_trial
 
 
-def test_changes_of_load_all_the_time_cause_ever_fewer_trials() -> None:
-    choice, used = ThreadChoice(2), []
-    for _ in range(LONGEST_PAUSE):
-        choice.hasten()
-        used += _indices(choice, 1, [1.0, 0.5])
-    assert sum(used) <= 8 * TRIAL
-
-
-def test_a_single_number_is_never_left() -> None:
-    choice = ThreadChoice(1)
-    choice.hasten()
-    assert not any(_indices(choice, 3 * SHORTEST_PAUSE, [1.0]))
-
-
 def test_three_surprising_steps_in_a_row_are_a_change_of_load() -> None:
     threads = TimedThreads([StepSeconds([], Costs(verify={0: 1.0}, draft={}))])
     steps = [1.0] * 30 + [2.0, 2.0, 1.0] + [2.0] * 3
     changes = [threads.take(threads.timing, None, seconds, 0) for seconds in steps]
     assert changes == [False] * 35 + [True]
-
-
-def test_the_first_step_of_a_trial_is_not_timed() -> None:
-    costs = Costs(verify={0: 1.0}, draft={})
-    threads = TimedThreads([StepSeconds([], costs, number) for number in (None, 1)])
-    while threads.timing.threads is None:
-        threads.take(threads.timing, None, 1.0, 0)
-        threads.after_step(threads.timing, lambda own: 1 / own.of_autoregressive(0))
-    assert not threads.take(threads.timing, None, 50.0, 0)
-    assert not threads.timing.slowness.is_known
-    threads.after_step(threads.timing, lambda own: 1 / own.of_autoregressive(0))
-    threads.take(threads.timing, None, 3.0, 0)
-    assert threads.timing.of_autoregressive(0) == 3.0
-
-
-def test_a_step_of_another_run_counts_for_its_own_number_of_threads() -> None:
-    costs = Costs(verify={0: 1.0}, draft={})
-    own, other = (StepSeconds([], costs, number) for number in (None, 1))
-    threads = TimedThreads([own, other])
-    threads.take(other, None, 3.0, 0)
-    assert other.of_autoregressive(0) == 3.0
-    assert own.of_autoregressive(0) == 1.0
-    for _ in range(2 * SHORTEST_PAUSE):  # steps that began before a trial do not count for it
-        threads.after_step(other, lambda timing: 1 / timing.of_autoregressive(0))
-    assert threads.timing is own

@@ -1,6 +1,5 @@
 """What is learned from steps decides on the trees, and on the number of threads."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -12,8 +11,6 @@ from inference.autotune.costs import Costs
 from inference.autotune.step_seconds import StepSeconds
 from inference.autotune.tree_learner import (
     EXPLORE_EVERY,
-    FIRST_TRIAL,
-    MEMORY,
     TreeLearner,
 )
 from inference.engine.policy import RunProgress
@@ -57,27 +54,6 @@ def _step(
     return arm
 
 
-@pytest.mark.parametrize(("usual", "then"), [(1.0, 3.0), (3.0, 1.0), (1.0, 2.0), (2.0, 1.0)])
-def test_three_surprising_steps_in_a_row_cause_steps_without_drafts(
-    usual: float, then: float
-) -> None:
-    learner = _learner()
-    for _ in range(15):
-        _step(learner, usual)
-    for _ in range(3):
-        assert learner.choose(UNKNOWN) is not None
-        _step(learner, then)
-    assert learner.choose(UNKNOWN) is None
-    assert learner.left_of_pause == 2
-
-
-def test_every_sequence_of_a_batch_counts_as_experience() -> None:
-    learner = _learner()
-    learner.learn(ARMS[0], [], batch=3, seconds=None, context=0)
-    _, offered = learner.acceptance.counts()
-    assert offered[0, 0, 0] == 3.0
-
-
 def test_trees_that_are_slower_than_modelled_are_given_up() -> None:
     learner = _learner()
     for _ in range(20):
@@ -110,38 +86,6 @@ def test_another_number_of_threads_is_used_while_the_machine_is_busy(num_accepte
     assert quiet.count(None) > 50 or run(200, lambda: _slowness(learner, 1.0, 1.7))[-1] is None
 
 
-def test_the_first_step_with_another_number_of_threads_is_not_timed() -> None:
-    learner = _learner(1)
-    while learner.timing.threads is None:
-        _step(learner)
-    _step(learner, 50.0)
-    assert not learner.timing.slowness.is_known
-    _step(learner)
-    assert learner.timing.of_autoregressive(0) == pytest.approx(1.0)
-
-
-def test_a_trial_of_threads_does_not_change_the_trees() -> None:
-    # With the other number of threads, no tree pays.
-    dear = Costs(verify={0: 1.0, 4: 20.0, 24: 60.0}, draft=COSTS.draft)
-    other = StepSeconds(tree_arms(PLAN, no_processors(do_sample=False), dear), dear, 1)
-    learner = TreeLearner(ARMS, [StepSeconds(ARMS, COSTS), other])
-    while learner.timing.threads is None:
-        _step(learner, 4.0)  # the machine is busy, so that the other number is tried
-    bests, drafted = list(learner.bests), 0
-    while learner.timing.threads is not None:
-        drafted += _step(learner, 20.0) is not None
-    assert drafted > 0
-    assert learner.bests == bests
-    assert learner.left_of_pause <= 2
-
-
-def test_a_useless_drafter_with_one_kind_of_trees_drafts_its_first_trees_until_it_pauses() -> None:
-    learner = _learner()
-    arms = [_step(learner, num_accepted=0) for _ in range(2 + FIRST_TRIAL)]
-    assert arms == [None, None, *FIRST_TRIAL * [learner.bests[0]]]
-    assert learner.choose(UNKNOWN) is None
-
-
 @pytest.mark.parametrize("better", [0, 1])
 def test_the_worse_kind_of_trees_is_tried_seldom_but_again_and_again(better: int) -> None:
     learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
@@ -161,23 +105,6 @@ def test_the_worse_kind_of_trees_is_tried_seldom_but_again_and_again(better: int
         assert 1 <= sum(worse[start : start + 200]) <= 16
     for kind in (0, 1):  # the largest trees of both kinds are tried
         assert BOTH[learner.kinds[kind][-1]] in [arm for _, arm in drafted]
-
-
-def test_what_is_known_of_a_kind_of_trees_fades_while_the_other_kind_is_drafted() -> None:
-    learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
-    sampled, deterministic = learner.bests
-    learner.learn(deterministic, [], 1, None, 0)
-    for _ in range(round(MEMORY)):
-        learner.learn(sampled, [], 1, None, 0)
-    assert learner.num_tried[1] == pytest.approx(math.exp(-1))
-
-
-def test_both_kinds_of_trees_are_drafted_before_a_pause() -> None:
-    learner = TreeLearner(BOTH, [StepSeconds(BOTH, COSTS)])
-    arms = [_step(learner, num_accepted=0) for _ in range(2 + FIRST_TRIAL)]
-    kinds = [arm.budget.deterministic for arm in arms if arm is not None]
-    assert len(kinds) == FIRST_TRIAL
-    assert min(kinds.count(True), kinds.count(False)) >= 2
 
 
 def test_drafting_begins_only_where_it_may_repay_the_reading_of_the_context() -> None:

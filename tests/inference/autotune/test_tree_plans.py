@@ -9,7 +9,6 @@ from inference.decoder import SpeculativeDecoder
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import validate_settings
 
@@ -39,8 +38,9 @@ def test_sixty_candidates_are_selected_from_levels_of_ten_times_ten() -> None:
     assert greedy.level_sizes == [10, 100, 100]
 
 
-@pytest.mark.parametrize("levels", [(1, 0), (2, 0), (2, 1), (5, 1)])
-@pytest.mark.parametrize("num_nodes", [1, 5, 8, 9, 24, 60])
+@pytest.mark.parametrize(
+    ("levels", "num_nodes"), [((1, 0), 8), ((2, 0), 9), ((2, 1), 1), ((2, 1), 60), ((5, 1), 5)]
+)
 def test_deterministic_trees_are_full_and_sampled_trees_fit_uncut(
     levels: tuple[int, int], num_nodes: int
 ) -> None:
@@ -52,14 +52,6 @@ def test_deterministic_trees_are_full_and_sampled_trees_fit_uncut(
     assert plan.sampling.depth == plan.greedy.depth == min(sum(levels), num_nodes)
     larger = trees_of_size(_drafter(*levels), num_nodes + 1)
     assert larger.sampling.max_nodes >= plan.sampling.max_nodes
-
-
-def test_trees_can_be_deeper_than_in_training() -> None:
-    plan = trees_of_size(_drafter(2, 1), 60, num_passes=6)
-    assert plan.greedy.depth == plan.sampling.depth == 7
-    assert plan.sampling.max_nodes <= 60
-    with pytest.raises(ConfigError, match="the trees"):
-        trees_of_size(_drafter(2, 1), 60, num_passes=17)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
