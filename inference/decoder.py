@@ -79,8 +79,6 @@ class SpeculativeDecoder:
             architecture and tokenizer, such as those before a quantization.
         batch_invariant: whether logits do not depend on what is computed together, bit for bit
             (half precision on a CPU only). Steps take longer.
-        like_generate: whether logits are those of `generate()` of transformers, bit for bit (half
-            precision on a CPU only). Steps take longer.
         captured: whether a step starts before the host has read the previous one, as a CUDA graph
             on a GPU. Experimental; steps that need the host are decoded as usual.
 
@@ -109,7 +107,6 @@ class SpeculativeDecoder:
         draft_forms: FormChoice = OWN_FORMS,
         other_weights: bool = False,
         batch_invariant: bool = False,
-        like_generate: bool = False,
         captured: bool = False,
     ) -> None:
         refuse_unusable(tree, threads, packed, draft_forms)
@@ -119,7 +116,6 @@ class SpeculativeDecoder:
             packed,
             compiled=compiled,
             batch_invariant=batch_invariant,
-            like_generate=like_generate,
             captured=captured,
             drafter=drafter,
             other_weights=other_weights,
@@ -162,7 +158,6 @@ class SpeculativeDecoder:
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
-        like_generate: bool = False,
         captured: bool = False,
         **load: Any,
     ) -> "SpeculativeDecoder":
@@ -190,7 +185,7 @@ class SpeculativeDecoder:
         }
         parts = load_parts(drafter, target, tree, **shared, **load)
         shared |= {"packed": packed, "threads": threads, "captured": captured}
-        shared |= {"batch_invariant": batch_invariant, "like_generate": like_generate}
+        shared |= {"batch_invariant": batch_invariant}
         return cls(*parts, **shared)
 
     def __repr__(self) -> str:

@@ -44,8 +44,7 @@ def policy_for(
         adapts: whether steps may compute with another number of threads when that becomes faster.
             They never do if the target is compiled, or computes the same bits in every step.
     """
-    modules = target.modules
-    has_fixed_bits = modules.is_batch_invariant or modules.is_like_generate or target.is_compiled
+    has_fixed_bits = target.modules.is_batch_invariant or target.is_compiled
     numbers = other_threads(threads) if adapts and not has_fixed_bits else []
     is_learned = bool(numbers) if drafter is None else tree == "auto"
     if not is_learned:

@@ -1,7 +1,5 @@
 """A target and a drafter, set up for decoding on this machine."""
 
-from collections.abc import Mapping
-
 from transformers import PreTrainedTokenizerBase
 
 from inference.autotune.compute import Compute, Packed, Threads, choose_compute
@@ -15,9 +13,8 @@ from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.batch_invariance import check_batch_invariance, example
+from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
-from jakiro.target.like_generate import check_like_generate, generated_logits
 from jakiro.target.record import check_target
 
 _TREES = '"fixed", a TreeShape or a TreePlan'
@@ -48,26 +45,21 @@ def set_up_target(
     *,
     compiled: bool = False,
     batch_invariant: bool = False,
-    like_generate: bool = False,
     captured: bool = False,
     drafter: JakiroDrafter | Drafter | None = None,
     other_weights: bool = False,
 ) -> tuple[TargetAdapter, Compute]:
     """Return the adapter of a target in evaluation mode, and the way in which it computes."""
-    modes = {"compiled": compiled, "like_generate": like_generate}
-    others = {"batch_invariant": batch_invariant, "captured": captured}
-    packed = _usable_packing(packed, modes, others)
+    if compiled:
+        _refuse_with_compiled(
+            packed=packed is True, batch_invariant=batch_invariant, captured=captured
+        )
+        packed = False  # compiled layers compute in one way only
     target = TargetAdapter(model.eval())
     if isinstance(drafter, JakiroDrafter):  # before anything is measured
         check_target(drafter.config.target_record, target.spec, other_weights=other_weights)
     if batch_invariant:
         target.make_batch_invariant()
-    expected = None
-    if like_generate:
-        target.make_like_generate()
-        expected = generated_logits(target, *example(target))
-        # `generate()` computes with torch's number of threads, which may affect rounding.
-        threads = None if threads == "auto" else threads
     if captured:
         target.modules.group_heads()
     # If the target is batch-invariant, the choice must not depend on the drafter either.
@@ -77,8 +69,6 @@ def set_up_target(
     with num_threads(compute.threads):
         if batch_invariant:
             check_batch_invariance(target)
-        if expected is not None:
-            check_like_generate(target, expected)
     if compiled:
         target.compile()
     return target, compute
@@ -111,25 +101,7 @@ def set_up_drafter(
         return with_forms(trained, draft_forms)
 
 
-def _usable_packing(
-    packed: Packed, modes: Mapping[str, bool], others: Mapping[str, bool]
-) -> Packed:
-    """Return whether weights are reordered, which no mode in use allows.
-
-    Compiled layers, and those that round like `generate()`, compute in one way only.
-    """
-    used = [name for name, is_set in modes.items() if is_set]
-    for name in used:
-        _refuse_together(name, {"packed": packed is True, **others})
-        others = {**others, name: True}
-    return False if used else packed
-
-
-def _refuse_together(name: str, others: Mapping[str, bool]) -> None:
-    for other in (other for other, is_set in others.items() if is_set):
-        raise ConfigError(
-            f"{other}=True and {name}=True cannot be combined",
-            expected="one of the two" + (', or packed="auto"' if other == "packed" else ""),
-            got="both",
-            remedy=f"leave out {other}=, or {name}=",
-        )
+def _refuse_with_compiled(**others: bool) -> None:
+    for other, is_set in others.items():
+        if is_set:
+            raise ConfigError(f"{other}=True and compiled=True cannot be combined")

@@ -93,12 +93,8 @@ class Context:
 
     @property
     def prefill_chunk(self) -> int:
-        """The largest number of prompt tokens per forward pass of the target.
-
-        A target with the rounding of `generate()` reads a prompt in one pass.
-        """
-        is_whole = self.target.modules.is_like_generate
-        return self.target.spec.max_position if is_whole else PREFILL_CHUNK
+        """The largest number of prompt tokens per forward pass of the target."""
+        return PREFILL_CHUNK
 
     def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
         """Return the last token of each sequence on the device."""
@@ -121,8 +117,6 @@ class Context:
         starts = [length + offset for length in self.lengths]
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
-        if self.target.modules.is_like_generate and len(read) > 1:
-            return self._read_apart(read)
         rows = [index for index, ids in enumerate(read) if ids]
         # Padding is written to slots that the sequence overwrites before any token attends to them.
         padded = [[*read[index], *[0] * (count - len(read[index]))] for index in rows]
@@ -133,16 +127,6 @@ class Context:
         features = self.target.forward(step, self.cache).features
         own = iter(features)
         return [next(own)[: len(ids)] if ids else features[0, :0] for ids in read]
-
-    def _read_apart(self, prompts: Sequence[list[int]]) -> list[Float[Tensor, "tokens hidden"]]:
-        """Read whole prompts one after the other, because padding may affect rounding."""
-        features = []
-        for index, ids in enumerate(prompts):
-            cache = self.target.new_cache(1, len(ids), self.cache.hidden_states)
-            step = self._chain(self._on_device([ids]), self._on_device([0]), 0)
-            features.append(self.target.forward(step, cache).features[0])
-            self.cache.overwrite(index, cache)
-        return features
 
     def propose(
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom

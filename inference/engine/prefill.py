@@ -25,8 +25,6 @@ class Prefill:
     ) -> None:
         self.context = context
         self.sequences = list(sequences)
-        if context.target.modules.is_like_generate:
-            context.lengths = [0] * len(context.lengths)  # `generate()` reads the whole prompt
         pairs = zip(self.sequences, context.lengths, strict=True)
         self._counts = [len(state.token_ids) - length for state, length in pairs]
         self._offset = 0  # number of tokens read from each prompt that has not ended

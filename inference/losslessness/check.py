@@ -72,7 +72,6 @@ def check_greedy(
         drafted=drafted,
         same_without_drafts=same_without_drafts,
         batch_invariant=decoder.target.modules.is_batch_invariant,
-        like_generate=decoder.target.modules.is_like_generate,
         differences=tuple(differences),
     )
 

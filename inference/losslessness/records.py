@@ -105,8 +105,6 @@ class GreedyCheck(Result):
     # whether the target is batch-invariant, so that drafts must not change any text, even at
     # near-ties
     batch_invariant: bool = False
-    # whether the target has the rounding of `generate()`, so that no text may differ
-    like_generate: bool = False
     differences: tuple[GreedyDifference, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -120,8 +118,6 @@ class GreedyCheck(Result):
     def passed(self) -> bool:
         """Whether all differences are near-ties, and there are none that rounding rules out."""
         if self.batch_invariant and self.same_without_drafts < self.prompts:
-            return False
-        if self.like_generate and self.differences:
             return False
         return all(difference.is_near_tie for difference in self.differences)
 

@@ -50,7 +50,6 @@ def chat(
     captured: options.Captured = False,
     other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
-    like_generate: options.LikeGenerate = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:

@@ -45,7 +45,6 @@ def generate(
     captured: options.Captured = False,
     other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
-    like_generate: options.LikeGenerate = False,
     stats: options.Stats = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -102,7 +101,6 @@ def load_decoder(context: options.Context) -> "SpeculativeDecoder":
         threads=options.as_threads(chosen["threads"]),
         other_weights=chosen["other_weights"],
         batch_invariant=chosen["batch_invariant"],
-        like_generate=chosen.get("like_generate", False),
         dtype=chosen["dtype"],
         device_map=choose_device(chosen["device"]),
     )

@@ -152,14 +152,6 @@ BatchInvariant = Annotated[
         "change greedy text, which makes decoding steps slower.",
     ),
 ]
-LikeGenerate = Annotated[
-    bool,
-    typer.Option(
-        "--like-generate",
-        help="For a target in half precision on a CPU: round as generate() of transformers does, "
-        "so that greedy text equals its text, which makes decoding steps slower.",
-    ),
-]
 DataPaths = Annotated[
     list[str],
     typer.Option(

@@ -71,7 +71,6 @@ def verify(
     tree: options.TreeChoice = "fixed",
     other_weights: options.OtherWeights = False,
     batch_invariant: options.BatchInvariant = False,
-    like_generate: options.LikeGenerate = False,
     json_file: options.JsonOut = None,
     url: ServerUrl = None,
     model: ServerModel = None,
@@ -134,7 +133,6 @@ def _verified(
         threads=None,  # those of the target alone: their number may change how numbers are rounded
         other_weights=chosen["other_weights"],
         batch_invariant=chosen["batch_invariant"],
-        like_generate=chosen["like_generate"],
         dtype=chosen["dtype"],
         device_map=choose_device(chosen["device"]),
     )

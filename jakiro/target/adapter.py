@@ -17,7 +17,6 @@ from jakiro.target.attention_shape import AttentionShape, HeadShape, attention_s
 from jakiro.target.cache import SlotCache
 from jakiro.target.cache_argument import cache_argument
 from jakiro.target.checks import (
-    FULL,
     CausalLM,
     check_adapter,
     check_devices,
@@ -29,11 +28,7 @@ from jakiro.target.checks import (
     max_position_of,
     storing_layers,
 )
-from jakiro.target.compute_modules import (
-    ComputeModules,
-    refuse_invariance_if,
-    refuse_likeness_if,
-)
+from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
 from jakiro.target.ends import TargetEnds
 from jakiro.target.key_rotation import KeyRotation, measured_rotation
 from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
@@ -190,8 +185,6 @@ class TargetAdapter(TargetEnds):
         if self.modules.is_batch_invariant and step.token_ids.numel() == 1:
             features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
-        if self.modules.is_like_generate and _reads_prompt(step):
-            return StepOutput(self._read_as_generate(step, cache), step, cache)
         num_visible = cache.visible_for(step.highest_slot)
         cache.set_slots(step.slots, num_visible, step.rows)
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
@@ -204,12 +197,11 @@ class TargetAdapter(TargetEnds):
         """Compile decoding steps; the first step of each shape then takes about a minute.
 
         Raises:
-            TargetNotSupported: the target is batch-invariant or has the rounding of `generate()`,
-                which compiled code has not.
+            TargetNotSupported: the target is batch-invariant, which compiled code is not.
         """
-        if self.modules.is_batch_invariant or self.modules.is_like_generate:
+        if self.modules.is_batch_invariant:
             raise TargetNotSupported(
-                "a target with a given rounding cannot be compiled", remedy="create another adapter"
+                "a batch-invariant target cannot be compiled", remedy="create another adapter"
             )
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
@@ -229,40 +221,17 @@ class TargetAdapter(TargetEnds):
         refuse_invariance_if("a compiled target" if self.is_compiled else None)
         self.modules.make_batch_invariant()
 
-    def make_like_generate(self) -> None:
-        """Compute each token with the rounding of `generate()`.
-
-        Raises:
-            TargetNotSupported: the target is compiled, a layer does not attend to all earlier
-                tokens, or `ComputeModules.make_like_generate` does not support the target.
-        """
-        refuse_likeness_if("a compiled target" if self.is_compiled else None)
-        others = sorted(set(self.spec.layer_kinds) - {FULL})
-        refuse_likeness_if(f"layers with {others[0]}" if others else None)
-        self.modules.make_like_generate()
-
     @property
     def is_compiled(self) -> bool:
         """Whether decoding steps are compiled."""
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        masks = self._attention_masks(step, num_visible)
-        return self._run(self.modules.layers, step, cache, masks)
-
-    def _read_as_generate(self, step: StepInput, cache: SlotCache) -> Tensor:
-        """Return the features of a prompt that the model itself reads, with exactly its keys."""
-        cache.set_slots(step.slots, step.highest_slot + 1, step.rows)
-        return self._run(self.decoder, step, cache, None)
-
-    def _run(
-        self, layers: nn.Module, step: StepInput, cache: SlotCache, masks: Masks | None
-    ) -> Tensor:
-        """Run layers on the tokens of a step, and store their hidden states."""
-        output = layers(
+        """Run the layers on the tokens of a step, and store their hidden states."""
+        output = self.modules.layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
-            attention_mask=masks,
+            attention_mask=self._attention_masks(step, num_visible),
             use_cache=True,
             output_hidden_states=bool(cache.hidden_states),
             **{self._cache_argument: cache},
@@ -362,12 +331,6 @@ class TargetAdapter(TargetEnds):
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
         return fingerprint([geometry, signs])
-
-
-def _reads_prompt(step: StepInput) -> bool:
-    """Return whether a step reads a prompt of several tokens from its beginning."""
-    is_chain = step.parents is None and step.written is None and step.documents is None
-    return is_chain and step.token_ids.shape[1] > 1 and not bool(step.lengths.any())
 
 
 def _count_states(states: tuple[Tensor, ...] | None, hidden_size: int) -> int | None:

@@ -8,8 +8,6 @@ nothing is repeated.
 exact, and so are their sums, except for errors that are far below the rounding of the result. The
 result therefore depends neither on the order of the keys in the cache, nor on hidden slots, nor on
 the number of queries and sequences.
-
-`like_generate_attention` lets each query attend alone to its own keys, as in `generate()`.
 """
 
 from collections.abc import Callable
@@ -113,72 +111,8 @@ def batch_invariant_attention(
     return torch.cat(parts, dim=1), None
 
 
-def like_generate_attention(
-    module: nn.Module,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    attention_mask: Mask,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Attended, None]:
-    """Return the attention of queries, each computed as the only query of a step.
-
-    Args:
-        module: attention layer.
-        query: queries.
-        key: keys.
-        value: values.
-        attention_mask: mask that is added to the scores: 0 where a query attends to a slot. The
-            slots that a query attends to must be in the order of their positions.
-        scaling: factor of the scores; None for one over the root of the size of a head.
-        **options: other options of attention in transformers.
-    """
-    sequences = []
-    for sequence, slots_of_queries in enumerate(_attended_slots(attention_mask)):
-        own = slice(sequence, sequence + 1)
-        rows = [
-            sdpa_attention_forward(
-                module,
-                query[own, :, index : index + 1],
-                key[own].index_select(2, slots),
-                value[own].index_select(2, slots),
-                None,
-                scaling=scaling,
-                **options,
-            )[0]
-            for index, slots in enumerate(slots_of_queries)
-        ]
-        sequences.append(torch.cat(rows, dim=1))
-    return torch.cat(sequences), None
-
-
-def obstacle_to_likeness(model: nn.Module) -> str | None:
-    """Return why a model cannot round like `generate()` in every step; None if it can.
-
-    Args:
-        model: the target.
-    """
-    # Products of other matrices, such as those of experts, may depend on the number of rows.
-    for module in model.modules():
-        is_known = type(module) is nn.Linear or isinstance(module, nn.Embedding)
-        own = module.parameters(recurse=False)
-        if not is_known and any(weight.dim() > 1 for weight in own):
-            return f"a matrix in {type(module).__name__}"
-    return _obstacle(model, ("sdpa",))
-
-
 def obstacle_to_invariance(model: nn.Module) -> str | None:
     """Return why the attention of a model cannot be made batch-invariant; None if it can.
-
-    Args:
-        model: the target.
-    """
-    return _obstacle(model, ("sdpa", "eager"))
-
-
-def _obstacle(model: nn.Module, implementations: tuple[str, ...]) -> str | None:
-    """Return why a copy of the layers cannot be made to round in another way; None if it can.
 
     PEFT adapters may be switched on and off, which a copy of the layers would not notice.
     """
@@ -192,20 +126,11 @@ def _obstacle(model: nn.Module, implementations: tuple[str, ...]) -> str | None:
         return "a PEFT adapter"
     if any(hasattr(module, "sinks") for module in model.modules()):
         return "attention with sinks"
-    if config._attn_implementation not in implementations:
+    if config._attn_implementation not in ("sdpa", "eager"):
         return f"attn_implementation={config._attn_implementation!r}"
     if not cast(PreTrainedModel, model)._can_set_attn_implementation():
         return f"attention of {type(model).__name__}, which cannot be replaced"
     return None
-
-
-def _attended_slots(mask: Mask) -> list[list[Tensor]]:
-    """Return the slots that each query of each sequence attends to, which all layers share."""
-    known: list[list[Tensor]] | None = getattr(mask, "_slots", None)
-    if known is None:
-        known = [[row.nonzero()[:, 0] for row in own] for own in mask[:, 0] == 0]
-        mask._slots = known  # type: ignore[attr-defined]
-    return known
 
 
 def _is_shared(mask: Tensor | None) -> bool:
@@ -245,4 +170,3 @@ def _registered(name: str, function: Callable[..., Any]) -> str:
 
 GROUPED = _registered("jakiro_grouped", grouped_attention)
 BATCH_INVARIANT = _registered("jakiro_batch_invariant", batch_invariant_attention)
-LIKE_GENERATE = _registered("jakiro_like_generate", like_generate_attention)

@@ -196,16 +196,6 @@ class SlotCache(SequenceStorages, Cache):
         total = sum(block.numel() * block.element_size() for block in blocks)
         return total // (blocks[0].shape[1] * self.capacity)
 
-    def overwrite(self, index: int, other: "SlotCache") -> None:
-        """Replace the first slots of a sequence by those of the first sequence of another cache.
-
-        Args:
-            index: batch index of the sequence.
-            other: cache of the same model, with at most as many slots.
-        """
-        for storage, own in zip(self._storages, other._storages, strict=True):
-            storage.live.select(1, index)[..., : own.live.shape[-2], :] = own.live.select(1, 0)
-
     @property
     def num_rows(self) -> int:
         """The number of sequences for which there is room without further memory."""

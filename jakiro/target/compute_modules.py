@@ -10,15 +10,12 @@ from jakiro.errors import TargetNotSupported
 from jakiro.target.attention import (
     BATCH_INVARIANT,
     GROUPED,
-    LIKE_GENERATE,
     obstacle_to_invariance,
-    obstacle_to_likeness,
 )
 from jakiro.target.checks import CausalLM
 from jakiro.target.independent_rows import with_independent_rows
 from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
 from jakiro.target.sharing import sharing_copy, with_attention
-from jakiro.target.single_rows import with_row_groups
 
 
 class ComputeModules:
@@ -36,8 +33,6 @@ class ComputeModules:
             and values are not repeated; always true with reordered weights.
         is_batch_invariant: whether attention is computed in a way that does not depend on the other
             tokens of a step.
-        is_like_generate: whether prompts are read by the model itself, and all other tokens are
-            computed as in steps of a single token, so that they are rounded as in `generate()`.
     """
 
     def __init__(self, model: CausalLM, decoder: nn.Module) -> None:
@@ -48,17 +43,13 @@ class ComputeModules:
         self.is_packed = False
         self.groups_heads = False
         self.is_batch_invariant = False
-        self.is_like_generate = False
         self._packs_single = False
-        self._group_sizes: dict[object, int] = {}  # rows that may be multiplied together
         self._copied: list[nn.Parameter] = []  # parameters of the modules that were copied
 
     @property
     def form(self) -> str:
         """A description of the weights that decoding computes with."""
         form = form_name(self.is_packed, self._packs_single)
-        if self.is_like_generate:
-            return f"{form}, rounding of generate()"
         return f"{form}, batch-invariant" if self.is_batch_invariant else form
 
     def pack(self, *, single: bool = False) -> None:
@@ -73,11 +64,11 @@ class ComputeModules:
             TargetNotSupported: the weights, the device, adapters or the installed torch do not
                 allow this.
         """
-        if self.is_like_generate or not can_pack(self._model):
+        if not can_pack(self._model):
             raise TargetNotSupported(
                 "the weights of the target cannot be reordered",
                 expected="float32 (or bfloat16, if the processor supports it) on a CPU, without "
-                "adapters and quantization, without the rounding of generate()",
+                "adapters and quantization",
                 got=f"{str(self._model.dtype).removeprefix('torch.')} on {self._model.device}",
                 remedy="decode without packed weights",
             )
@@ -111,31 +102,16 @@ class ComputeModules:
         self.is_batch_invariant = True
         self._choose()
 
-    def make_like_generate(self) -> None:
-        """Compute each token as `generate()` does, which reads new tokens one by one.
-
-        Raises:
-            TargetNotSupported: the target is not in half precision or not on a CPU, has PEFT
-                adapters, attention sinks or matrices outside of linear layers, or uses an
-                implementation of attention other than sdpa.
-        """
-        refuse_likeness_if(obstacle_to_likeness(self._model))
-        self.is_like_generate, self.is_packed, self.groups_heads = True, False, False
-        self._choose()
-
     def follow_changes(self) -> None:
         """Copy the modules again if parameters of the model were replaced, added or removed.
 
         Raises:
-            TargetNotSupported: the target was batch-invariant, or rounded like `generate()`, and no
-                longer can.
+            TargetNotSupported: the target was batch-invariant, and no longer can be.
         """
         if self._copied and not self._are_current():
             self.is_packed = self.is_packed and can_pack(self._model)
             if self.is_batch_invariant:
                 self.make_batch_invariant()
-            if self.is_like_generate:
-                self.make_like_generate()
             self._choose()
 
     def _are_current(self) -> bool:
@@ -145,17 +121,10 @@ class ComputeModules:
     def _choose(self) -> None:
         self.layers, self.output = self._decoder, self._model.get_output_embeddings()
         self._copied = []
-        is_own = not (self.is_packed or self.groups_heads or self.is_batch_invariant)
-        if is_own and not self.is_like_generate:
+        if not (self.is_packed or self.groups_heads or self.is_batch_invariant):
             return
         self._copied = list(self._decoder.parameters())
         self.layers = sharing_copy(self._decoder)
-        if self.is_like_generate:
-            self.layers = with_row_groups(
-                with_attention(self.layers, LIKE_GENERATE), self._group_sizes
-            )
-            self.output = with_row_groups(self.output, self._group_sizes)
-            return
         if self.is_batch_invariant:
             with_attention(self.layers, BATCH_INVARIANT)
         elif self._model.config.get_text_config()._attn_implementation == "sdpa":
@@ -185,23 +154,4 @@ def refuse_invariance_if(obstacle: str | None) -> None:
             "replace, without adapters, not compiled",
             got=obstacle,
             remedy="decode without batch_invariant; in float32, rounding hardly ever matters",
-        )
-
-
-def refuse_likeness_if(obstacle: str | None) -> None:
-    """Raise an error if something prevents rounding like that of `generate()`.
-
-    Args:
-        obstacle: description of what prevents it; None if nothing does.
-
-    Raises:
-        TargetNotSupported: there is an obstacle.
-    """
-    if obstacle is not None:
-        raise TargetNotSupported(
-            "the target cannot round like generate()",
-            expected="half precision on a CPU, with sdpa attention to all earlier tokens, all "
-            "matrices in linear layers, no adapters, not compiled",
-            got=obstacle,
-            remedy="decode without like_generate; in float32, rounding hardly ever matters",
         )

@@ -92,5 +92,5 @@ def test_the_number_of_threads_may_change_only_where_bits_may(
     assert numbers(2) == {1}
     assert numbers(1) == {2}
     assert numbers(None) == numbers(2, may_change=False) == set()
-    target.modules.is_like_generate = True
+    target.modules.is_batch_invariant = True
     assert numbers(2) == set()
