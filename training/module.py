@@ -1,6 +1,6 @@
 """The module that the DeepSpeed engine wraps, the frozen target's reader, and the loss meter."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -144,32 +144,13 @@ class TrainingModule(nn.Module):
             on_output: callback that receives the index of each anchor sample and the drafter's
                 output for it.
         """
-        outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
-        return self.loss_of(outputs, view, batch, reader, on_output)
-
-    def loss_of(
-        self,
-        outputs: Iterable[ExpertsOutput],
-        view: TargetView,
-        batch: Batch,
-        reader: TargetReader,
-        on_output: OnOutput = lambda _sample, _output: None,
-    ) -> LossTerms:
-        """Return the loss terms of the drafter's outputs, summed over all anchor samples.
-
-        Args:
-            outputs: the drafter's output for each anchor sample, at every position.
-            view: outputs of the frozen target for the batch, without gradients.
-            batch: the packed sequences.
-            reader: reader of the target.
-            on_output: callback that receives the index of each anchor sample and its output.
-        """
         is_rolled_out = self.drafter.trunk.feature_input is not None
         heads = reader.heads.at(self.settings.token_temperature)
         length = AcceptedLength(self.settings, reader.heads, batch, is_rolled_out)
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
         normalizers = shared_normalizers(view, batch, heads, num_levels, self.settings.chunk_size)
         terms = []
+        outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         for sample, output in enumerate(outputs):
             # With tail layers, the regression goal is the state at the input of these layers.
             goals = Goals(view.features, view.tail_input, output.state, normalizers)

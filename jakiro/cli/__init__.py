@@ -30,13 +30,11 @@ from jakiro.cli.generate import generate
 from jakiro.cli.import_drafter import import_drafter
 from jakiro.cli.init import init
 from jakiro.cli.output import say
-from jakiro.cli.plot import plot
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
 from jakiro.cli.regenerate import regenerate
 from jakiro.cli.serve import serve
 from jakiro.cli.synthesize import synthesize
-from jakiro.cli.throughput import throughput
 from jakiro.cli.train import train
 from jakiro.cli.value_names import NamedValuesCommand, NamedValuesGroup
 from jakiro.cli.verify import verify
@@ -54,8 +52,8 @@ _BRACES = re.compile("[{}]")  # around required arguments
 _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed set of values
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, serve, connect, demo),
-    "Train": (init, train, features, plot, ablate),
-    "Measure": (bench, verify, throughput, profile),
+    "Train": (init, train, features, ablate),
+    "Measure": (bench, verify, profile),
     "Data": (prepare, regenerate, synthesize),
     "Exchange": (import_drafter, export_drafter, export_device),
 }

@@ -8,11 +8,9 @@ import typer
 from jakiro.cli import options
 from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import say
-from jakiro.errors import ConfigError
 from jakiro.utils.extras import require_extra
 from jakiro.utils.logs import quiet_libraries
 
-_SWEEP = "Select a setting for each arm"
 _MEASURING = "Measurement"
 
 
@@ -79,35 +77,6 @@ def ablate(
             "option to measure all arms and write the results.",
         ),
     ] = None,
-    rerun: Annotated[str | None, typer.Option(metavar="ARM", help="Train this arm again.")] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY.PATH=VALUE,VALUE,...",
-            help="Train every arm with each of these values, using the first seed. For the study, "
-            "each arm then gets the value with which it reached the highest tau on the dev prompts "
-            "(geometric mean over temperatures). Intended for numeric settings that all arms have, "
-            "such as optimizer.learning_rate.",
-            rich_help_panel=_SWEEP,
-        ),
-    ] = None,
-    dev_prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            callback=options.existing_file,
-            help="File of the prompts on which --sweep selects values; must not contain a test "
-            "prompt.",
-            rich_help_panel=_SWEEP,
-        ),
-    ] = None,
-    dev_num_prompts: Annotated[
-        int | None,
-        typer.Option(
-            help="Largest number of dev prompts; by default the value of --num-prompts.",
-            rich_help_panel=_SWEEP,
-        ),
-    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -142,42 +111,21 @@ def ablate(
             rich_help_panel=_MEASURING,
         ),
     ] = None,
-    separately: Annotated[
-        bool,
-        typer.Option(
-            "--separately",
-            help="Measure each arm in a process of its own, so that an interrupted measurement "
-            "continues with the next arm. Speeds are then not interleaved.",
-            rich_help_panel=_MEASURING,
-        ),
-    ] = False,
-    candidates: Annotated[
-        int, typer.Option(help="Number of nodes of a draft tree.", rich_help_panel=_MEASURING)
-    ] = 8,
     trees: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
             metavar="OPTIONS",
-            help="Kind of trees to measure every arm with, instead of trees of --candidates nodes; "
-            "may be repeated. A kind is written with the options of a drafter in `jakiro bench`, "
-            "such as tree=deterministic,candidates=60,levels=8. A sweep always "
-            "uses --candidates.",
+            help="Draft trees of all arms, written with the options of a drafter in `jakiro "
+            "bench`, such as tree=deterministic,candidates=60,levels=8.",
             rich_help_panel=_MEASURING,
         ),
-    ] = None,
+    ] = "candidates=8",
     repeats: Annotated[
         int,
         typer.Option(help="Number of times to decode every prompt.", rich_help_panel=_MEASURING),
     ] = 1,
 ) -> None:
     """Train drafter variants of the same size, and show which differences are significant."""
-    if dry_run and (train_only or rerun):
-        raise ConfigError(
-            f"--dry-run cannot be combined with {'--train-only' if train_only else '--rerun'}",
-            expected="only one of the two options",
-            got="both options",
-            remedy="leave out one of them",
-        )
     if not dry_run:
         require_extra("train")
     arms = (*config, *(more or ()))
@@ -192,10 +140,9 @@ def ablate(
         if dry_run:
             study.estimate()
         elif train_only:
-            study.train(train_only, rerun=rerun)
+            study.train(train_only)
         else:
-            study.complete(rerun=rerun)
+            study.complete()
     except KeyboardInterrupt:
-        without = " without --rerun" if rerun else ""
-        say(f"to continue the study, run the same command again{without}")
+        say("to continue the study, run the same command again")
         raise

@@ -8,22 +8,15 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
-from jakiro.cli.training_settings import (
-    SettingsFile,
-    parse_fractions,
-    refuse_missing_inputs,
-    training_settings,
-)
-from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, ConfigError
+from jakiro.cli.training_settings import SettingsFile, refuse_missing_inputs, training_settings
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
 from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
+    from jakiro.utils.pretrained import Kind
     from training.config import TrainSettings
     from training.distributed.launch import LaunchOptions
-    from training.planning.speed import PlannedDevice
 
-# Largest size in bytes of a target that a dry run loads to time decoding steps.
-_LARGEST_TIMED = 4 * 2**30
 _GIB = 2**30
 
 
@@ -72,9 +65,8 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only estimate memory, disk space and time; if the target is on this machine, "
-            "also the tau above which drafting makes decoding faster. No weights are downloaded, "
-            "and data is tokenized only if epochs is set.",
+            help="Only estimate memory, disk space and time. No weights are downloaded, and data "
+            "is tokenized only if epochs is set.",
         ),
     ] = False,
     device_memory: Annotated[
@@ -94,137 +86,55 @@ def train(
             "another machine.",
         ),
     ] = None,
-    learning_curve: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FRACTIONS",
-            help="Train once on each of these fractions of the documents, such as 0.25,0.5,1, for "
-            "the same number of steps, and show whether more data would help.",
-        ),
-    ] = None,
 ) -> None:
     """Train a drafter on one or several machines; the same command continues an interrupted run."""
     words = [*(overrides or ())]
     if micro_batch_size is not None and micro_batch_size != "auto":
         words.append(f"batch.micro_batch_size={micro_batch_size}")
     settings = training_settings(config, words)
-    _refuse_unusable(context, settings)
+    # A dry run with the memory of a device may plan for another machine.
+    if not (dry_run and device_memory is not None):
+        refuse_missing_inputs(settings)
+    if not dry_run:
+        require_extra("train")
     from training.distributed.launch import LaunchOptions
-    from training.planning.speed import plan_device, present_device
+    from training.planning.estimate import choose_micro_batch, memory_here, planned_kind
 
-    memory = None if device_memory is None else int(device_memory * _GIB)
-    device = (plan_device if dry_run else present_device)(settings, memory)
-    if not device.is_here and hostfile is None:
+    kind = planned_kind(settings, device_memory)
+    if device_memory is not None and hostfile is None:
         processes = processes or 1
     launch_options = LaunchOptions(processes, hostfile, nodes, tuple(deepspeed or ()))
+    count = launch_options.count(settings)
+    memory = int((device_memory or 0) * _GIB) or memory_here(kind, launch_options.local(settings))
     if micro_batch_size == "auto":
-        settings = _fitting(settings, launch_options, device)
-        words.append(f"batch.micro_batch_size={settings.batch.micro_batch_size}")
-    settings.batch.accumulation(launch_options.count(settings))  # rejects unsuitable sizes
+        settings = choose_micro_batch(settings, count, memory, kind)
+        size = settings.batch.micro_batch_size
+        say(f"batch.micro_batch_size: {size}, which fits into memory")
+        words.append(f"batch.micro_batch_size={size}")
+    settings.batch.accumulation(count)  # rejects unsuitable sizes
     if dry_run:
-        _show_estimate(settings, launch_options, device, device_speed)
-    elif learning_curve is not None:
-        _learn(settings, learning_curve, config, words, launch_options)
-    else:
-        _run(settings, config, words, launch_options)
-        for command in _next_commands(settings):
-            say(f"next: {command}")
-
-
-def _refuse_unusable(context: options.Context, settings: "TrainSettings") -> None:
-    """Raise an error for the mistakes that can be found before the slow imports."""
-    chosen = context.params
-    if chosen["dry_run"] and chosen["learning_curve"] is not None:
-        raise ConfigError(
-            "a dry run estimates a single run, not a learning curve",
-            expected="either --dry-run or --learning-curve",
-            got="both",
-            remedy="leave out --learning-curve; each of its runs takes as many steps, and so about "
-            "as much time, as the run on all documents",
-        )
-    if not chosen["dry_run"]:
-        require_extra("train")
-    if chosen["learning_curve"] is not None:
-        parse_fractions(chosen["learning_curve"])
-    if chosen["micro_batch_size"] != "auto":
-        # With more processes, unsuitable sizes do not fit either.
-        settings.batch.accumulation(chosen["processes"] or 1)
-    # A dry run may plan for another machine, on which the data may lie.
-    is_elsewhere = chosen["device_memory"] is not None or settings.engine.device == "cuda"
-    if not (chosen["dry_run"] and is_elsewhere):
-        refuse_missing_inputs(settings)
-
-
-def _fitting(
-    settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice"
-) -> "TrainSettings":
-    from training.planning.estimate import choose_micro_batch
-
-    memory = _memory(settings, processes, device)
-    fitting = choose_micro_batch(settings, processes.count(settings), memory, device.kind)
-    say(f"batch.micro_batch_size: {fitting.batch.micro_batch_size}, which fits into memory")
-    return fitting
+        _show_estimate(settings, count, kind, memory, device_speed)
+        return
+    _run(settings, config, words, launch_options)
+    for command in _next_commands(settings):
+        say(f"next: {command}")
 
 
 def _show_estimate(
-    settings: "TrainSettings",
-    processes: "LaunchOptions",
-    device: "PlannedDevice",
-    speed: float | None,
+    settings: "TrainSettings", processes: int, kind: "Kind", memory: int, speed: float | None
 ) -> None:
     from rich.console import Console
 
-    from jakiro.utils.pretrained import missing_gpu
-    from training.data.sources import find_sources
-    from training.planning.estimate import estimate, render
+    from jakiro.utils.pretrained import choose_device
+    from training.planning.estimate import estimate, product_rate, render
 
-    if device.is_here:  # otherwise the data may be in the other machine, too
-        find_sources(settings.data.paths)  # rejects paths that do not exist
-    found = estimate(settings, processes.count(settings), device.kind)
-    if not device.is_here:
-        say(
-            "planned for a GPU in another machine; on this machine the run would "
-            + ("not start" if settings.engine.device == "cuda" else "compute on the CPU")
-            + f" ({missing_gpu()})"
-        )
-    rate = device.product_rate(settings) if speed is None else speed * 1e12
-    memory = _memory(settings, processes, device)
-    Console().print(render(found, memory, rate), highlight=False)
-    if device.is_here and found.target <= _LARGEST_TIMED:
-        _show_break_even(settings)
-
-
-def _show_break_even(settings: "TrainSettings") -> None:
-    """Print the tau that makes decoding faster, measured with an untrained drafter."""
-    from jakiro.config import config_for
-    from jakiro.drafter import JakiroDrafter
-    from jakiro.errors import CheckpointError
-    from jakiro.target.adapter import TargetAdapter
-    from jakiro.target.record import record_target
-    from jakiro.utils.logs import quiet_libraries
-    from jakiro.utils.pretrained import choose_device, load_causal_lm
-    from training.evaluation.break_even import break_even
-
-    name, dtype = settings.target.name_or_path, settings.target.dtype
-    device = choose_device(settings.engine.device)
-    try:
-        with quiet_libraries():
-            model = load_causal_lm(name, dtype=dtype, device=device, local_files_only=True)
-    except CheckpointError:  # a dry run needs only the target's config, and downloads no weights
-        say("without the target's weights, the tau that makes decoding faster is not measured")
-        return
-    target = TargetAdapter(model)
-    record = record_target(target.spec, name)
-    found = break_even(target, JakiroDrafter(config_for(settings.drafter, record)))
-    say(str(found))
-    if found.warning is not None:
-        say(f"warning: {found.warning}")
-
-
-def _memory(settings: "TrainSettings", processes: "LaunchOptions", device: "PlannedDevice") -> int:
-    if device.memory is not None:  # the memory of a device that may be in another machine
-        return device.memory
-    return device.memory_for(processes.local(settings))
+    run = estimate(settings, processes, kind)
+    if speed is not None:
+        rate: float | None = speed * 1e12
+    else:
+        is_here = settings.engine.device != "cuda" and choose_device("auto").type == kind
+        rate = product_rate(settings) if is_here else None
+    Console().print(render(run, memory, rate), highlight=False)
 
 
 def _run(
@@ -263,23 +173,3 @@ def _next_commands(settings: "TrainSettings") -> tuple[str, str]:
         shlex.join(["jakiro", *use]),
         shlex.join([*bench, "--prompts", str(prompts)]),
     )
-
-
-def _learn(
-    settings: "TrainSettings",
-    fractions: str,
-    config: Path,
-    overrides: list[str],
-    processes: "LaunchOptions",
-) -> None:
-    from training.studies.learning_curve import LearningCurve
-
-    curve = LearningCurve(settings, parse_fractions(fractions))
-    for run in curve.runs:
-        if not run.is_finished:
-            say(f"learning curve: training on {run.fraction:g} of the documents")
-        # Finished runs are passed as well: they are not trained again, but an error is raised if
-        # their settings have changed.
-        _run(run.settings, config, [*overrides, *run.overrides], processes)
-    for line in curve.finish():
-        typer.echo(line)

@@ -1,4 +1,4 @@
-"""Settings of a training run or a learning curve, and checks of them that do not import torch."""
+"""Settings of a training run, and checks of them that do not import torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jakiro.cli.options import existing_file, readable_settings
-from jakiro.errors import ConfigError
 
 SettingsFile = Annotated[
     Path,
@@ -58,23 +57,3 @@ def refuse_missing_inputs(settings: "TrainSettings") -> None:
     existing_file(settings.evaluation.prompts)
     if settings.initialize.drafter is not None:
         refuse_missing_drafter(settings.initialize.drafter)
-
-
-def parse_fractions(text: str) -> list[float]:
-    """Return the fractions in a comma-separated list, in ascending order and without repetitions.
-
-    Raises:
-        ConfigError: the text is not a list of two or more different numbers above 0 and up to 1.
-    """
-    try:
-        fractions = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        fractions = []
-    if len(fractions) < 2 or not 0 < fractions[0] <= fractions[-1] <= 1:
-        raise ConfigError(
-            "--learning-curve needs fractions of the documents",
-            expected="two or more different numbers above 0 and up to 1, such as 0.25,0.5,1",
-            got=text,
-            remedy="write several fractions, separated by commas",
-        )
-    return fractions

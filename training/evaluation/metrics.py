@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.progress import Progress
 
-from jakiro.errors import DataError
 from jakiro.utils.files import write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
@@ -75,26 +74,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     found = [record for line in whole_lines if (record := _record_of(line)) is not None]
     if num_damaged := len(whole_lines) - len(found):
         _logger.warning(f"{path}: left out {counted(num_damaged, 'damaged line')}")
-    return found
-
-
-def metrics_of_run(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run, as `read_metrics` does.
-
-    Args:
-        folder: the run folder.
-
-    Raises:
-        DataError: the folder contains no metrics.
-    """
-    found = read_metrics(folder)
-    if not found:
-        raise DataError(
-            f"there are no metrics of a run in {folder}",
-            expected=f"the run_folder of a training run, with {METRICS}",
-            got="no such folder" if not folder.is_dir() else "a folder without metrics",
-            remedy="check the path, which is run_folder in the settings of the run",
-        )
     return found
 
 

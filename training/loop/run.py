@@ -21,7 +21,6 @@ from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
 from training.distributed.run_state import RunState
-from training.evaluation.break_even import break_even
 from training.evaluation.evaluate import Evaluation, score_of, summary_of
 from training.evaluation.metrics import MetricsLog, progress_bar
 from training.loop.export import Exporter, check_untrained
@@ -234,11 +233,6 @@ class Run:
             check_untrained(
                 drafter, self._inputs, self._folder.path, self._processes, self._runs_target
             )
-            if self._processes.is_first and self._runs_target:
-                found = break_even(self._inputs.target, drafter)
-                _logger.info(str(found))
-                if found.warning is not None:
-                    _logger.warning(found.warning)
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
         evaluation.warn_if_nothing_to_measure()

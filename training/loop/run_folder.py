@@ -114,21 +114,6 @@ class RunFolder:
             self._check_or_found(settings, facts)
             yield
 
-    def clear(self) -> None:
-        """Delete everything in the folder; the lock stays, so that no two processes train in it.
-
-        Raises:
-            ConfigError: the folder is not writable, or another process is training in it.
-        """
-        if not self.path.exists():
-            return
-        with self._locked():
-            for entry in self.path.iterdir():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                elif entry.name != _LOCK:
-                    entry.unlink()
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         ensure_writable_folder(self.path)

@@ -1,1 +1,1 @@
-"""Estimates of a run's memory, disk space and time, and measurements of its speed."""
+"""Estimates of a run's memory, disk space and time, and the settings of a first run."""

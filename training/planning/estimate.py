@@ -5,11 +5,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+import torch
 from rich import box
 from rich.table import Table
 
+from inference.benchmark.timing import medians
 from jakiro.errors import ConfigError
-from jakiro.utils.pretrained import TORCH_DTYPES, Kind
+from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device
 from jakiro.utils.wording import counted
 from training.config import TrainSettings
 from training.module import TrainingModule
@@ -21,6 +24,7 @@ from training.target_states.plan import ExpectedBytes, expected_bytes
 
 USABLE = 0.9  # fraction of a device's memory; the rest is left for runtime and fragmentation
 _CHECKPOINT_BYTES = 12  # bytes per parameter: weight and two moments in fp32
+_PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a large matrix
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,12 @@ class Estimate:
 
     Attributes:
         settings: settings of the run, with the number of steps.
-        num_processes: number of processes of the run.
-        parameters: number of trainable parameters of the drafter.
         frozen: number of frozen parameters of the drafter; 0 unless only adapters are trained.
         target: bytes of the target's weights, all of which every process keeps.
         states: bytes of the drafter's parameters, gradients and optimizer states.
         micro_batch: memory and operations of one micro-batch, computed as if all parameters were
             trained.
         shards: bytes of the target states on disk; 0 if the run does not read any from disk.
-        draft_vocab_size: number of tokens that may be drafted, or the largest possible number if
-            the training data determine it; None if all tokens may be drafted.
     """
 
     settings: TrainSettings
@@ -49,7 +49,6 @@ class Estimate:
     states: StateBytes
     micro_batch: Simulation
     shards: ExpectedBytes
-    draft_vocab_size: int | None
 
     @property
     def device_bytes(self) -> int:
@@ -58,14 +57,17 @@ class Estimate:
         return self.target + self.states.device + work
 
     @property
-    def host_bytes(self) -> int:
-        """The bytes of main memory that one process needs to load the target and offload states."""
-        return self.target + self.states.host
-
-    @property
     def disk_bytes(self) -> int:
-        """The peak number of bytes on disk of target states, drafters and checkpoints."""
-        return self.shards.size + disk_bytes(self.parameters, self.settings, self.frozen)
+        """The peak number of bytes on disk, while a checkpoint is written."""
+        settings = self.settings
+        dtype = TORCH_DTYPES[settings.engine.dtype]
+        drafter = (self.parameters + self.frozen) * dtype.itemsize
+        every = settings.checkpoint.every
+        written = 0 if every is None else math.ceil(settings.num_steps / every)
+        checkpoints = min(written, settings.checkpoint.keep + 1)
+        drafters = 1 + 2 * settings.keeps_best  # the best drafter exists twice while it is replaced
+        checkpoint = _CHECKPOINT_BYTES * self.parameters
+        return self.shards.size + drafters * drafter + checkpoints * checkpoint
 
     @property
     def flops(self) -> int:
@@ -78,11 +80,13 @@ class Estimate:
     @property
     def tokens(self) -> int:
         """The number of tokens that the run reads, including padding."""
-        return (
-            self.settings.num_steps
-            * self.settings.batch.global_batch_size
-            * self.settings.data.sequence_length
-        )
+        sequences = self.settings.num_steps * self.settings.batch.global_batch_size
+        return sequences * self.settings.data.sequence_length
+
+    def minutes(self, flops_per_second: float) -> float:
+        """Return the smallest duration of the run at a rate of floating-point operations."""
+        minutes = self.settings.num_steps * self.flops / flops_per_second / 60
+        return min(minutes, self.settings.minutes or math.inf)
 
 
 def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = None) -> Estimate:
@@ -116,7 +120,6 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
         states=state_bytes(module, settings, num_processes, device),
         micro_batch=simulate(settings, target),
         shards=expected_bytes(settings, config, target.spec),
-        draft_vocab_size=config.draft_vocab_size,
     )
 
 
@@ -135,12 +138,12 @@ def choose_micro_batch(
         ConfigError: a batch cannot be divided evenly among the processes, or a single sequence does
             not fit.
     """
-    own = with_micro_batch(settings, 1).batch.accumulation(num_processes)
+    own = _with_micro_batch(settings, 1).batch.accumulation(num_processes)
     sizes = [size for size in range(1, own + 1) if own % size == 0]
     with_length = count_steps(settings)
 
     def needed(size: int) -> int:
-        return estimate(with_micro_batch(with_length, size), num_processes, device).device_bytes
+        return estimate(_with_micro_batch(with_length, size), num_processes, device).device_bytes
 
     num_fitting = bisect_right(sizes, int(USABLE * memory), key=needed)
     if not num_fitting:
@@ -151,37 +154,12 @@ def choose_micro_batch(
             remedy="lower objective.chunk_size or data.sequence_length, raise engine.zero_stage, "
             "or set engine.offload_optimizer=true (which needs engine.zero_stage 1 or higher)",
         )
-    return with_micro_batch(settings, sizes[num_fitting - 1])
+    return _with_micro_batch(settings, sizes[num_fitting - 1])
 
 
-def with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
-    """Return the settings with a new micro-batch size.
-
-    Args:
-        settings: settings of a run.
-        size: number of sequences that a process reads at a time.
-    """
-    return settings.model_copy(
-        update={"batch": settings.batch.model_copy(update={"micro_batch_size": size})}
-    )
-
-
-def disk_bytes(parameters: int, settings: TrainSettings, frozen: int = 0) -> int:
-    """Return the peak number of bytes that drafters and checkpoints take on disk.
-
-    The peak is reached while a checkpoint is written.
-
-    Args:
-        parameters: number of trainable parameters.
-        settings: settings of the run, with the number of steps.
-        frozen: number of frozen parameters.
-    """
-    drafter = (parameters + frozen) * TORCH_DTYPES[settings.engine.dtype].itemsize
-    every = settings.checkpoint.every
-    written = 0 if every is None else math.ceil(settings.num_steps / every)
-    checkpoints = min(written, settings.checkpoint.keep + 1)
-    drafters = 1 + 2 * settings.keeps_best  # the best drafter exists twice while it is replaced
-    return drafters * drafter + checkpoints * _CHECKPOINT_BYTES * parameters
+def _with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
+    batch = settings.batch.model_copy(update={"micro_batch_size": size})
+    return settings.model_copy(update={"batch": batch})
 
 
 def duration_text(minutes: float) -> str:
@@ -195,74 +173,84 @@ def size_text(count: int) -> str:
     return f"{mebibytes:,.0f} MiB" if mebibytes < 10_000 else f"{mebibytes / 1024:,.1f} GiB"
 
 
-def render(found: Estimate, memory: int, flops_per_second: float | None) -> Table:
+def planned_kind(settings: TrainSettings, device_memory: float | None) -> Kind:
+    """Return the kind of device of a run.
+
+    Args:
+        settings: settings of the run.
+        device_memory: memory of the device; None for the device of this machine. If it is given,
+            and this machine has no GPU, then the run is planned for a GPU of another machine.
+
+    Raises:
+        ConfigError: `engine.device` is cuda, and neither a GPU nor its memory is known.
+    """
+    device = settings.engine.device
+    if device == "cpu" or (device_memory is None and choose_device(device).type == "cpu"):
+        return "cpu"
+    return "cuda"
+
+
+def memory_here(kind: Kind, num_local: int) -> int:
+    """Return the bytes of memory of a process; processes share the main memory of a machine.
+
+    Args:
+        kind: kind of device.
+        num_local: number of processes on this machine.
+    """
+    if kind == "cuda":
+        return int(torch.cuda.get_device_properties(choose_device("cuda")).total_memory)
+    return int(psutil.virtual_memory().total) // num_local
+
+
+def product_rate(settings: TrainSettings) -> float:
+    """Return the floating-point operations per second of a large matrix product on this machine.
+
+    Other work on the device reaches at most about this rate.
+    """
+    device = choose_device(settings.engine.device)
+    size = _PRODUCT[device.type]
+    factor = torch.ones(size, size, device=device, dtype=TORCH_DTYPES[settings.target.dtype])
+    return 2 * size**3 / medians({"product": lambda: factor @ factor}, 3)["product"]
+
+
+def render(run: Estimate, memory: int, flops_per_second: float | None) -> Table:
     """Return the table that `jakiro train --dry-run` prints.
 
     Args:
-        found: estimate to be printed.
+        run: estimate to be printed.
         memory: bytes of memory of a device.
         flops_per_second: floating-point operations per second of large matrix products on a device;
             None if it is unknown.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
-    total = f"{size_text(found.device_bytes)} of {size_text(memory)}"
+    total = f"{size_text(run.device_bytes)} of {size_text(memory)}"
     table.add_column("estimate", "peak memory of each device, at most")
     table.add_column("", total, justify="right")
-    for name, value in _rows(found, flops_per_second).items():
-        table.add_row(name, value)
-    return table
-
-
-def _parameters(found: Estimate) -> str:
-    trained = f"{found.parameters:,} parameters"
-    return f"{trained} and {found.frozen:,} frozen parameters" if found.frozen else trained
-
-
-def _rows(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
-    states, batch = found.states, found.settings.batch
-    processes = counted(found.num_processes, "process", "processes")
-    sizes = f"{batch.micro_batch_size} of {batch.global_batch_size} sequences"
-    return {
-        "target": size_text(found.target),
-        f"drafter, {_parameters(found)}": size_text(states.parameters),
-        **_draft_vocabulary(found),
+    states, settings, batch = run.states, run.settings, run.settings.batch
+    frozen = f" and {run.frozen:,} frozen parameters" if run.frozen else ""
+    rows = {
+        "target": size_text(run.target),
+        f"drafter, {run.parameters:,} parameters{frozen}": size_text(states.parameters),
         "gradients": size_text(states.gradients),
         "optimizer states": size_text(states.optimizer),
         "buffers of DeepSpeed": size_text(states.buffers),
         "of the above, in main memory": size_text(states.host),
-        "states and cache of the target": size_text(found.micro_batch.target_states),
-        "activations": size_text(found.micro_batch.activations),
-        "a micro-batch": f"{sizes}, {processes}",
-        "main memory of a process while loading": size_text(found.host_bytes),
-        **_shards(found),
-        "disk, total": size_text(found.disk_bytes),
-        "optimizer steps": f"{found.settings.num_steps:,}",
-        "tokens read": f"{found.tokens:,}",
-        "an optimizer step": f"{found.flops / 1e12:,.2f} TFLOP",
-        **_time(found, flops_per_second),
+        "states and cache of the target": size_text(run.micro_batch.target_states),
+        "activations": size_text(run.micro_batch.activations),
+        "a micro-batch": f"{batch.micro_batch_size} of {batch.global_batch_size} sequences, "
+        f"{counted(run.num_processes, 'process', 'processes')}",
+        "main memory of a process while loading": size_text(run.target + states.host),
+        "target states on disk, at most": size_text(run.shards.size),
+        "disk, total": size_text(run.disk_bytes),
+        "optimizer steps": f"{settings.num_steps:,}",
+        "tokens read": f"{run.tokens:,}",
+        "an optimizer step": f"{run.flops / 1e12:,.2f} TFLOP",
     }
-
-
-def _draft_vocabulary(found: Estimate) -> dict[str, str]:
-    if found.draft_vocab_size is None:
-        return {}
-    size = f"{found.draft_vocab_size:,} tokens"
-    if found.settings.drafter.draft_vocab_size == "auto":
-        return {"draft vocabulary (auto), at most": size}
-    return {"draft vocabulary": size}
-
-
-def _shards(found: Estimate) -> dict[str, str]:
-    size, is_exact = found.shards
-    name = "target states on disk" if is_exact else "target states on disk for these steps, at most"
-    return {name: size_text(size)} if size else {}
-
-
-def _time(found: Estimate, flops_per_second: float | None) -> dict[str, str]:
     if flops_per_second is None:
-        return {"time": "needs --device-speed"}
-    minutes = found.settings.num_steps * found.flops / flops_per_second / 60
-    limit, rate = found.settings.minutes, f"{flops_per_second / 1e12:,.2f} TFLOP/s"
-    if limit is not None and limit < minutes:
-        return {f"time at {rate}, limited by minutes": duration_text(limit)}
-    return {f"time at {rate}, at least": duration_text(minutes)}
+        rows["time"] = "needs --device-speed"
+    else:
+        rate = f"{flops_per_second / 1e12:,.2f} TFLOP/s"
+        rows[f"time at {rate}, at least"] = duration_text(run.minutes(flops_per_second))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

@@ -10,5 +10,3 @@ def test_ablate_takes_several_files_after_one_option_and_names_options_as_typed(
     words = ["--base", "base", "--out", "study", "--config", "base", "demo"]
     assert exit_code("ablate", *words, "--num-prompts", "1") == 2
     assert "unusable value for '--num-prompts'" in capsys.readouterr().err
-    assert exit_code("ablate", *words, "--dry-run", "--train-only", "a") == 2
-    assert "--dry-run cannot be combined with --train-only" in capsys.readouterr().err

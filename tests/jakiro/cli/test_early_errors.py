@@ -42,8 +42,6 @@ MISTAKES = (
     "train --config my.yaml --set target.name_or_path=/nope",
     "train --config my.yaml --set evaluation.prompts=nope.txt",
     "train --config my.yaml --set initialize.drafter=/nope",
-    "train --config my.yaml --learning-curve 0.5,x",
-    "train --config my.yaml --learning-curve 0.5,1 --dry-run",
     "train --config my.yaml --dry-run --micro-batch-size x",
     "train --config my.yaml --dry-run --set data.paths=[nope.jsonl]",
     "features --config my.yaml --out states --set steps=0",

@@ -10,15 +10,8 @@ from inference.benchmark.method_names import AUTOREGRESSIVE
 from inference.benchmark.stats import Ratio, ratio
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
-from training.studies.ablation.contrasts import (
-    Counts,
-    counts_of,
-    find_cells,
-    prompts_in,
-    two_by_two,
-)
-from training.studies.ablation.results import ArmExperts, ArmRow, ArmVerdict, StudyResults, TwoByTwo
-from training.studies.ablation.trees import Trees
+from training.studies.ablation.contrasts import Counts, counts_of, find_cells, two_by_two
+from training.studies.ablation.results import ArmExperts, ArmRow, ArmVerdict, StudyResults
 
 
 @dataclass(frozen=True)
@@ -27,7 +20,6 @@ class ArmFacts:
 
     Attributes:
         name: name of the arm, which is also the name of its method in the documents.
-        settings: settings of the training.
         parameters: number of trainable parameters.
         training_tokens: number of tokens read in training, for each seed.
         validation_agreement: agreement with the target on validation data, for each seed for which
@@ -44,43 +36,30 @@ class ArmFacts:
     experts: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def diversity(self) -> ArmExperts | None:
-        """The diversity of the experts; None if it was not measured."""
-        if not self.experts:
-            return None
+    def diversity(self) -> ArmExperts:
+        """The diversity of the experts, if it was measured."""
         names = ("top_overlap", "router_entropy", "load_entropy")
-        by_seed = [[found[name] for name in names] for found in self.experts]
+        by_seed = [[seed[name] for name in names] for seed in self.experts]
         overlaps, router, load = zip(*by_seed, strict=True)
         return ArmExperts(
             arm=self.name,
             top_overlap=None if None in overlaps else fmean(overlaps),
             router_entropy=fmean(router),
             load_entropy=fmean(load),
-            by_seed=tuple((overlap, own, mean) for overlap, own, mean in by_seed),
+            by_seed=tuple((overlap, entropy, mean) for overlap, entropy, mean in by_seed),
         )
 
-
-@dataclass(frozen=True)
-class _Measured:
-    """The counts of all methods at one temperature with one kind of trees."""
-
-    temperature: float
-    trees: str | None
-    autoregressive: Counts
-    arms: Mapping[str, Counts]
-
-    def row(self, facts: ArmFacts) -> ArmRow:
-        """Return the results of an arm."""
-        arm, base = self.arms[facts.name], self.arms[BASE]
+    def row(self, temperature: float, counts: Mapping[str, Counts]) -> ArmRow:
+        """Return the results of the arm at a temperature, from the counts of all methods."""
+        arm, base = counts[self.name], counts[BASE]
         tau_ratio = ratio(arm.tau, base.tau)
-        agreement = facts.validation_agreement
+        agreement = self.validation_agreement
         return ArmRow(
-            arm=facts.name,
-            temperature=self.temperature,
-            trees=self.trees,
-            parameters=facts.parameters,
-            intermediate_size=facts.settings.drafter.experts.intermediate_size,
-            training_tokens=facts.training_tokens,
+            arm=self.name,
+            temperature=temperature,
+            parameters=self.parameters,
+            intermediate_size=self.settings.drafter.experts.intermediate_size,
+            training_tokens=self.training_tokens,
             validation_agreement=fmean(agreement) if agreement else None,
             tau=arm.tau.pooled,
             tau_ratio=tau_ratio,
@@ -88,74 +67,42 @@ class _Measured:
             tokens_per_second=arm.speed.pooled,
             seconds_per_draft=arm.seconds_per_draft,
             speed_ratio=ratio(arm.speed, base.speed),
-            speedup=ratio(arm.speed, self.autoregressive.speed),
-            verdict=_verdict(facts.name, tau_ratio),
+            speedup=ratio(arm.speed, counts[AUTOREGRESSIVE].speed),
+            verdict=_verdict(self.name, tau_ratio),
         )
 
 
-def analyse(
-    documents: Mapping[int, ComparisonDocument],
-    arms: Sequence[ArmFacts],
-    trees: Sequence[Trees] = (Trees(options=""),),
-    *,
-    is_interleaved: bool = True,
-) -> StudyResults:
+def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[ArmFacts]) -> StudyResults:
     """Return the results of a study.
 
     Args:
         documents: comparisons of all arms and autoregressive decoding, by seed.
         arms: properties of the arms, including the base.
-        trees: kinds of trees; every arm was measured with each kind.
-        is_interleaved: whether the arms were measured at the same time.
 
     Raises:
-        DataError: a method was not measured, or the methods were measured on different prompts or
-            on too few prompts.
+        DataError: the methods were measured on different prompts or on too few prompts.
     """
-    index_of = prompts_in(documents)
-
-    def counts(method: str, temperature: float) -> Counts:
-        return counts_of(documents, method, temperature, index_of)
-
-    measured = [
-        _Measured(
-            temperature,
-            kind.label,
-            counts(AUTOREGRESSIVE, temperature),
-            {arm.name: counts(kind.method(arm.name), temperature) for arm in arms},
-        )
-        for temperature in _temperatures(documents)
-        for kind in trees
-    ]
-    rows = tuple(group.row(arm) for group in measured for arm in arms)
-    note = _note(len(documents), sum(row.verdict != "base" for row in rows))
+    methods = next(iter(documents.values())).methods
+    prompts = sorted({sample.prompt for sample in methods[0].samples})
+    index_of = {prompt: index for index, prompt in enumerate(prompts)}
+    cells = find_cells({arm.name: arm.settings for arm in arms})
+    rows, interactions = [], []
+    for temperature in dict.fromkeys(method.temperature for method in methods):
+        counts = {
+            name: counts_of(documents.values(), name, temperature, index_of)
+            for name in (AUTOREGRESSIVE, *(arm.name for arm in arms))
+        }
+        rows += [arm.row(temperature, counts) for arm in arms]
+        if cells is not None:
+            rates = {name: count.tau for name, count in counts.items()}
+            interactions.append(two_by_two(cells, temperature, rates))
     return StudyResults(
         seeds=len(documents),
-        prompts=len(index_of),
-        note=note if is_interleaved else f"{note} {_NOT_INTERLEAVED}",
-        rows=rows,
-        interactions=_interactions(measured, arms),
-        experts=tuple(found for arm in arms if (found := arm.diversity) is not None),
-    )
-
-
-def _temperatures(documents: Mapping[int, ComparisonDocument]) -> list[float]:
-    methods = (method for document in documents.values() for method in document.methods)
-    return list(dict.fromkeys(method.temperature for method in methods))
-
-
-def _interactions(measured: Sequence[_Measured], arms: Sequence[ArmFacts]) -> tuple[TwoByTwo, ...]:
-    cells = find_cells({arm.name: arm.settings for arm in arms})
-    if cells is None:
-        return ()
-    return tuple(
-        two_by_two(
-            cells,
-            group.temperature,
-            {name: arm.tau for name, arm in group.arms.items()},
-            group.trees,
-        )
-        for group in measured
+        prompts=len(prompts),
+        note=_note(len(documents), sum(row.verdict != "base" for row in rows)),
+        rows=tuple(rows),
+        interactions=tuple(interactions),
+        experts=tuple(arm.diversity for arm in arms if arm.experts),
     )
 
 
@@ -165,12 +112,6 @@ def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
     if not tau_ratio.is_resolved:
         return "not resolved"
     return "better" if tau_ratio.value > 1 else "worse"
-
-
-_NOT_INTERLEAVED = (
-    "The arms were measured at different times, which the intervals of speeds do not cover: do not "
-    "compare speeds."
-)
 
 
 def _note(num_seeds: int, num_intervals: int) -> str:

@@ -5,18 +5,15 @@ from typing import Literal
 from inference.benchmark.stats import Ratio
 from jakiro.utils.settings import Settings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ArmVerdict = Literal["base", "better", "worse", "not resolved"]
 
 
 class ArmRow(Settings):
-    """Results of one arm at one temperature with one kind of trees.
+    """Results of one arm at one temperature.
 
     Attributes:
-        arm: name of the arm.
-        temperature: sampling temperature; 0 is greedy decoding.
-        trees: label of the kind of trees; None for the default trees.
         parameters: number of trainable parameters.
         intermediate_size: expert width that made the arm as large as the base.
         training_tokens: number of tokens read in training, for each seed.
@@ -28,8 +25,7 @@ class ArmRow(Settings):
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
             to check at this depth that accepted one of them, averaged over seeds.
         tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
-        seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts;
-            None if it was not measured.
+        seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts.
         speed_ratio: tokens per second divided by those of the base.
         speedup: tokens per second divided by those of autoregressive decoding.
         verdict: "better" if the interval of `tau_ratio` lies above 1, "worse" if it lies below 1,
@@ -38,7 +34,6 @@ class ArmRow(Settings):
 
     arm: str
     temperature: float
-    trees: str | None = None
     parameters: int
     intermediate_size: int
     training_tokens: tuple[int, ...] = ()
@@ -47,7 +42,7 @@ class ArmRow(Settings):
     tau_ratio: Ratio
     conditional_acceptance_rate: tuple[float, ...] = ()
     tokens_per_second: float
-    seconds_per_draft: float | None = None
+    seconds_per_draft: float
     speed_ratio: Ratio
     speedup: Ratio
     verdict: ArmVerdict
@@ -59,12 +54,7 @@ class TwoByTwo(Settings):
     Here, an arm "with experts" has several experts, and an arm "without experts" has only one.
 
     Attributes:
-        temperature: sampling temperature; 0 is greedy decoding.
-        trees: label of the kind of trees; None for the default trees.
-        both: name of the arm with experts and contrastive loss.
-        only_experts: name of the arm without contrastive loss.
-        only_contrast: name of the arm without experts.
-        neither: name of the arm without experts and without contrastive loss.
+        both, only_experts, only_contrast, neither: names of the four arms.
         experts: ratio of tau with experts to tau without experts, as the geometric mean of the
             ratios with and without contrastive loss.
         contrast: ratio of tau with contrastive loss to tau without contrastive loss, as the
@@ -76,7 +66,6 @@ class TwoByTwo(Settings):
     """
 
     temperature: float
-    trees: str | None = None
     both: str
     only_experts: str
     only_contrast: str
@@ -91,7 +80,6 @@ class ArmExperts(Settings):
     """Diversity of an arm's experts on validation data, averaged over seeds.
 
     Attributes:
-        arm: name of the arm.
         top_overlap: fraction of their four most likely tokens that two experts have in common,
             averaged over pairs of experts; None if the experts have no separate distributions.
         router_entropy: entropy of the router's weights at a position, in nats, averaged over
@@ -107,47 +95,6 @@ class ArmExperts(Settings):
     by_seed: tuple[tuple[float | None, float, float], ...]
 
 
-class ArmSweep(Settings):
-    """Results of a sweep for one arm.
-
-    Attributes:
-        arm: name of the arm.
-        tau: tokens per forward pass of the target, pooled over dev prompts, for each temperature
-            and each value, in the sweep's order.
-        score: geometric mean of tau over the temperatures, for each value.
-        chosen: value with the highest score; the smallest one if there are several.
-    """
-
-    arm: str
-    tau: tuple[tuple[float, ...], ...]
-    score: tuple[float, ...]
-    chosen: float
-
-
-class SweepResults(Settings):
-    """Results of a sweep: the value of a setting that was selected for every arm on dev prompts.
-
-    Attributes:
-        key: dotted name of the setting.
-        values: values that were tried.
-        temperatures: sampling temperatures of the measurement.
-        seed: seed of the trainings.
-        prompts: number of dev prompts, which do not include test prompts.
-        arms: results of the arms, in the study's order.
-    """
-
-    key: str
-    values: tuple[float, ...]
-    temperatures: tuple[float, ...]
-    seed: int
-    prompts: int
-    arms: tuple[ArmSweep, ...]
-
-    def value_of(self, arm: str) -> float:
-        """Return the selected value of an arm."""
-        return next(swept.chosen for swept in self.arms if swept.arm == arm)
-
-
 class StudyResults(Settings):
     """All results of a study.
 
@@ -156,11 +103,10 @@ class StudyResults(Settings):
         seeds: number of seeds with which every arm was trained.
         prompts: number of prompts on which every arm was measured.
         note: sentence on the meaning of the intervals.
-        rows: results of the arms in the study's order, for every temperature and kind of trees.
-        interactions: interactions for every temperature and kind of trees; empty unless the study
-            contains all four arms of a 2 x 2 comparison.
+        rows: results of the arms in the study's order, for every temperature.
+        interactions: interactions for every temperature; empty unless the study contains all four
+            arms of a 2 x 2 comparison.
         experts: diversity of every arm's experts; empty if it was not measured.
-        sweep: results of the sweep; None if there was no sweep.
     """
 
     version: int = SCHEMA_VERSION
@@ -170,42 +116,7 @@ class StudyResults(Settings):
     rows: tuple[ArmRow, ...]
     interactions: tuple[TwoByTwo, ...] = ()
     experts: tuple[ArmExperts, ...] = ()
-    sweep: SweepResults | None = None
 
-    def of_arm(self, name: str) -> "StudyResults":
-        """Return the results of one arm, compared with the base.
-
-        Args:
-            name: name of the arm.
-        """
-        rows = tuple(row for row in self.rows if row.arm == name)
-        experts = tuple(found for found in self.experts if found.arm == name)
-        changes = {"rows": rows, "experts": experts, "interactions": (), "sweep": None}
-        return self.model_copy(update=changes)
-
-    @property
-    def temperatures(self) -> list[float]:
-        """The temperatures, in the study's order."""
-        return list(dict.fromkeys(row.temperature for row in self.rows))
-
-    @property
-    def trees(self) -> list[str | None]:
-        """The labels of the kinds of trees, in the study's order."""
-        return list(dict.fromkeys(row.trees for row in self.rows))
-
-    @property
-    def groups(self) -> list[list[ArmRow]]:
-        """The rows, grouped by temperature and kind of trees."""
-        groups: dict[tuple[float, str | None], list[ArmRow]] = {}
-        for row in self.rows:
-            groups.setdefault((row.temperature, row.trees), []).append(row)
-        return list(groups.values())
-
-    def at(self, temperature: float, trees: str | None = None) -> list[ArmRow]:
-        """Return the rows of a temperature and a kind of trees.
-
-        Args:
-            temperature: sampling temperature; 0 is greedy decoding.
-            trees: label of the kind of trees; None for the default trees.
-        """
-        return [row for row in self.rows if (row.temperature, row.trees) == (temperature, trees)]
+    def at(self, temperature: float) -> list[ArmRow]:
+        """Return the rows of a temperature."""
+        return [row for row in self.rows if row.temperature == temperature]

@@ -196,31 +196,6 @@ def test_a_delta_that_changes_what_arms_share_is_refused(
         read_arms(base, [_delta(workshop, text)])
 
 
-@pytest.mark.parametrize("name", ["base", "autoregressive"])
-def test_a_reserved_name_is_refused(base: Path, workshop: Path, name: str) -> None:
-    (workshop / "other").mkdir()
-    delta = _delta(workshop / "other", "objective: {contrast_weight: 0}", name)
-    with pytest.raises(ConfigError, match="two arms have the same name"):
-        read_arms(base, [delta])
-
-
-def test_a_file_name_that_cannot_be_part_of_a_command_is_refused(
-    base: Path, workshop: Path
-) -> None:
-    with pytest.raises(ConfigError, match="cannot be used as the name of an arm"):
-        read_arms(base, [_delta(workshop, "objective: {contrast_weight: 0}", "a,b")])
-
-
-def test_an_arm_that_cannot_be_made_as_large_as_the_base_is_refused(
-    base: Path, workshop: Path
-) -> None:
-    delta = _delta(workshop, "drafter: {trunk: {num_heads: 64, head_dim: 64}}")
-    with pytest.raises(ConfigError, match="cannot be made as large as the base"):
-        equally_sized(
-            read_arms(base, [delta]), prepare(tiny_run(workshop)).drafter_config.target_record
-        )
-
-
 def test_an_ablation_that_changes_nothing_is_refused() -> None:
     same = CONFIGS / "ablations/experts-1.yaml"
     with pytest.raises(ConfigError, match=r"experts-1\.yaml changes nothing.*use another base"):

@@ -4,16 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents, made_up_rate
+from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents
 
 from inference.benchmark.stats import Rate
 from jakiro.drafter_settings import DrafterSettings, ExpertsSettings
-from jakiro.errors import DataError
 from training.studies.ablation.contrasts import (
     Cells,
     counts_of,
     find_cells,
-    prompts_in,
     two_by_two,
 )
 
@@ -27,8 +25,8 @@ def _rate(tau: float) -> Rate:
 
 def test_counts_are_summed_over_the_samples_of_each_prompt_and_seed() -> None:
     documents = made_up_documents({"base": 0.0}, seeds=2, prompts=4, repeats=3)
-    index_of = prompts_in(documents)
-    counts = counts_of(documents, "base", 0.0, index_of)
+    index_of = {f"{number:08x}": number for number in range(4)}
+    counts = counts_of(documents.values(), "base", 0.0, index_of)
     assert counts.tau.top.shape == (2, 4)
     for seed, document in documents.items():
         for prompt, index in index_of.items():
@@ -53,38 +51,18 @@ def test_only_seeds_that_reached_a_depth_count_at_that_depth() -> None:
         )
         for seed, document in documents.items()
     }
-    counts = counts_of(shorter, "base", 0.0, prompts_in(shorter))
+    index_of = {f"{number:08x}": number for number in range(20)}
+    counts = counts_of(shorter.values(), "base", 0.0, index_of)
     assert counts.conditional_acceptance_rate == pytest.approx((0.6, 0.6))
-
-
-def test_seeds_with_different_prompts_or_without_the_arm_are_refused() -> None:
-    documents = made_up_documents({"base": 0.0}, seeds=2)
-    fewer = made_up_documents({"base": 0.0}, seeds=2, prompts=19)
-    with pytest.raises(DataError, match="different prompts"):
-        prompts_in({0: documents[0], 1: fewer[1]})
-    with pytest.raises(DataError, match="different prompts"):
-        counts_of(fewer, "base", 0.0, prompts_in(documents))
-    with pytest.raises(DataError, match="lost was not measured at temperature 0"):
-        counts_of(documents, "lost", 0.0, prompts_in(documents))
 
 
 def test_effects_are_averages_over_the_other_factor() -> None:
     rates = {"both": _rate(3.0), "experts": _rate(2.0), "contrast": _rate(1.2), "neither": _rate(1)}
-    found = two_by_two(CELLS, 0.8, rates, "costs")
+    found = two_by_two(CELLS, 0.8, rates)
     assert found.experts.value == pytest.approx(math.sqrt(3.0 / 1.2 * 2.0))
     assert found.contrast.value == pytest.approx(math.sqrt(3.0 / 2.0 * 1.2))
     assert found.interaction.value == pytest.approx(3.0 / 2.0 / 1.2)
-    assert found.sentence.startswith("At T = 0.8 with trees costs: experts x2.236 [")
-
-
-def test_without_an_interaction_none_is_claimed() -> None:
-    random = np.random.default_rng(1)
-    cells = Cells("a", "b", "c", "d")
-    effects = {"a": 0.2, "b": 0.1, "c": 0.1, "d": 0.0}
-    rates = {name: made_up_rate(random, np.zeros(30), value) for name, value in effects.items()}
-    found = two_by_two(cells, 0.0, rates)
-    assert "interaction" in found.sentence
-    assert found.sentence.endswith("(not resolved).")
+    assert found.sentence.startswith("At T = 0.8: experts x2.236 [")
 
 
 def test_the_four_cells_are_found_among_other_arms() -> None:

@@ -1,7 +1,6 @@
-"""Stored measurements are reused, and the best value of a swept setting is selected."""
+"""Stored measurements are reused, unless they were interrupted."""
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,9 @@ from helpers.comparisons import make_document
 
 from inference.benchmark.document import ComparisonDocument
 from training.config import TrainSettings
-from training.studies.ablation.evaluation import Measurement, select_value
-from training.studies.ablation.runs import ArmRun, MeasuredRun
-from training.studies.ablation.sweep import Sweep
-from training.studies.ablation.trees import parse_trees
-
-
-def _document(taus: dict[str, Sequence[float]]) -> ComparisonDocument:
-    document = make_document(list(taus), (0.0, 1.0))
-    methods = tuple(
-        method.model_copy(update={"tau": taus[method.name][[0.0, 1.0].index(method.temperature)]})
-        for method in document.methods
-    )
-    return document.model_copy(update={"methods": methods})
-
-
-def test_the_highest_geometric_mean_wins_and_the_smallest_of_equals() -> None:
-    sweep = Sweep(key="any", values=(0.4, 0.1, 0.2))
-    found = select_value("arm", sweep, _document({"0.4": (4, 1), "0.1": (2, 2), "0.2": (1, 4)}))
-    assert found.tau == ((4, 2, 1), (1, 2, 4))
-    assert found.score == pytest.approx((2, 2, 2))
-    assert found.chosen == 0.1
-    uneven = select_value("arm", sweep, _document({"0.4": (3, 1), "0.1": (1, 1), "0.2": (2, 2)}))
-    assert uneven.chosen == 0.2
+from training.studies.ablation.evaluation import measure
+from training.studies.ablation.runs import ArmRun
+from training.studies.ablation.settings import StudySettings
 
 
 def test_an_interrupted_measurement_is_not_taken_for_an_earlier_one(
@@ -40,40 +19,39 @@ def test_an_interrupted_measurement_is_not_taken_for_an_earlier_one(
 ) -> None:
     values = {"target": {"name_or_path": "x"}, "data": {"paths": ["x"]}}
     settings = TrainSettings.model_validate(values | {"run_folder": tmp_path / "run"})
-    measured = MeasuredRun(weights="w", facts={}, record={})
-    runs = [ArmRun("base", 0, settings, measured=measured)]
-    (tmp_path / "prompts.jsonl").touch()
+    runs = [ArmRun("base", 0, settings)]
+    prompts, weights = tmp_path / "prompts.jsonl", runs[0].folder.drafter / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    prompts.touch()
     is_interrupted = False
     commands = []
 
     def run(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
         commands.append(command)
         path = Path(command[command.index("--json") + 1])
-        document = _document({"base": (2, 1)})
+        document = make_document(["base"], (0.0,))
         path.write_text(document.model_copy(update={"is_complete": False}).model_dump_json())
         if is_interrupted:
             raise KeyboardInterrupt
         path.write_text(document.model_dump_json())
         return subprocess.CompletedProcess(command, 0)
 
-    def measure(num_prompts: int) -> ComparisonDocument:
-        return Measurement(
-            prompts=tmp_path / "prompts.jsonl",
-            num_prompts=num_prompts,
-            max_new_tokens=4,
-            temperatures=(0.0,),
-            trees=parse_trees((), 4),
-            repeats=1,
-            folder=tmp_path / "measurements",
-            facts={"base": {}},
-        ).of_seed(runs)
+    def measured(num_prompts: int) -> ComparisonDocument:
+        study = StudySettings(
+            base=tmp_path, config=(tmp_path,), out=tmp_path, num_prompts=num_prompts
+        )
+        return measure(runs, study, prompts, tmp_path / "measurements")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert measure(40) == measure(40)
+    assert measured(40) == measured(40)
     assert len(commands) == 1
     is_interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        measure(80)
+        measured(80)
     is_interrupted = False
-    assert measure(40).is_complete
+    assert measured(40).is_complete
     assert len(commands) == 3
+    weights.write_bytes(b"trained again")
+    measured(40)
+    assert len(commands) == 4
