@@ -50,6 +50,7 @@ def _modified(folder: Path, pattern: str) -> dict[str, int]:
         pytest.param(2, SQUARE, marks=pytest.mark.slow, id="two seeds, experts x contrastive loss"),
     ],
 )
+@pytest.mark.timeout(180)  # a measurement starts another process
 def test_a_study_trains_measures_and_continues_where_it_stopped(
     command: list[str],
     workshop: Path,
