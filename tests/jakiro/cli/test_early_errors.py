@@ -37,7 +37,6 @@ MISTAKES = (
     "train --config base",
     "train --config my.yaml --set stepz=1",
     "train --config my.yaml --set drafter.tail_layers=1",
-    "train --config my.yaml --set batch.global_batch_size=7",
     "train --config my.yaml --set data.paths=[nope.jsonl]",
     "train --config my.yaml --set target.name_or_path=/nope",
     "train --config my.yaml --set evaluation.prompts=nope.txt",
