@@ -1,11 +1,9 @@
 """Synthetic comparison documents with plausible figures."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-
-import numpy as np
 
 from inference.benchmark.document import (
     CategoryFigures,
@@ -81,61 +79,6 @@ def dequantized(document: ComparisonDocument, gguf_sha256: str) -> ComparisonDoc
     target = environment.target.model_copy(update={"gguf_sha256": gguf_sha256})
     environment = environment.model_copy(update={"target": target})
     return document.model_copy(update={"environment": environment})
-
-
-def noisy_document(
-    seed: int,
-    slowness: Mapping[str, float] | None = None,
-    *,
-    noise: float = 0.03,
-    hardness: float = 0.3,
-    prompts: int = 40,
-    first: int = 0,
-    methods: tuple[str, ...] = ("autoregressive", "drafter=mine"),
-    batch: int = 1,
-    order: int = 0,
-) -> ComparisonDocument:
-    """Return a document with noisy samples, and with figures computed from these samples.
-
-    Args:
-        seed: seed of the noise; the seconds that prompts take without noise do not depend on it.
-        slowness: factor on the seconds of each method, by name; 1 for a missing name or None.
-        noise: standard deviation of the noise on the logarithm of the seconds.
-        hardness: standard deviation, over prompts, of the logarithm of the seconds without noise.
-        prompts: number of prompts.
-        first: index of the first prompt.
-        methods: names of methods; all but the first draft, with fewer than half as many target
-            forwards.
-        batch: number of prompts decoded together, which take the same seconds, including the noise.
-        order: seed of the assignment of prompts to batches.
-    """
-    source = np.random.default_rng(seed)
-    hard = np.random.default_rng(1234).lognormal(0, hardness, 1000)[first : first + prompts]
-    ranks = np.random.default_rng(order).permutation(prompts) if batch > 1 else np.arange(prompts)
-    group = ranks // batch
-    together = group[:, None] == group
-    hard = together @ hard / together.sum(axis=1)
-    document = make_document(methods=methods, prompts=prompts)
-    measured = []
-    for method in document.methods:
-        noises = source.lognormal(0, noise, prompts)[group]
-        seconds = hard * noises * (slowness or {}).get(method.name, 1.0)
-        drafts = method.name != methods[0]
-        samples = [
-            _noisy_sample(first + at, int(group[at]), drafts=drafts, seconds=float(seconds[at]))
-            for at in range(prompts)
-        ]
-        measured.append(with_samples(method, samples))
-    base = measured[0].tokens_per_second
-    return document.model_copy(
-        update={
-            "settings": document.settings.model_copy(update={"batch_size": batch}),
-            "methods": tuple(
-                each.model_copy(update={"speedup": each.tokens_per_second / base})
-                for each in measured
-            ),
-        }
-    )
 
 
 def with_samples(figures: MethodFigures, samples: Sequence[SampleRecord]) -> MethodFigures:
@@ -287,19 +230,3 @@ def _seconds(total: float, drafts: bool) -> Seconds:
     shares = (0.08, 0.22, 0.58, 0.05, 0.07) if drafts else (0.06, 0.0, 0.88, 0.0, 0.06)
     prefill, draft, verify, commit, other = (total * share for share in shares)
     return Seconds(prefill=prefill, draft=draft, verify=verify, commit=commit, other=other)
-
-
-def _noisy_sample(prompt: int, group: int, *, drafts: bool, seconds: float) -> SampleRecord:
-    forwards = 40 + prompt % 7 if drafts else 100
-    return SampleRecord(
-        prompt=f"{prompt:08x}",
-        category="all",
-        repeat=0,
-        group=group,
-        tokens=102,
-        decoded=100,
-        target_forwards=forwards,
-        turns=2,
-        seconds=seconds,
-        seconds_to_first_token=0.01,
-    )
