@@ -159,14 +159,6 @@ def test_both_take_the_same_greedy_path_to_the_same_token(vocab: int) -> None:
     assert lengths >= {0, 1, 2}
 
 
-def test_a_tree_without_candidates_gives_the_best_token_after_the_root() -> None:
-    path, next_token = accept_greedy_paths(
-        DraftTree.empty(torch.tensor([4, 7])), torch.tensor([[5], [6]])
-    )
-    assert path.shape == (2, 0)
-    assert next_token.tolist() == [5, 6]
-
-
 def test_greedy_acceptance_of_four_levels_takes_few_operations() -> None:
     tree = RandomTrees().tree(0)
     best = torch.zeros(1, tree.num_nodes + 1, dtype=torch.long)

@@ -39,17 +39,3 @@ def test_sampled_candidates_take_few_operations(
     children: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _operations(children, True, monkeypatch) <= most
-
-
-@pytest.mark.parametrize(("children", "most"), [(2, 320), (4, 350), (10, 450)])
-def test_deterministic_candidates_take_few_operations(
-    children: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _operations(children, False, monkeypatch) <= most
-
-
-def test_another_child_per_level_takes_four_operations_per_level(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counts = [_operations(children, True, monkeypatch) for children in (3, 4)]
-    assert counts[1] - counts[0] <= 4 * LEVELS

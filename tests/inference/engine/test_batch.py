@@ -120,18 +120,6 @@ def test_rows_near_the_end_of_the_context_draft_less_than_others() -> None:
         assert output.sequences.tolist() == expected.tolist()
 
 
-def test_constraints_that_depend_on_the_row_are_refused_for_several_prompts() -> None:
-    decoder = _decoder(tiny_llama(vocab=11))
-    even = {"prefix_allowed_tokens_fn": lambda _row, _ids: [2, 4, 6], "max_new_tokens": 9}
-    assert set(decoder.generate([1, 2], **even).new_token_ids) <= {2, 4, 6}
-    with pytest.raises(PromptError, match="prefix_allowed_tokens_fn"):
-        decoder.generate_batch(PROMPTS, **even)
-
-
-def test_an_empty_batch_is_no_work() -> None:
-    assert _decoder(tiny_llama()).generate_batch([]) == []
-
-
 class TopOfTheMorning(TopKLogitsWarper):
     """A processor that reads the prefix, although the class it derives from does not."""
 
@@ -146,31 +134,6 @@ def test_what_derives_from_a_warper_still_sees_each_rows_own_tokens() -> None:
     for output in decoder.generate_batch(PROMPTS, seed=1, **arguments):
         tokens = output.sequences[0].tolist()[-13:]
         assert all(one != other for one, other in itertools.pairwise(tokens))
-
-
-def test_scores_of_rows_that_have_ended_are_zero() -> None:
-    model = tiny_llama(vocab=11)
-    decoder = _decoder(model)
-    ids = torch.tensor([[1, 2, 3], [7, 8, 9]])
-    first, second = (
-        decoder.generate(prompt, max_new_tokens=9).new_token_ids for prompt in ids.tolist()
-    )
-    eos = next(token for token in first[:-1] if token not in second)
-    got = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        custom_generate=decoder,
-        do_sample=False,
-        eos_token_id=eos,
-        pad_token_id=0,
-        max_new_tokens=9,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
-    ended = first.index(eos) + 1
-    assert len(got.scores) > ended
-    assert all(not scores[0].any() for scores in got.scores[ended:])
-    assert all(scores[0].any() for scores in got.scores[:ended])
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from transformers import LlamaForCausalLM
 from inference import SpeculativeDecoder
 from inference.engine import device_step, pipeline
 from inference.engine.captured_lane import CapturedLane
-from inference.engine.lane import Lane
-from inference.engine.pipeline import FILLED, Pipeline, batch_size_for
-from inference.engine.request import OutputOptions, SequenceState
+from inference.engine.pipeline import FILLED, Pipeline
+from inference.engine.request import SequenceState
 from inference.serving.scheduling.engine_thread import EngineThread
 from inference.trees.shape import TreeShape
 from jakiro.errors import NumericalError
@@ -121,10 +120,6 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
 
-def test_batch_sizes_are_powers_of_two() -> None:
-    assert [batch_size_for(count) for count in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
-
-
 def test_sequences_that_fill_a_batch_neither_grow_nor_change_others(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,8 +170,9 @@ class _Copied:
         """Do nothing."""
 
 
-@pytest.mark.parametrize("is_gpu", [False, True], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("is_gpu", "options"), [(False, GREEDY), (True, SAMPLED)], ids=["cpu", "gpu"]
+)
 def test_a_sequence_without_finite_logits_fails_alone(
     model: LlamaForCausalLM,
     options: dict[str, Any],
@@ -239,27 +235,9 @@ def test_a_step_under_way_goes_on_unless_a_sequence_joins_or_leaves(
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
 
-def test_details_are_returned_by_ordinary_steps(model: LlamaForCausalLM) -> None:
-    decoder, (work,) = _decoder(model), _works(GREEDY, 1)
-    request = request_of(decoder, work)
-    lane = lane_of(decoder, request)
-    state = SequenceState.of(0, request)
-    object.__setattr__(request, "record", OutputOptions(raw_log_probs=True))
-    start(lane, state)
-    assert isinstance(lane, CapturedLane)
-    (step,) = lane.step()
-    assert step.details is not None
-    assert not lane._is_running
-    finish(lane)
-    assert state.new_token_ids == work.alone(decoder).new_token_ids
-
-
-@pytest.mark.parametrize("tree", ["auto", "fixed"])
-def test_an_engine_with_captured_steps_gives_the_same_tokens(
-    model: LlamaForCausalLM, tree: Any
-) -> None:
+def test_an_engine_with_captured_steps_gives_the_same_tokens(model: LlamaForCausalLM) -> None:
     drafter = tiny_drafter(TargetAdapter(model))
-    decoder = SpeculativeDecoder(model, drafter, tree=tree, captured=True)
+    decoder = SpeculativeDecoder(model, drafter, captured=True)
     ordinary = SpeculativeDecoder(model, drafter, tree="fixed")
     requests = [
         ([1, 2, 3], {"temperature": 0, "max_new_tokens": 20}),
@@ -271,18 +249,3 @@ def test_an_engine_with_captured_steps_gives_the_same_tokens(
         texts = [[token for step in job for token in step.token_ids] for job in jobs]
     for (prompt, options), text in zip(requests, texts, strict=True):
         assert text == ordinary.generate(prompt, **options).new_token_ids
-
-
-@pytest.mark.parametrize("capacity", range(40, 72, 4))
-def test_a_lane_takes_no_more_memory_than_its_capacity_needs(
-    model: LlamaForCausalLM, capacity: int
-) -> None:
-    decoder = _decoder(model)
-    request = request_of(decoder, Work([1, 2], 0, {**GREEDY, "max_new_tokens": 4}))
-    lane, usual = (
-        kind(decoder.target, decoder.drafter, request.sampling, 2, capacity)
-        for kind in (CapturedLane, Lane)
-    )
-    slots, before = lane.context.cache.capacity, usual.context.cache.capacity
-    assert before <= slots <= before + 64
-    assert lane.num_bytes == slots * usual.num_bytes // before

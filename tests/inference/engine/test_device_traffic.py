@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers.lanes import Work, lane_of, request_of, start
 from helpers.models import tiny_drafter, tiny_llama
-from helpers.operations import OperationCounter
 from helpers.recordings import Replayed
 from torch import Tensor
 
@@ -17,9 +16,7 @@ from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched, acceptance, device_step
 from inference.engine.captured_lane import CapturedLane
-from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
-from inference.engine.pipeline import PipelinePool
 from inference.engine.request import OutputOptions, SequenceState
 from inference.generation.preparation import prepare_requests
 from inference.trees.shape import TreeShape
@@ -55,9 +52,10 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("sampled_tree", [False, True], ids=["deterministic", "sampled tree"])
+@pytest.mark.parametrize(
+    ("batch", "selection", "sampled_tree"),
+    [(1, "greedy", False), (4, "sampled", True), (4, "nucleus", False), (1, "nucleus", True)],
+)
 @torch.inference_mode()
 def test_a_decoding_step_reads_once_and_uploads_at_most_once(
     batch: int,
@@ -101,8 +99,7 @@ MIXED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mixture", MIXED)
-@pytest.mark.parametrize("sampled_tree", [False, True], ids=["deterministic", "sampled tree"])
+@pytest.mark.parametrize(("mixture", "sampled_tree"), [("temperatures", True), ("kinds", False)])
 def test_requests_that_select_tokens_in_different_ways_are_read_together(
     mixture: str, sampled_tree: bool, traffic: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,8 +146,9 @@ def test_details_of_all_sequences_are_read_together(
     assert traffic["uploads"] == 1  # the emitted tokens
 
 
-@pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("sampled_tree", [False, True], ids=["deterministic", "sampled tree"])
+@pytest.mark.parametrize(
+    ("selection", "sampled_tree"), [("greedy", False), ("sampled", True), ("nucleus", False)]
+)
 def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
     selection: str,
     sampled_tree: bool,
@@ -180,29 +178,3 @@ def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
     expected_uploads = 1 if sampled_tree or selection != "greedy" else 0  # of random numbers
     assert {step.get("reads", 0) for step in per_step} == {1}
     assert {step.get("uploads", 0) for step in per_step[:-1]} == {expected_uploads}
-
-
-MOST_OPERATIONS = {"greedy": 540, "sampled": 920}  # 1.1 times the counts of today
-
-
-@pytest.mark.parametrize("selection", MOST_OPERATIONS)
-def test_the_operations_of_a_step_are_few(selection: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
-    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
-    target = TargetAdapter(tiny_llama())
-    shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=selection == "sampled")
-    drafter = TrainedDrafter(tiny_drafter(target), target, shape)
-    requests, _ = prepare_requests(
-        target.model,
-        PROMPTS[:1],
-        {"max_new_tokens": 40, **SELECTIONS[selection]},
-        seed=0,
-        max_position=target.spec.max_position,
-    )
-    run = CapturedRun(target, drafter, requests, PipelinePool())
-    steps = iter(run)
-    for _ in range(3):
-        next(steps)
-    with OperationCounter() as counter:
-        next(steps)
-    assert counter.total <= MOST_OPERATIONS[selection], counter.counts.most_common()

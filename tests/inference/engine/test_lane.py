@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers.lanes import Work, finish, lane_of, played, read_chunk, request_of, requests_of, start
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.operations import OperationCounter
 from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, HYBRID, VARIANTS
 from torch import Tensor
@@ -352,39 +351,6 @@ def test_the_storage_of_a_lane_stays_where_it_is(model: LlamaForCausalLM) -> Non
     assert len(addresses) == 1
     assert lane.context.cache.num_rows == 2
     assert lane.context.cache.capacity == capacity
-
-
-class WorkCounter(OperationCounter):
-    """Counts the numbers that operations compute."""
-
-    num_computed = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if isinstance(result, Tensor):
-            self.num_computed += result.numel()
-        return result
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    "name", mostly_slow(["none", "lookup", "small", "moa", "hybrid"], quick=["none", "hybrid"])
-)
-def test_places_without_a_sequence_take_no_work(
-    model: LlamaForCausalLM, name: str, options: str
-) -> None:
-    decoder, work = _decoder(model, name, options), _works(options)[3]
-    counts = []
-    for places in (1, 8):
-        state = SequenceState.of(0, request_of(decoder, work))
-        lane = lane_of(decoder, state.request, places)
-        start(lane, state)
-        with WorkCounter() as counter:
-            finish(lane)
-        counts.append((counter.num_computed, counter.total))
-    # Checks of shapes at the beginning of a test may add a few operations.
-    for alone, among_eight in zip(*counts, strict=True):
-        assert among_eight == pytest.approx(alone, rel=0.01)
 
 
 def test_notes_are_those_that_each_request_asks_for(model: LlamaForCausalLM) -> None:

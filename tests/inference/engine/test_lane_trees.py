@@ -37,15 +37,6 @@ def test_greedy_trees_are_larger_for_fewer_sequences() -> None:
     assert {_size(SAMPLED, count) for count in (1, 2, 3, 4)} == {_size(SAMPLED, 4)}
 
 
-def test_interpolated_costs_lie_between_both() -> None:
-    assert ONE.between(FULL, 0.0) == ONE
-    assert ONE.between(FULL, 1.0) == FULL
-    middle = Costs(verify={0: 1.0, 2: 2.0}, draft={1: 1.0}).between(
-        Costs(verify={0: 3.0, 4: 9.0}, draft={1: 2.0}), 0.5
-    )
-    assert middle == Costs(verify={0: 2.0}, draft={1: 1.5})
-
-
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_the_text_is_that_of_each_request_alone(
     is_mixed: bool, monkeypatch: pytest.MonkeyPatch

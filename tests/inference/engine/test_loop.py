@@ -8,9 +8,6 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.drafters.lookup import LookupDrafter
-from inference.engine.policy import AlwaysDraft, RunProgress
-from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
@@ -56,41 +53,6 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, tied: bool) -> Non
     assert accepted > 0
 
 
-def test_the_estimated_time_without_drafts_counts_every_decoded_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(AlwaysDraft, "autoregressive_seconds", 2.0)
-    stats = _decoder(tiny_llama(vocab=11), SHAPES["deep"]).generate([3, 1], max_new_tokens=30).stats
-    assert stats.target_forwards < stats.decoded == 29
-    assert stats.autoregressive_seconds == 2.0 * 29
-
-
-class _LaterDrafts(AlwaysDraft):
-    """A policy that drafts from the fourth step on, and notes the progress before each step."""
-
-    def __init__(self) -> None:
-        super().__init__(Budget(4))
-        self.noted: list[RunProgress] = []
-
-    def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of the next trees."""
-        self.noted.append(progress)
-        return self.budget if len(self.noted) > 3 else None
-
-
-def test_a_policy_knows_the_context_the_tokens_to_read_and_those_that_are_left() -> None:
-    model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, LookupDrafter(), tree="fixed")
-    decoder.policy = policy = _LaterDrafts()
-    decoder.generate([1, 2, 3, 4, 5], max_new_tokens=12, temperature=0)
-    # The first token was selected after the prompt, and is not cached yet.
-    assert policy.noted[:3] == [RunProgress(6 + n, 5 + n, 11 - n) for n in range(3)]
-    first, second = policy.noted[3:5]
-    assert first == RunProgress(9, 8, 8)
-    assert second.unread == second.context - first.context  # the others have been read
-    assert second.left == first.left - second.unread
-
-
 def test_autoregressive_decoding_equals_transformers_and_has_tau_one() -> None:
     model = tiny_llama()
     output = SpeculativeDecoder(model).generate([3, 1, 4], max_new_tokens=30)
@@ -121,12 +83,9 @@ def test_greedy_tokens_stay_equal_beyond_a_sliding_window() -> None:
     assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3], max_new_tokens=50)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_greedy_tokens_with_a_repetition_penalty_equal_those_of_transformers(
-    penalty: float,
-) -> None:
+def test_greedy_tokens_with_a_repetition_penalty_equal_those_of_transformers() -> None:
     model = tiny_llama(vocab=11)
-    config = {"max_new_tokens": 30, "repetition_penalty": penalty}
+    config = {"max_new_tokens": 30, "repetition_penalty": 1.4}
     output = _decoder(model, SHAPES["deterministic"]).generate([5, 6], **config)
     assert output.sequences[0].tolist() == _by_transformers(model, [5, 6], **config)
 
@@ -167,23 +126,6 @@ def test_decoding_up_to_the_last_position_of_the_context_works() -> None:
     assert output.sequences[0].tolist() == _by_transformers(model, [1, 2, 3, 4], max_new_tokens=20)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "arguments", "message"),
-    [
-        ([1, 2], {"temperature": -1.0}, "temperature"),
-        ([], {}, "empty"),
-        ([1] * 100, {"max_new_tokens": 29}, "100 prompt tokens and 29 new tokens"),
-        ("text", {}, "tokenizer"),
-    ],
-)
-def test_unusable_prompts_are_refused_before_any_work(
-    prompt: object, arguments: dict[str, float], message: str
-) -> None:
-    decoder = _decoder(tiny_llama(), SHAPES["deterministic"])
-    with pytest.raises(PromptError, match=message):
-        decoder.generate(prompt, **arguments)  # type: ignore[arg-type]
-
-
 def test_a_drafter_of_another_target_is_refused() -> None:
     drafter = tiny_drafter(TargetAdapter(tiny_llama(seed=0)), tiny_settings())
     with pytest.raises(TargetMismatch, match="fingerprint"):
@@ -196,16 +138,11 @@ def test_a_drafter_of_another_target_is_refused() -> None:
     ("arguments", "name"),
     [
         ({"num_beams": 4}, "num_beams"),
+        ({"temperature": -1.0}, "temperature"),
         ({"num_return_sequences": 3}, "num_return_sequences|arguments"),
-        ({"num_return_sequences": 3, "temperature": 1.0}, "num_return_sequences"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"guidance_scale": 2.0}, "guidance_scale"),
         ({"temperature": 1.0, "do_sample": True}, "do_sample"),
         ({"assistant_model": "another"}, "assistant_model"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
         ({"no_such_argument": 1}, "no_such_argument"),
-        ({"temperature": 1.0, "top_k": -1}, "top_k"),
     ],
     ids=str,
 )

@@ -104,21 +104,3 @@ def test_each_run_waits_for_the_latest_use(streams: _Streams, on_cuda: Callable[
         "second waits for second, after 3 entries",
         "third waits for third, after 6 entries",
     ]
-
-
-def test_a_pipeline_that_is_freed_has_left_its_stream(
-    streams: _Streams, on_cuda: Callable[[], None]
-) -> None:
-    target, pool = TargetAdapter(tiny_llama()), PipelinePool(size=0)
-    pipeline = _taken(pool, target)
-    on_cuda()
-    pool.give(pipeline)
-    assert streams.log == ["event in first"]
-
-
-def test_a_processor_has_no_streams(streams: _Streams) -> None:
-    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
-    pipeline = _taken(pool, target)
-    pool.give(pipeline)
-    assert _taken(pool, target) is pipeline
-    assert streams.log == ["restart in first"]

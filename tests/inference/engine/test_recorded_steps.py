@@ -4,7 +4,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 from helpers.lanes import Work, played
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.quick import mostly_slow
@@ -111,15 +110,3 @@ def test_a_step_is_recorded_once_for_all_temperatures() -> None:
     (own,) = decoder._pipelines._unused
     assert isinstance(own, Pipeline)
     assert len(own._verify_parts) == len(own._draft_parts) == 1
-
-
-def test_a_recording_repeats_operations_without_python_code() -> None:
-    state, calls = torch.zeros(2), []
-
-    def function() -> torch.Tensor:
-        calls.append(1)
-        return state.add_(1) * len(calls)
-
-    recorded = Recorded(function, (state,), state.device, pipeline.GraphMemory())
-    assert [recorded().tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
-    assert len(calls) == 2

@@ -42,34 +42,3 @@ def test_accepted_drafts_after_the_end_of_a_text_count_neither_as_reached_nor_as
     end = next(n for n in range(1, 4) if full[n] not in full[:n])
     stats = decoder.generate([1, 2, 3], eos_token_id=full[end], **arguments).stats
     assert stats.accepted == stats.reached == dict.fromkeys(range(1, end + 1), 1)
-
-
-def test_a_single_token_has_no_speed() -> None:
-    stats = DecodeStats(emitted=1)
-    stats.seconds.update(prefill=0.5, total=0.5)
-    assert stats.summary == "1 token after 0.50 s to read the prompt"
-
-
-def test_the_speed_up_over_decoding_without_drafts_is_named_where_it_is_known() -> None:
-    stats = DecodeStats(emitted=9, target_forwards=4, autoregressive_seconds=6.0)
-    assert stats.speedup is None  # nothing was timed
-    stats.seconds.update(prefill=0.5, total=4.5)
-    assert stats.speedup == 1.5
-    assert "2.0 tokens/s (about 1.5 times as fast as without drafts) after" in stats.summary
-    both = DecodeStats.pooled([stats, stats])
-    assert both.speedup == 1.5
-
-
-def test_statistics_are_shown_by_their_summary() -> None:
-    stats = DecodeStats(emitted=1)
-    assert repr(stats) == "DecodeStats(1 token after 0.00 s to read the prompt)"
-    assert not stats.seconds  # looking changes nothing
-
-
-def test_requests_without_a_token_do_not_count_in_rates() -> None:
-    waiting, running = DecodeStats(), DecodeStats(emitted=7, target_forwards=3)
-    assert waiting.decoded == 0
-    assert waiting.tau == 1
-    both = DecodeStats.pooled([waiting, running, DecodeStats()])
-    assert both.decoded == running.decoded == 6
-    assert both.tau == 2

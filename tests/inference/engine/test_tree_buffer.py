@@ -15,7 +15,7 @@ from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
 from inference.engine.policy import AlwaysDraft, RunProgress
-from inference.engine.tree_buffer import TreeBuffer, num_queries_for
+from inference.engine.tree_buffer import TreeBuffer
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
@@ -115,9 +115,3 @@ def test_values_at_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tree_buffer, "_PADDING", (7, ROOT, 1, 1, 2, 1, 0))
     _, captured = _runs("sampled", "sampled")
     _assert_equal(usual, captured)
-
-
-def test_numbers_of_queries_are_few() -> None:
-    counts = [1, 2, 8, 9, 16, 17, 33, 61, 64, 65, 200]
-    expected = [1, 8, 8, 16, 16, 32, 64, 64, 64, 128, 256]
-    assert [num_queries_for(count) for count in counts] == expected
