@@ -38,9 +38,6 @@ class Conversation:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Conversation(num_cached={self.num_cached})"
-
     @property
     def num_cached(self) -> int:
         """The number of cached tokens; a prompt that begins with these tokens reuses the cache."""

@@ -42,7 +42,6 @@ from inference.trees.shape import TreePlan, Trees
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import local_tokenizer
 
 
@@ -187,19 +186,6 @@ class SpeculativeDecoder:
         shared |= {"packed": packed, "threads": threads, "captured": captured}
         shared |= {"batch_invariant": batch_invariant}
         return cls(*parts, **shared)
-
-    def __repr__(self) -> str:
-        drafter = self.drafter.model if isinstance(self.drafter, TrainedDrafter) else self.drafter
-        tree = "none"
-        if self.drafter is not None:
-            tree = f"up to {self.drafter.max_nodes} nodes and depth {self.drafter.max_depth}"
-        if isinstance(self.policy, AutoTree):
-            tree = f"auto, {tree}"
-        return (
-            f"SpeculativeDecoder(target={type(self.target.model).__name__}, "
-            f"drafter={None if drafter is None else type(drafter).__name__}, tree=({tree}), "
-            f"dtype={dtype_name(self.target.model.dtype)})"
-        )
 
     @property
     def plan(self) -> TreePlan | None:

@@ -15,7 +15,6 @@ from inference.engine.decode_step import DecodeStep
 from inference.engine.loop import DecodeRun
 from inference.engine.request import OutputOptions, SequenceState
 from inference.engine.stats import DecodeStats
-from inference.generation.colored_text import colored_html, pieces_by_depth
 
 _shortened = Repr()
 _shortened.maxstring = 400  # characters
@@ -23,7 +22,7 @@ _shortened.maxstring = 400  # characters
 
 @dataclass(frozen=True, repr=False)
 class GenerateOutput:
-    """The output for one prompt; notebooks show its text, with accepted drafts in color.
+    """The output for one prompt.
 
     If several sequences were decoded together, the seconds in `stats` are those of the batch, and
     the counts are those of the sequence.
@@ -38,7 +37,6 @@ class GenerateOutput:
     log_probs: list[float] | None = None  # one per new token, under the processed distribution
     scores: tuple[Float[Tensor, " vocab"], ...] | None = None  # processed logits of each new token
     logits: tuple[Float[Tensor, " vocab"], ...] | None = None  # raw logits of each new token
-    tokenizer: PreTrainedTokenizerBase | None = None  # the tokenizer that decoded the text
 
     def __repr__(self) -> str:
         """Return the text, which is shortened if it is long, and the most important statistics."""
@@ -46,13 +44,6 @@ class GenerateOutput:
             f"GenerateOutput(text={_shortened.repr(self.text)}, tokens={len(self.new_token_ids)}, "
             f"tau={self.stats.tau:.2f}, tokens_per_second={self.stats.tokens_per_second:.1f})"
         )
-
-    def _repr_html_(self) -> str | None:
-        """Return the text for notebooks, with a color for each depth; None without a tokenizer."""
-        if self.tokenizer is None:
-            return None
-        tokens = zip(self.new_token_ids, self.depths, strict=True)
-        return colored_html(pieces_by_depth(tokens, self.tokenizer), self.stats.summary)
 
 
 def outputs_of(
@@ -80,19 +71,14 @@ def output_of(
         sequences=torch.tensor([state.token_ids]),
         new_token_ids=state.new_token_ids,
         depths=[depth for step in steps for depth in step.depths],
-        text=_decoded(tokenizer, state.new_token_ids),
+        text=None
+        if tokenizer is None
+        else str(tokenizer.decode(state.new_token_ids, skip_special_tokens=True)),
         stats=state.stats,
         log_probs=[p for own in details for p in own.log_probs] if options.log_probs else None,
         scores=tuple(s for own in details for s in own.scores) if options.scores else None,
         logits=tuple(s for own in details for s in own.logits) if options.logits else None,
-        tokenizer=tokenizer,
     )
-
-
-def _decoded(tokenizer: PreTrainedTokenizerBase | None, token_ids: list[int]) -> str | None:
-    if tokenizer is None:
-        return None
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
 def in_transformers_form(

@@ -54,16 +54,6 @@ def test_turns_equal_fresh_starts(decoder: SpeculativeDecoder) -> None:
     assert accepted > 0
 
 
-def test_the_repr_is_one_line_with_the_number_of_cached_tokens(
-    decoder: SpeculativeDecoder,
-) -> None:
-    conversation = Conversation()
-    assert repr(conversation) == "Conversation(num_cached=0)"
-    output = decoder.generate([1, 2, 3], max_new_tokens=4, conversation=conversation)
-    cached = len(output.sequences[0]) - 1  # the last token is not in the cache
-    assert repr(conversation) == f"Conversation(num_cached={cached})"
-
-
 def test_a_turn_reads_only_what_is_new(
     decoder: SpeculativeDecoder, read: Iterator[list[int]]
 ) -> None:
@@ -215,18 +205,6 @@ def test_after_a_long_pause_no_token_is_read_twice(monkeypatch: pytest.MonkeyPat
     assert [start for start, _ in later[1:]] == [end for _, end in later[:-1]]
 
 
-def test_a_later_turn_may_fill_all_slots_of_the_targets_cache() -> None:
-    model = tiny_llama(vocab=11)
-    tree = TreeShape(autoregressive_levels=7, children=4, breadth=3, num_nodes=12)
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=tree)
-    with Conversation() as conversation:
-        first = decoder.generate([1] * 40, max_new_tokens=15, conversation=conversation)
-        prompt = first.sequences[0].tolist()
-        room = 128 - 13 - len(prompt)  # the cache was rounded up to 128 slots
-        second = decoder.generate(prompt, max_new_tokens=room, conversation=conversation)
-        assert second.new_token_ids == decoder.generate(prompt, max_new_tokens=room).new_token_ids
-
-
 class ClosedAtTheEnd:
     """The lock of a conversation that is closed right before the lock is released."""
 
@@ -242,12 +220,3 @@ class ClosedAtTheEnd:
             self.is_due = False
             self.conversation.close()
         self.lock.release()
-
-
-def test_closing_at_the_very_end_of_a_turn_frees_the_caches(decoder: SpeculativeDecoder) -> None:
-    conversation = Conversation()
-    conversation._turn = ClosedAtTheEnd(conversation)  # type: ignore[assignment]
-    decoder.generate([1, 2, 3], max_new_tokens=4, conversation=conversation)
-    assert conversation.num_cached == 0
-    decoder.generate([1, 2, 3], max_new_tokens=4, conversation=conversation)
-    assert conversation.num_cached > 0

@@ -60,13 +60,6 @@ def test_a_target_on_the_cpu_beside_a_gpu_is_warned_of(
     assert ("although there is a GPU" in caplog.text) is is_warned
 
 
-def test_a_loaded_decoder_chooses_the_number_of_threads(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
-    assert decoder.compute.threads is not None
-    unchanged = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed", threads=None)
-    assert unchanged.compute.threads is None
-
-
 def test_forms_reach_the_trained_drafter_alone_and_in_a_pair(drafter_path: Path) -> None:
     alone = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
     allowed = head_forms(alone.target)
@@ -80,18 +73,6 @@ def test_forms_reach_the_trained_drafter_alone_and_in_a_pair(drafter_path: Path)
         arguments = {"max_new_tokens": 12, "temperature": 0}
         expected = alone.generate("def main(", **arguments)
         assert decoder.generate("def main(", **arguments).text == expected.text
-
-
-def test_the_repr_is_one_line_with_all_parts(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
-    assert repr(decoder) == (
-        "SpeculativeDecoder(target=LlamaForCausalLM, drafter=JakiroDrafter, "
-        "tree=(up to 10 nodes and depth 3), dtype=float32)"
-    )
-    alone = SpeculativeDecoder(decoder.target.model)
-    assert "drafter=None, tree=(none)" in repr(alone)
-    lookup = SpeculativeDecoder(decoder.target.model, LookupDrafter())
-    assert "drafter=LookupDrafter, tree=(auto, up to " in repr(lookup)
 
 
 def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:
@@ -162,20 +143,6 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     other = tiny_llama(vocab=len(tokenizer), hidden_size=16)
     with pytest.raises(TargetMismatch, match="hidden size differs"):
         SpeculativeDecoder(other, drafter, tokenizer, other_weights=True)
-
-
-def test_a_different_chat_template_causes_a_warning(
-    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = tiny_llama(vocab=len(tokenizer))
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    record = record_target(TargetAdapter(model).spec, "nowhere", tokenizer)
-    drafter = JakiroDrafter(config_for(tiny_settings(), record))
-    SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
-    assert "chat template" not in caplog.text
-    tokenizer.chat_template = "{{ messages[-1].content }}"
-    SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
-    assert "chat template" in caplog.text
 
 
 def test_the_error_for_a_missing_target_has_a_remedy(drafter_path: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import gc
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
@@ -73,13 +72,6 @@ def test_requests_in_the_same_order_repeat_themselves_after_a_reset() -> None:
     assert _two_of_each(decoder) == [first, second]
 
 
-def test_drafters_that_learn_nothing_give_a_seed_the_same_tokens() -> None:
-    model = tiny_llama(vocab=23)
-    for drafter in (LookupDrafter(), tiny_drafter(TargetAdapter(model)), None):
-        first, second = _two_of_each(SpeculativeDecoder(model, drafter, tree="fixed"))
-        assert first == second
-
-
 def test_decoders_that_share_a_drafter_share_the_count() -> None:
     model = tiny_llama(vocab=23)
     aded = AdedDrafter()
@@ -139,15 +131,6 @@ def test_two_tickets_have_a_number_of_their_own() -> None:
     numbers = {number_of((each, other)) for each in firsts for other in seconds}
     assert len(numbers) == 64
     assert number_of((firsts[3],)) == 3
-
-
-def test_threads_never_take_the_same_ticket() -> None:
-    counter = RequestCounter()
-    with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: counter.take().number, range(400)))
-    assert sorted(taken) == list(range(400))
-    counter.reset()
-    assert counter.take().number == 0
 
 
 def test_a_ticket_ends_with_its_run_or_with_the_last_reference() -> None:

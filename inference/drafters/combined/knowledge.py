@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
@@ -119,12 +119,6 @@ class CombinedSettings(Settings):
     doubt: float = Field(8.0, gt=0)  # weight of the initial rates, as a number of observations
     # Number of later observations after which an observation has the weight 1/e.
     memory: float = Field(256.0, ge=1)
-
-    @model_validator(mode="after")
-    def _refuse_many_grafts(self) -> "CombinedSettings":
-        if self.grafts * self.graft_nodes > MOST_CANDIDATES:
-            raise ValueError(f"grafts times graft_nodes must be at most {MOST_CANDIDATES}")
-        return self
 
 
 class Knowledge:

@@ -65,16 +65,6 @@ def test_trees_hold_different_siblings_below_likelier_parents(
     assert_well_formed(found, num_nodes, depth)
 
 
-def test_a_suffix_longer_than_the_text_finds_nothing() -> None:
-    for text in ([1], [1, 1], [1, 2, 1, 2]):
-        drafter = LookupDrafter(LookupSettings(shortest=9, longest=12))
-        assert len(drafter.draft(_ids(*text), 8, 4).token_ids) == 0
-
-
-def test_text_that_never_came_before_has_no_continuation() -> None:
-    assert len(LookupDrafter(LookupSettings()).draft(_ids(1, 2, 3), 8, 4).token_ids) == 0
-
-
 @pytest.mark.parametrize("longest", [8, 2000])
 def test_scores_stay_positive_whatever_underflows(longest: int) -> None:
     settings = LookupSettings(

@@ -7,23 +7,20 @@ import numpy as np
 import pytest
 import torch
 from helpers.chi_square import p_value, probs_of_continuations
-from helpers.drafting import commit_of
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM, LogitsProcessorList
+from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.draft_tree import ROOT, CandidateKind
+from inference.draft_tree import ROOT
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings, with_repeats
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import Budget, Drafter
-from inference.sampling.options import Sampling
-from inference.sampling.random_numbers import StepRandom
+from inference.protocol import Drafter
 from inference.trees.shape import TreeShape
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
@@ -69,11 +66,6 @@ def test_leaves_go_on_as_the_same_tokens_do_elsewhere() -> None:
     assert scores[4, 2, 3] == pytest.approx(0.3 * 0.4 / 0.5)
     more = with_repeats(_tree(), RepeatSettings(before=1), 16, 8)
     assert _paths(more) == {(1,), (1, 2), (1, 2, 3), (4,), (4, 2)}
-
-
-def test_unlikely_siblings_are_left_out() -> None:
-    repeated = with_repeats(_tree(), RepeatSettings(before=0, prune=0.7), 16, 8)
-    assert _paths(repeated) == {(1,), (1, 2), (1, 2, 3)}
 
 
 @given(
@@ -138,22 +130,6 @@ def test_sampled_sequences_have_the_target_distribution() -> None:
     probs = probs_of_continuations(model, prompt, 3, **sampling)
     assert set(counts) <= set(probs)
     assert p_value(counts, probs) > 0.0005
-
-
-def test_trees_of_a_drafter_become_longer_within_the_budget() -> None:
-    text = [1, 2, 3, 1, 2, 3, 1, 2]
-    drafter = RepeatingDrafter(LookupDrafter(), RepeatSettings(num_nodes=20, depth=8, before=0))
-    session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
-    end = len(text) - 1
-    verified, root = torch.tensor([text[:end]]), torch.tensor([text[end:]])
-    session.advance(commit_of((end,), (end,), verified, root, None))
-    for budget in (Budget(0), Budget(9, 0)):
-        assert session.propose(budget, StepRandom()).num_nodes == 0
-    for num_nodes in (1, 7, 99):
-        tree = session.propose(Budget(num_nodes, 6), StepRandom())
-        assert 1 <= tree.num_nodes <= min(num_nodes, 20)
-        assert tree.max_depth <= 6
-        assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
 
 
 def test_sampled_trees_are_refused() -> None:

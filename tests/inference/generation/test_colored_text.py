@@ -1,10 +1,8 @@
-"""Pieces of text keep the depth of their tokens, and HTML escapes what a model writes."""
+"""Pieces of text keep the depth of their tokens."""
 
 from helpers.tokenizers import TEXT, tiny_tokenizer
 
 from inference.generation.colored_text import (
-    TextPiece,
-    colored_html,
     pieces_by_depth,
     terminal_legend,
     terminal_style,
@@ -33,22 +31,6 @@ def test_an_incomplete_character_is_not_lost() -> None:
     tokenizer = tiny_tokenizer()
     pieces = list(pieces_by_depth([(tokenizer.encode("🙂")[0], 2)], tokenizer))
     assert pieces == [("\N{REPLACEMENT CHARACTER}", 2)]
-
-
-def test_html_is_escaped_and_only_drafts_are_colored() -> None:
-    pieces = [TextPiece("<script>", 0), TextPiece("a&b", 1), TextPiece("c", 9)]
-    html = colored_html(pieces, "3 tokens & <more>")
-    assert "<script>" not in html
-    assert "&lt;script&gt;<span" in html
-    assert 'title="draft at depth 1">a&amp;b</span>' in html
-    assert 'title="draft at depth 9">c</span>' in html
-    assert ">5 or deeper</span>" in html
-    assert html.endswith("3 tokens &amp; &lt;more&gt;</div>")
-
-
-def test_a_text_without_drafts_needs_no_colors() -> None:
-    assert "<span" not in colored_html([TextPiece("text", 0)], "caption")
-    assert terminal_legend([0]).plain == "tokens from: the target itself"
 
 
 def test_depths_have_different_styles_up_to_the_deepest() -> None:

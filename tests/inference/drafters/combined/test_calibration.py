@@ -37,17 +37,6 @@ def test_rates_converge_to_those_of_a_source_whatever_its_scores() -> None:
     assert untouched == pytest.approx(0.3)  # its own score, times the trust of 0.5
 
 
-def test_observations_fade_and_can_be_forgotten() -> None:
-    calibration = Calibration((1.0,), doubt=4.0, memory=50.0)
-    candidate = _candidate(0, 1, 0.5)
-    for is_right in (True, False):
-        for _ in range(300):
-            calibration.add(*candidate, np.array([is_right]))
-    assert calibration.rates(*candidate)[0] < 0.1
-    calibration.clear()
-    assert calibration.rates(*candidate)[0] == 0.5
-
-
 def test_node_rates_are_learned_from_sampled_trees_of_any_size() -> None:
     shape = TreeShape(
         autoregressive_levels=2, parallel_levels=0, children=2, breadth=1, sampled=True
@@ -84,35 +73,6 @@ def test_fewer_nodes_are_sampled_only_where_guesses_win_more() -> None:
     assert sampled_budget(sampled, shape, budget, [[0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]) == 2
     assert sampled_budget(sampled, shape, budget, [[0.001] * 6]) == 6
     assert sampled_budget(sampled, shape, Budget(0, 2), [[]]) == 0
-
-
-def test_candidates_of_two_sources_become_a_tree_without_equal_siblings() -> None:
-    children = {ROOT: [0, 1], 0: [2]}
-    tree = SequenceTree(
-        [5, 6, 7], [-1, -1, 0], [1, 1, 2], [0, 1, 2], [0] * 3, {}, children, children
-    )
-    pool = CandidatePool(tree, [-0.5, -1.0, -1.5])
-    guess = Candidates(
-        np.array([5, 9, 7, 4]), np.array([-1, 0, 0, 2]), np.array([1, 2, 2, 3]), np.full(4, 0.5)
-    )
-    assert pool.graft(ROOT, guess, depth=3) == [0, 3, 2, 4]
-    assert pool.graft(1, guess, depth=2) == [5, ROOT, ROOT, ROOT]
-    assert len(set(zip(pool.parents, pool.token_ids, strict=True))) == len(pool.token_ids)
-    assert pool.path(4) == [5, 7, 4]
-    values = pool.values(Calibration((1.0, 0.5, 1.0), 8.0, 100.0))
-    assert all(p == ROOT or values[n] <= values[p] for n, p in enumerate(pool.parents))
-    kept = pool.best(values, 3, np.ones(len(values), np.bool_)).tolist()
-    assert all(pool.parents[node] in (ROOT, *kept) for node in kept)
-
-
-def test_only_candidates_whose_parents_proved_right_have_outcomes() -> None:
-    pool = CandidatePool(EMPTY, [])
-    guess = Candidates(
-        np.array([1, 2, 3, 4]), np.array([-1, -1, 0, 1]), np.array([1, 1, 2, 2]), np.full(4, 0.5)
-    )
-    pool.graft(ROOT, guess, depth=2)
-    assert list(pool.outcomes([1, 9])) == [(0, True), (1, False), (2, False)]
-    assert list(pool.outcomes([7])) == [(0, False), (1, False)]
 
 
 def test_guesses_gain_nothing_where_a_sampled_candidate_is_the_same() -> None:

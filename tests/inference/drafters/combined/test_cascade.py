@@ -5,7 +5,7 @@ the first one drafts too.
 """
 
 from inference.drafters.candidates import Candidates
-from inference.drafters.combined.cascade import LONGEST_REST, Cascade, Cascades, DraftCosts
+from inference.drafters.combined.cascade import LONGEST_REST, Cascade, DraftCosts
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 
@@ -37,32 +37,12 @@ def test_the_first_drafter_drafts_deep_where_guesses_are_weak_or_missing() -> No
     assert cascade.choose([Candidates.none()], Budget(8, 2)) == 2  # no deeper than the budget
 
 
-def test_trees_are_no_deeper_than_their_nodes_allow() -> None:
-    cascade = _taught(first_is_right=True)
-    depths = [cascade.choose([Candidates.none()], Budget(nodes, 3)) for nodes in (1, 2, 3, 8)]
-    assert depths == [1, 2, 3, 3]
-
-
 def test_larger_trees_must_pay_for_their_verification() -> None:
     cheap, dear = Cascade(SHAPE, COSTS), Cascade(SHAPE, COSTS._replace(verify=lambda n: 1 + n * n))
     for cascade in (cheap, dear):
         for _ in range(40):
             cascade.learn(WEAK, 3, 1, [9, 8, 8, 8])
     assert (cheap.choose([WEAK], LIMIT), dear.choose([WEAK], LIMIT)) == (1, 0)
-
-
-def test_room_that_a_tree_leaves_costs_nothing() -> None:
-    cascade = Cascade(SHAPE, COSTS._replace(verify=lambda n: 1 + n / 10))
-    for _ in range(40):
-        cascade.learn(Candidates.none(), 3, 1, [5, 6])
-    assert [cascade.choose([Candidates.none()], Budget(nodes, 3)) for nodes in (3, 60)] == [1, 1]
-
-
-def test_levels_that_are_never_right_are_not_drafted() -> None:
-    cascade = Cascade(SHAPE, COSTS)
-    for _ in range(40):
-        cascade.learn(Candidates.none(), 3, 1, [5, 6])
-    assert cascade.choose([Candidates.none()], LIMIT) == 1
 
 
 def test_a_useless_first_drafter_rests_and_is_tried_again_after_a_while() -> None:
@@ -77,51 +57,7 @@ def test_a_useless_first_drafter_rests_and_is_tried_again_after_a_while() -> Non
     assert cascade.choose([Candidates.none()], LIMIT) == 0
 
 
-def test_a_trial_without_nodes_for_the_first_drafter_is_repeated_in_the_next_step() -> None:
-    cascade = _taught(first_is_right=False)
-    for _ in range(LONGEST_REST):
-        cascade.choose([STRONG], LIMIT)
-    for _ in range(3):
-        assert cascade.choose([STRONG], LIMIT) > 0
-        cascade.learn(STRONG, 0, 0, RIGHT)  # the second drafter got all nodes
-    cascade.learn(STRONG, 1, 0, RIGHT)
-    assert cascade.choose([STRONG], LIMIT) == 0
-
-
-def test_levels_beyond_the_emitted_tokens_are_unknown() -> None:
-    cascade = Cascade(SHAPE, COSTS)
-    for _ in range(40):
-        cascade.learn(STRONG, 3, 1, [5])  # emitted: the first guess; the others are unknown
-    untaught = Cascade(SHAPE, COSTS)
-    untaught_rates, rates = untaught._right(STRONG), cascade._right(STRONG)
-    assert rates[0] > 0.9
-    assert rates[1:].tolist() == untaught_rates[1:].tolist()
-
-
 def test_sequences_of_a_batch_share_a_decision() -> None:
     cascade = _taught(first_is_right=True)
     assert cascade.choose([STRONG] * 9 + [WEAK], LIMIT) == 0
     assert cascade.choose([STRONG] + [WEAK] * 9, LIMIT) == 3
-
-
-def test_without_costs_of_its_passes_the_first_drafter_rests() -> None:
-    assert Cascade(SHAPE, DraftCosts(lambda _: 1.0, {})).choose([Candidates.none()], LIMIT) == 0
-
-
-def test_cascades_learn_for_each_kind_of_decoding_and_can_be_forgotten() -> None:
-    cascades = Cascades(COSTS)
-    greedy = cascades.of(False, SHAPE)
-    assert cascades.of(False, SHAPE) is greedy
-    assert cascades.of(True, SHAPE) is not greedy
-    cascades.clear()
-    assert cascades.of(False, SHAPE) is not greedy
-
-
-def test_guesses_without_a_strength_are_distinguished_by_their_scores() -> None:
-    sure, unsure = CHAIN, CHAIN._replace(scores=CHAIN.scores * 0.2)
-    cascade = Cascade(SHAPE, COSTS)
-    for _ in range(40):
-        cascade.learn(sure, 0, 0, RIGHT)
-        cascade.learn(unsure, 0, 0, [9, 9, 9, 9])
-    assert cascade._right(sure)[0] > 0.9
-    assert cascade._right(unsure)[0] < 0.1

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from helpers.models import tiny_llama
-from helpers.pools import TREE, pool_of_two
+from helpers.pools import pool_of_two
 
 from inference.draft_tree import ROOT
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.combined.pool import BOTH, FIRST, SECOND, Calibration, CandidatePool
+from inference.drafters.combined.pool import BOTH, FIRST, SECOND, Calibration
 from inference.drafters.small_lm import SmallLMDrafter
 
 
@@ -20,10 +20,6 @@ def test_candidates_keep_their_source_and_their_conditional_probability() -> Non
     assert pool.scores == pytest.approx([0.8, 0.5, 0.5, 0.8])
     assert pool.path(3) == [1, 3, 4]
     assert pool_of_two(depth=2).token_ids == [1, 2, 3]
-
-
-def test_a_child_that_scores_above_its_parent_counts_as_certain() -> None:
-    assert CandidatePool(TREE, [np.log(0.5), np.log(0.6)]).scores[1] == 1.0
 
 
 def test_a_path_is_worth_the_product_of_its_candidates() -> None:

@@ -1,7 +1,6 @@
 """The trees of a session hold the selected candidates of both drafters."""
 
 import numpy as np
-import pytest
 import torch
 from helpers.pools import pool_of_two
 
@@ -53,14 +52,6 @@ def test_candidates_of_both_drafters_form_one_tree() -> None:
     assert tree.rank.tolist() == [[0, 2, 1, 3]]
 
 
-def test_candidates_that_were_not_kept_leave_no_gap() -> None:
-    pool = pool_of_two()
-    tree = mixed_tree([pool], [_kept(pool, 0, 2)], _first())
-    assert tree.token_ids.tolist() == [[1, 3]]
-    assert tree.parent.tolist() == [[ROOT, 0]]
-    assert tree.is_valid.all()
-
-
 def test_smaller_trees_of_a_batch_are_padded() -> None:
     pools = [pool_of_two(), pool_of_two()]
     kept = [_kept(pools[0], 0, 1, 2, 3), _kept(pools[1], 0)]
@@ -84,12 +75,3 @@ def test_only_candidates_of_the_first_drafter_are_sampled() -> None:
     assert tree.draft_probs.probs.shape == (1, 5, 2)
     torch.testing.assert_close(tree.draft_probs.probs[:, :3], probs.probs)
     assert not tree.draft_probs.probs[:, 3:].any()
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_without_candidates_trees_are_empty(batch: int) -> None:
-    pools = [pool_of_two() for _ in range(batch)]
-    tree = mixed_tree(pools, [_kept(pool) for pool in pools], _first(batch))
-    assert tree.num_nodes == 0
-    assert tree.base_length.tolist() == list(range(9, 9 + batch))
-    assert tree.step_id == 4

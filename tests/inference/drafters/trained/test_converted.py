@@ -7,13 +7,11 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import VARIANTS
 from torch import nn
 
-from inference.drafters.trained import converted
 from inference.drafters.trained.converted import (
     FEWEST_OUTPUTS,
     ConvertedLinear,
     ConvertedStack,
     layer_forms,
-    layer_product,
     sources,
     with_layers,
 )
@@ -33,8 +31,7 @@ pytestmark = pytest.mark.skipif(not FORMS, reason="torch has no other formats on
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("shape", [(1,), (4,), (2, 0), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize(("has_bias", "shape"), [(False, (4,)), (True, (2, 3, 1))], ids=str)
 @torch.inference_mode()
 def test_products_are_close_to_those_of_the_layer(
     form: WeightForm, has_bias: bool, shape: tuple[int, ...]
@@ -52,8 +49,7 @@ def test_products_are_close_to_those_of_the_layer(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("levels", [(), (2,)], ids=str)
-@pytest.mark.parametrize("batch", [(), (1, 4), (2, 0)], ids=str)
+@pytest.mark.parametrize(("levels", "batch"), [((), (1, 4)), ((2,), ())], ids=str)
 @torch.inference_mode()
 def test_stacks_multiply_each_expert_by_its_own_matrix(
     form: WeightForm, levels: tuple[int, ...], batch: tuple[int, ...]
@@ -119,14 +115,6 @@ def test_all_layers_but_the_smallest_are_converted(name: str) -> None:
     assert all(layer.out_features < FEWEST_OUTPUTS for layer in left if id(layer) not in own)
 
 
-def test_the_own_head_keeps_its_format_and_is_not_among_the_layers() -> None:
-    settings = tiny_settings(head="own")
-    drafter = tiny_drafter(TargetAdapter(tiny_llama()), settings)
-    assert drafter.own_head is not None
-    assert all(source is not drafter.own_head for source in sources(drafter))
-    assert with_layers(drafter, FORMS[0]).own_head is drafter.own_head
-
-
 def test_stacks_of_experts_that_run_for_some_vectors_keep_their_format() -> None:
     settings = tiny_settings(num_experts=4, active_experts=1)
     drafter = tiny_drafter(TargetAdapter(tiny_llama()), settings)
@@ -134,19 +122,6 @@ def test_stacks_of_experts_that_run_for_some_vectors_keep_their_format() -> None
     assert isinstance(experts, MixtureOfExperts)
     assert experts.down is drafter.experts.down
     assert all(isinstance(source, nn.Linear) for source in sources(drafter))
-
-
-def test_each_source_has_a_product_in_every_form() -> None:
-    for source in sources(_drafter()):
-        width = source.in_features if isinstance(source, nn.Linear) else source.shape[-2]
-        shape = (4, width) if isinstance(source, nn.Linear) else (4, source.shape[-3], width)
-        x = torch.randn(shape)
-        with torch.inference_mode():
-            expected = layer_product(source, "own")(x)
-            for form in FORMS:
-                product = layer_product(source, form)(x)
-                bound = BOUNDS[form] * float(expected.abs().max())
-                torch.testing.assert_close(product, expected, atol=bound, rtol=bound)
 
 
 def test_compiled_and_adapted_drafters_and_other_devices_have_only_their_own_format() -> None:
@@ -157,11 +132,3 @@ def test_compiled_and_adapted_drafters_and_other_devices_have_only_their_own_for
     assert layer_forms(drafter) == ("own",)
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["gate_up"]), adapted)
     assert layer_forms(adapted) == ("own",)
-
-
-def test_a_drafter_without_layers_to_convert_has_only_its_own_format(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(converted, "FEWEST_OUTPUTS", 10_000)
-    monkeypatch.setattr(converted, "_stacks", lambda _: [])
-    assert layer_forms(_drafter()) == ("own",)
