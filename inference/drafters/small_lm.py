@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
@@ -14,7 +14,7 @@ from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
-from inference.trees.shape import TreePlan, TreeShape, check_size
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
@@ -32,11 +32,6 @@ class SmallLMSettings(Settings):
     # number of candidates to verify; None for all
     num_nodes: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
     sampled: bool = True  # whether to sample candidates for requests that sample tokens
-
-    @model_validator(mode="after")
-    def _refuse_large(self) -> "SmallLMSettings":
-        check_size(self.shape(sampled=False))
-        return self
 
     def shape(self, sampled: bool) -> TreeShape:
         """Return the shape of sampled or deterministic trees."""

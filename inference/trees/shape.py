@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
@@ -30,11 +30,6 @@ class TreeShape(Settings):
     # number of candidates that a deterministic tree keeps
     num_nodes: int = Field(8, ge=1, le=MOST_CANDIDATES)
     sampled: bool = False  # whether candidates are sampled, without replacement
-
-    @model_validator(mode="after")
-    def _refuse_large(self) -> "TreeShape":
-        check_size(self)
-        return self
 
     @property
     def depth(self) -> int:
@@ -63,17 +58,6 @@ class TreeShape(Settings):
         removed after sampling.
         """
         return _cut(self, budget)
-
-
-def check_size(shape: TreeShape) -> None:
-    """Raise an error if a tree, or a level before the best nodes are selected, is too large."""
-    if shape.children * shape.breadth > 2 * MOST_CANDIDATES:
-        raise ValueError(f"children times breadth must be at most {2 * MOST_CANDIDATES}")
-    if shape.max_nodes > MOST_CANDIDATES:
-        raise ValueError(
-            f"a tree may have at most {MOST_CANDIDATES} candidates, but children, breadth and the "
-            f"number of levels give {shape.max_nodes}"
-        )
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 
 import numpy as np
 import pytest
@@ -40,20 +39,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return iter([counts])  # type: ignore[return-value, list-item]
 
 
-def test_turns_equal_fresh_starts(decoder: SpeculativeDecoder) -> None:
-    prompt = [1, 2, 3]
-    accepted = 0
-    with Conversation() as conversation:
-        for turn in range(3):
-            got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
-            fresh = decoder.generate(prompt, max_new_tokens=9)
-            assert got.new_token_ids == fresh.new_token_ids
-            assert got.depths == fresh.depths
-            accepted += got.stats.accepted.total()
-            prompt = [*prompt, *got.new_token_ids, 4 + turn, 5, 6]
-    assert accepted > 0
-
-
 def test_a_turn_reads_only_what_is_new(
     decoder: SpeculativeDecoder, read: Iterator[list[int]]
 ) -> None:
@@ -74,20 +59,6 @@ def test_a_changed_history_is_read_again_from_the_change_on(decoder: Speculative
         for prompt in ([1, 2, 9, 9], [1, 2], [7], [1, 2, 3, 4, 5]):
             got = decoder.generate(prompt, max_new_tokens=9, conversation=conversation)
             assert got.new_token_ids == decoder.generate(prompt, max_new_tokens=9).new_token_ids
-
-
-def test_steps_of_a_turn_read_only_what_is_new(
-    decoder: SpeculativeDecoder, read: Iterator[list[int]]
-) -> None:
-    counts = next(read)
-    with Conversation() as conversation:
-        steps = decoder.steps([1] * 40, max_new_tokens=9, conversation=conversation)
-        answer = [token for step in steps for token in step.token_ids]
-        assert answer == decoder.generate([1] * 40, max_new_tokens=9).new_token_ids
-        counts.clear()
-        longer = [1] * 40 + [*answer, 7, 8]
-        list(decoder.steps(longer, max_new_tokens=5, conversation=conversation))
-        assert counts[0] == 3
 
 
 def test_a_turn_that_was_stopped_leaves_its_tokens_cached(decoder: SpeculativeDecoder) -> None:
@@ -145,14 +116,6 @@ def _broken_after(calls: int) -> object:
     return logits
 
 
-def test_a_conversation_belongs_to_one_decoder(decoder: SpeculativeDecoder) -> None:
-    other = SpeculativeDecoder(tiny_llama(vocab=11, seed=7))
-    with Conversation() as conversation:
-        decoder.generate([1, 2, 3], max_new_tokens=5, conversation=conversation)
-        with pytest.raises(PromptError, match="another decoder"):
-            other.generate([1, 2, 3, 4], max_new_tokens=5, conversation=conversation)
-
-
 def test_a_second_turn_at_the_same_time_is_refused(decoder: SpeculativeDecoder) -> None:
     prompt, expected = [1, 2, 3], decoder.generate([1, 2, 3], max_new_tokens=9)
     conversation = Conversation()
@@ -203,20 +166,3 @@ def test_after_a_long_pause_no_token_is_read_twice(monkeypatch: pytest.MonkeyPat
     (_, end), *later = reads
     assert later[0][0] == end - 1
     assert [start for start, _ in later[1:]] == [end for _, end in later[:-1]]
-
-
-class ClosedAtTheEnd:
-    """The lock of a conversation that is closed right before the lock is released."""
-
-    def __init__(self, conversation: Conversation) -> None:
-        self.conversation, self.lock = conversation, Lock()
-        self.is_due = True
-
-    def acquire(self, blocking: bool = True) -> bool:
-        return self.lock.acquire(blocking)
-
-    def release(self) -> None:
-        if self.is_due:
-            self.is_due = False
-            self.conversation.close()
-        self.lock.release()

@@ -16,7 +16,7 @@ from inference.engine.context import Context
 from inference.loading import combined_drafter, load_parts
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, PromptError, TargetMismatch
+from jakiro.errors import CheckpointError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 
@@ -104,25 +104,6 @@ def test_stop_strings_end_the_text(drafter_path: Path) -> None:
     output = decoder.generate("def main(", max_new_tokens=30, stop_strings=[texts[chosen]])
     first = texts.index(texts[chosen])
     assert output.new_token_ids == full.new_token_ids[: first + 1]
-
-
-def test_chat_messages_go_through_the_template(drafter_path: Path) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
-    messages = [{"role": "user", "content": "def main("}]
-    with pytest.raises(PromptError, match="no chat template"):
-        decoder.generate(messages)
-    decoder.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    from_messages = decoder.generate(messages, max_new_tokens=8)
-    assert from_messages.text == decoder.generate("def main(", max_new_tokens=8).text
-
-
-def test_a_foreign_tokenizer_is_refused(drafter_path: Path) -> None:
-    drafter = JakiroDrafter.from_pretrained(drafter_path)
-    model = tiny_llama(vocab=len(tiny_tokenizer()))
-    foreign = tiny_tokenizer()
-    foreign.add_tokens(["<new>"])
-    with pytest.raises(TargetMismatch, match="tokenizer"):
-        SpeculativeDecoder(model, drafter, foreign, tree="fixed")
 
 
 def test_other_weights_of_the_target_are_possible_with_a_warning(

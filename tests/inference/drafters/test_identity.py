@@ -1,7 +1,5 @@
 """Drafters differ by their kinds, their settings, their tables and their weights."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from helpers.models import tiny_drafter, tiny_llama
@@ -10,8 +8,6 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.aded.index import Successors, TrigramIndex
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.identity import identity_of
-from inference.drafters.lookup import LookupDrafter, LookupSettings
-from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
 from jakiro.target.adapter import TargetAdapter
 
@@ -19,11 +15,6 @@ from jakiro.target.adapter import TargetAdapter
 def _trained(seed: int = 0) -> TrainedDrafter:
     target = TargetAdapter(tiny_llama())
     return TrainedDrafter.for_target(tiny_drafter(target, seed=seed), target)
-
-
-def test_the_same_drafter_has_the_same_identity() -> None:
-    assert identity_of(_trained()) == identity_of(_trained())
-    assert identity_of(LookupDrafter()) == identity_of(LookupDrafter())
 
 
 def test_another_weight_is_another_drafter() -> None:
@@ -45,17 +36,3 @@ def test_another_table_is_another_drafter() -> None:
     found = [identity_of(DelegatingDrafter(AdedDrafter(index=index))) for index in tables]
     assert all(found.count(own) == 1 for own in found)
     assert identity_of(AdedDrafter(index=_index())) == identity_of(AdedDrafter(index=_index()))
-
-
-def test_other_settings_are_another_drafter() -> None:
-    small: Any = tiny_llama(seed=1)
-    kinds = [
-        LookupDrafter(),
-        LookupDrafter(LookupSettings(num_nodes=3, depth=3)),
-        DelegatingDrafter(LookupDrafter()),
-        SmallLMDrafter(small, small),
-        SmallLMDrafter(small, small, SmallLMSettings(depth=2)),
-        SmallLMDrafter(tiny_llama(seed=2), small),
-    ]
-    found = [identity_of(drafter) for drafter in kinds]
-    assert all(found.count(own) == 1 for own in found)

@@ -26,7 +26,6 @@ from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
-from jakiro.errors import ConfigError
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
 DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
@@ -144,14 +143,6 @@ def test_threads_share_a_decoder(drafter: Drafter) -> None:
         outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 12)
-
-
-def test_only_trained_drafters_take_a_shape_of_trees(drafter: Drafter) -> None:
-    decoder = SpeculativeDecoder(tiny_llama(), drafter, tree="fixed")
-    assert decoder.plan is None
-    assert decoder.bytes_per_token > SpeculativeDecoder(tiny_llama()).bytes_per_token
-    with pytest.raises(ConfigError, match="only the trees of a trained drafter have a shape"):
-        SpeculativeDecoder(tiny_llama(), drafter, tree=TreeShape())
 
 
 def _committed(tokens: list[int]) -> Committed:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.operations import OperationCounter
 from helpers.random_trees import RandomTrees, joined
 from helpers.tables import Tables, TableSource, logits_in_tree, no_processors
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
@@ -157,11 +156,3 @@ def test_both_take_the_same_greedy_path_to_the_same_token(vocab: int) -> None:
         assert next_token[index].item() == token
         lengths.add(len(own))
     assert lengths >= {0, 1, 2}
-
-
-def test_greedy_acceptance_of_four_levels_takes_few_operations() -> None:
-    tree = RandomTrees().tree(0)
-    best = torch.zeros(1, tree.num_nodes + 1, dtype=torch.long)
-    with OperationCounter() as counter:
-        accept_greedy_paths(tree, best)
-    assert counter.total <= 22, counter.counts

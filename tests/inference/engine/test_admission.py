@@ -190,23 +190,6 @@ def test_long_prompts_are_read_between_the_steps_of_others(
     assert run.sequences[1].new_token_ids == alone.new_token_ids
 
 
-def test_closing_during_prefill_frees_the_caches_and_ends_the_run(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
-    decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
-    run = decoder.start(FIRST, max_new_tokens=30, temperature=0)
-    steps = iter(run)
-    next(steps)
-    decoder.admit(run, LATER, max_new_tokens=5, temperature=0)
-    next(steps)
-    assert run._prefill is not None
-    newcomers = run._prefill.context
-    run.close()
-    assert not hasattr(newcomers, "cache")
-    assert list(steps) == []
-
-
 def test_requests_that_cannot_join_are_refused(model: LlamaForCausalLM) -> None:
     decoder, other = SpeculativeDecoder(model), SpeculativeDecoder(model)
     with pytest.raises(PromptError, match="another decoder"):
@@ -273,13 +256,3 @@ def test_with_a_drafter_trees_must_have_the_same_shape(model: LlamaForCausalLM) 
     run.finish()
     with pytest.raises(PromptError, match="a closed run"):
         decoder.admit(run, LATER, max_new_tokens=3, temperature=0)
-
-
-def test_a_run_that_learns_numbers_the_requests_that_join(model: LlamaForCausalLM) -> None:
-    decoder = SpeculativeDecoder(model, _trained(model), tree="auto")
-    run = decoder.start(FIRST, max_new_tokens=3, temperature=0.8)
-    decoder.admit(run, LATER[:1], seed=1, max_new_tokens=3, temperature=0.8)
-    decoder.admit(run, LATER[1:2], seed=1, max_new_tokens=3, temperature=0.8)
-    numbers = [state.request.sampling.request_index for state in run.sequences]
-    assert len(set(numbers[1:])) == 3
-    run.close()

@@ -25,7 +25,6 @@ from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.trees.shape import TreePlan, TreeShape
-from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = ([1, 2, 3], [4, 5], [6, 7, 8, 9], [3, 1])
@@ -237,21 +236,6 @@ def test_a_conversation_goes_on_after_captured_steps() -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
-    target = TargetAdapter(tiny_llama())
-    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
-    drafter = _drafter(target)
-    context = Context(target, drafter, request.sampling, 1, 64)
-    run = CapturedRun(target, drafter, request, PipelinePool(), context)
-    steps = iter(run)
-    for _ in range(4):
-        next(steps)
-    steps.close()
-    assert run.context.lengths == [len(run.token_ids) - 1]
-    assert run.context.session is not None
-    assert run.context.session.lengths == (len(run.token_ids) - 1,)
-
-
 def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
     target = TargetAdapter(tiny_llama())
     drafter, pool, addresses, counts = _drafter(target), PipelinePool(), [], []
@@ -310,18 +294,6 @@ def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> 
             if number == 1:
                 run.admit([later])
         assert [state.token_ids for state in run.sequences] == [alone[0], expected]
-
-
-def test_the_caches_of_a_failed_run_are_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
-    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
-    steps = iter(CapturedRun(target, _drafter(target), request, pool))
-    next(steps)
-    logits = target.logits
-    monkeypatch.setattr(target, "logits", lambda features: logits(features) * float("nan"))
-    with pytest.raises(NumericalError):
-        list(steps)
-    assert pool._unused == []
 
 
 def test_caches_are_not_used_again_after_the_weights_have_changed() -> None:

@@ -133,21 +133,6 @@ def test_logits_that_are_not_finite_end_their_sequence_alone_whatever_the_proces
     assert len(states[BAD].new_token_ids) < len(alone[BAD])
 
 
-def test_a_group_that_raises_is_repeated_one_by_one(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder, works = _decoder(model), _works()
-    alone = [work.alone(decoder).new_token_ids for work in works]
-
-    def planted(*_: Any) -> Any:
-        raise RequestError("a logits processor of the request raised an exception")
-
-    monkeypatch.setattr(acceptance, "accept_on_device", planted)
-    lane, states = _started(decoder, works)
-    finish(lane)
-    assert [state.new_token_ids for state in states] == alone
-
-
 def test_nan_in_the_caches_of_a_drafter_does_not_reach_the_next_sequence() -> None:
     decoder = _decoder(tiny_llama(vocab=11, max_position_embeddings=512))
     long = Work([1, 2, 3] * 44, 1, {"temperature": 0.8, "max_new_tokens": 40})

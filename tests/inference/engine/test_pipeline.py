@@ -89,18 +89,3 @@ def test_the_next_run_waits_for_the_stream_of_the_last_one(
         "second waits for first, after 0 entries",
         "restart in second",
     ]
-
-
-def test_each_run_waits_for_the_latest_use(streams: _Streams, on_cuda: Callable[[], None]) -> None:
-    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
-    pipeline = _taken(pool, target)
-    on_cuda()
-    for streams.present in ("first", "second", "third"):
-        pool.give(pipeline)
-        assert _taken(pool, target) is pipeline
-    waits = [own for own in streams.log if "waits" in own]
-    assert waits == [
-        "first waits for first, after 0 entries",
-        "second waits for second, after 3 entries",
-        "third waits for third, after 6 entries",
-    ]

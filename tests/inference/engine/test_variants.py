@@ -153,20 +153,6 @@ def test_prompts_read_in_chunks_give_the_same_drafts(
         assert [each.depths for each in chunked] == [each.depths for each in whole]
 
 
-@pytest.mark.parametrize("name", MOST_UNLIKE)
-def test_the_end_of_the_context_is_reached_and_not_passed(name: str) -> None:
-    model = tiny_llama(vocab=11, max_position_embeddings=24)
-    decoder = _decoder(model, KINDS[name])
-    prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
-    for prompt in prompts:
-        output = decoder.generate(prompt, max_new_tokens=24 - len(prompt))
-        assert output.sequences.tolist() == _alone(model, prompt, 24 - len(prompt))
-        assert len(output.sequences[0]) == 24
-    together = decoder.generate_batch(prompts, max_new_tokens=14)
-    for prompt, output in zip(prompts, together, strict=True):
-        assert output.sequences.tolist() == _alone(model, prompt, 14)
-
-
 def test_automatic_trees_change_no_token_of_a_drafter_that_feeds_back(tmp_path: Path) -> None:
     model = tiny_llama(vocab=11)
     target = TargetAdapter(model)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.lanes import Work, lane_of, request_of, start
+from helpers.lanes import Work, lane_of, request_of
 from helpers.models import tiny_drafter, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -125,23 +125,3 @@ def test_probabilities_are_those_of_the_target_after_the_parent() -> None:
             expected = logits.softmax(dim=-1)[tree.token_ids[node]].item()
             assert probability == pytest.approx(expected, abs=1e-5)
         before += step.token_ids
-
-
-def test_a_sequence_that_ends_within_its_path_has_no_next_token() -> None:
-    model = tiny_llama(VOCAB)
-    decoder = SpeculativeDecoder(model, SmallLMDrafter(model, model), tree="fixed")
-    trees = []
-    for length in range(2, 9):
-        work = Work(PROMPT, 7, {"temperature": 0, "max_new_tokens": length})
-        request = replace(request_of(decoder, work), record=OutputOptions(trees=True))
-        state = SequenceState.of(0, request)
-        lane = lane_of(decoder, request)
-        start(lane, state)
-        last = None
-        while lane.live:
-            last = lane.step()[0]
-        if last is not None:
-            trees.append((_tree(last), last))
-    assert any(tree.next_token is None for tree, _ in trees)
-    for tree, step in trees:
-        assert len(tree.path) + (tree.next_token is not None) == len(step.token_ids)

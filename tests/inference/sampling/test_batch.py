@@ -30,13 +30,6 @@ def test_sequences_whose_options_differ_only_in_temperature_are_of_one_kind() ->
     ]
 
 
-def test_a_temperature_of_one_is_a_temperature_like_any_other() -> None:
-    each = [_sampling(1.0), _sampling(0.7), _sampling(1.0, 0.5), _sampling(0.7, 0.5)]
-    assert [own.temperatures for own in each] == [[1.0], [0.7], [1.0], [0.7]]
-    assert [kind.indices for kind in BatchSampling(each).kinds] == [(0, 1), (2, 3)]
-    assert GREEDY.temperatures == []
-
-
 @pytest.mark.parametrize(
     "each",
     [

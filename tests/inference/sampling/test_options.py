@@ -12,8 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inference.sampling import options
-from inference.sampling.options import MOST_SORTED, Sampling, filter_nucleus
+from inference.sampling.options import Sampling, filter_nucleus
 
 VOCAB = 3000
 NO_PREFIX = torch.empty(64, 0, dtype=torch.long)
@@ -52,10 +51,11 @@ def scores(scale: float, spacing: float = 0.0) -> torch.Tensor:
     return sampled if spacing == 0 else (sampled / spacing).round() * spacing
 
 
-@pytest.mark.parametrize("top_p", [0.0, 0.2, 0.5, 0.9, 0.99, 1.0])
-@pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
-@pytest.mark.parametrize("spacing", [0.0, 0.125])  # the spacing of logits in bf16 causes ties
-@pytest.mark.parametrize("fewest", [1, 7, 400])
+@pytest.mark.parametrize("top_p", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize(
+    ("scale", "spacing", "fewest"),
+    [(0.1, 0.0, 1), (2.0, 0.125, 7), (6.0, 0.0, 400), (6.0, 0.125, 1)],  # bf16 spacing causes ties
+)
 def test_scores_equal_those_of_transformers(
     top_p: float, scale: float, spacing: float, fewest: int
 ) -> None:
@@ -71,15 +71,6 @@ def test_scores_after_a_filter_equal_those_of_transformers() -> None:
     assert torch.equal(filter_nucleus(warper, cut), warper(NO_PREFIX, cut))
 
 
-def test_nan_passes_to_transformers() -> None:
-    sampled = scores(2.0)
-    sampled[3, 5] = torch.nan
-    warper = TopPLogitsWarper(0.9)
-    expected = warper(NO_PREFIX, sampled)
-    assert expected[3].isfinite().sum() > 1
-    assert torch.equal(filter_nucleus(warper, sampled).nan_to_num(7), expected.nan_to_num(7))
-
-
 @pytest.mark.parametrize(
     "top_p",
     mostly_slow([0.7292417, 0.7292307, 0.7292305, 0.72925, 0.9], quick=[0.7292307, 0.9]),
@@ -91,15 +82,3 @@ def test_widely_spread_scores_are_filtered_as_in_transformers(top_p: float) -> N
     assert torch.equal(filter_nucleus(warper, near), warper(NO_PREFIX, near))
     many = (8 * scores(3.0, 0.125)).repeat(1, 20)
     assert torch.equal(filter_nucleus(warper, many), warper(NO_PREFIX, many))
-
-
-def test_the_vocabulary_is_not_sorted_where_the_largest_scores_suffice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    warper = TopPLogitsWarper(0.9)
-    sampled = scores(6.0)
-    expected = warper(NO_PREFIX, sampled)
-    monkeypatch.setattr(options, "NUCLEUS_ROUNDING", 0.0)  # rounding decides nothing in these rows
-    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *_: pytest.fail("sorted all scores"))
-    assert MOST_SORTED < VOCAB
-    assert torch.equal(filter_nucleus(warper, sampled), expected)

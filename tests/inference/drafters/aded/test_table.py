@@ -173,16 +173,6 @@ def test_what_is_learnt_upon_what_was_learnt_can_be_bounded() -> None:
         assert index.row(start + 3, start + 4)[0] == [start + 5]
 
 
-def test_nothing_is_known_at_first_and_short_texts_teach_nothing() -> None:
-    table = TrigramTable(8)
-    for stream in ([], [1], [1, 2]):
-        _add(table, stream)
-    assert not len(table.frozen().keys)
-    assert table.row(1, 2) == ([], [])
-    assert TrigramIndex.empty().row(1, 2) == ([], [])
-    assert not len(TrigramCounter().index(10).keys)
-
-
 def test_many_threads_learn_into_one_table() -> None:
     table = TrigramTable(4096, num_successors=4, max_weight=1e9)
 

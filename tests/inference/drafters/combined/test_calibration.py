@@ -17,8 +17,6 @@ from inference.drafters.combined.pool import Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 
-EMPTY = SequenceTree([], [], [], [], [], {}, {}, {})
-
 
 def _candidate(source: int, depth: int, score: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array([source]), np.array([depth]), np.array([score])

@@ -13,8 +13,6 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.memory import (
     encoder_fingerprint,
     memory_drafter,
-    row_dtype,
-    row_format,
 )
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -55,15 +53,6 @@ def test_drafters_that_read_other_memory_have_other_identities() -> None:
         _drafter(trunk={"kind": "hybrid"}),
     ]
     assert len({encoder_fingerprint(own) for own in several}) == len(several)
-
-
-def test_rows_have_what_the_trunk_reads_and_no_more() -> None:
-    moa = row_format(_drafter(), "float32", "exact")
-    feedback = row_format(_drafter(trunk={"kind": "feedback"}), "float32", "exact")
-    hybrid = row_format(_drafter(trunk={"kind": "hybrid"}), "float32", "exact")
-    assert (moa.num_values, feedback.num_values) == (2 * 2 * 8, TARGET.spec.hidden_size)
-    assert hybrid.num_values == moa.num_values + feedback.num_values
-    assert row_dtype(_drafter()) == "float32"
 
 
 def test_only_trained_drafters_have_a_memory() -> None:
