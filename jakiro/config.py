@@ -20,7 +20,6 @@ class JakiroConfig(PreTrainedConfig):
         target: fields of `TargetRecord`; None only in a config without a drafter.
         record: free-form metadata stored with the weights (provenance, training, evaluation); None
             if there is no metadata.
-        **kwargs: fields of `PreTrainedConfig`.
     """
 
     model_type = "jakiro"
@@ -44,11 +43,7 @@ class JakiroConfig(PreTrainedConfig):
 
     @property
     def settings(self) -> DrafterSettings:
-        """The validated drafter settings.
-
-        Raises:
-            ConfigError: the config has no settings, or a setting is invalid.
-        """
+        """The validated drafter settings."""
         if self.drafter is None:
             raise unusable(
                 "no settings", "a `drafter` object with the settings of the drafter", type(None)
@@ -64,11 +59,7 @@ class JakiroConfig(PreTrainedConfig):
 
     @property
     def target_record(self) -> TargetRecord:
-        """The validated record of the target.
-
-        Raises:
-            ConfigError: the config has no record of a target, or the record lacks a required field.
-        """
+        """The validated record of the target."""
         if self.target is None:
             raise ConfigError(
                 "the drafter config names no target",
@@ -86,16 +77,6 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
     The config contains the size of the draft vocabulary as a number or None. If the settings say
     `auto`, the config gets the largest size that they allow (see `largest_draft_vocab_size`).
     Training therefore replaces `auto` with the size for its data before it calls this function.
-
-    Args:
-        settings: settings of the drafter.
-        target: record of the target that the drafter is for.
-
-    Raises:
-        ConfigError: the number of heads is not a multiple of the number of KV heads; the target
-            lacks a layer that memory or features are made from; the settings need hidden states,
-            but the target's hidden states cannot be read; the widths of memory layers differ, and
-            `common_width` is None; or the target has too few layers or tokens.
     """
     _check_sources(settings, target)
     _check_sizes(settings, target)
@@ -109,15 +90,7 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
 
 
 def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSources:
-    """Return the target states that memory and features are made from.
-
-    Args:
-        settings: settings of the drafter.
-        target: record of the drafter's target.
-
-    Raises:
-        ConfigError: the settings need hidden states, but the target's hidden states cannot be read.
-    """
+    """Return the target states that memory and features are made from."""
     trunk = settings.trunk
     memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
     if not trunk.reads_features:
@@ -140,11 +113,7 @@ def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
 
 
 def last_hidden_state(target: TargetRecord) -> int:
-    """Return the index of a target's last hidden state, which is its feature.
-
-    Raises:
-        ConfigError: the target's hidden states cannot be read.
-    """
+    """Return the index of a target's last hidden state, which is its feature."""
     if target.num_hidden_states is None:
         raise ConfigError(
             "the hidden states of the target cannot be read",
@@ -156,12 +125,7 @@ def last_hidden_state(target: TargetRecord) -> int:
 
 
 def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
-    """Return the width of each layer's state.
-
-    Args:
-        source: layers to read, and the kind of state: keys and values, or hidden states.
-        target: record of the target.
-    """
+    """Return the width of each layer's state."""
     if source.kind == "hidden":
         return [target.hidden_size] * len(source.layers)
     return [target.kv_widths[layer] for layer in source.layers]
@@ -197,16 +161,7 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
 
 
 def check_source(name: str, source: StateSource, target: TargetRecord) -> None:
-    """Raise an error unless the target has all layers that are read.
-
-    Args:
-        name: setting that names the layers.
-        source: layers to read, and the kind of state.
-        target: record of the target.
-
-    Raises:
-        ConfigError: the target lacks a layer, or there are no layers.
-    """
+    """Raise an error unless the target has all layers that are read."""
     count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
     if not source.layers or any(not 0 <= layer < count for layer in source.layers):
         raise ConfigError(
@@ -217,14 +172,7 @@ def check_source(name: str, source: StateSource, target: TargetRecord) -> None:
 
 
 def check_widths(widths: Sequence[int]) -> None:
-    """Raise an error unless the states of all layers that are read have the same width.
-
-    Args:
-        widths: width of each layer's state.
-
-    Raises:
-        ConfigError: the widths differ.
-    """
+    """Raise an error unless the states of all layers that are read have the same width."""
     if len(found := set(widths)) > 1:
         raise ConfigError(
             "the target's layers differ in the width of their keys and values",
@@ -236,14 +184,7 @@ def check_widths(widths: Sequence[int]) -> None:
 
 
 def check_rotation(target: TargetRecord) -> None:
-    """Raise an error unless the rotation of the target's keys is known.
-
-    Args:
-        target: record of the target.
-
-    Raises:
-        ConfigError: the rotation is not known.
-    """
+    """Raise an error unless the rotation of the target's keys is known."""
     if target.key_rotation is None:
         raise ConfigError(
             "the rotation of the target's keys cannot be undone",
@@ -254,13 +195,7 @@ def check_rotation(target: TargetRecord) -> None:
 
 
 def unusable(lack: str, expected: str, got: type) -> ConfigError:
-    """Return the error for a `config.json` that no drafter can be built from.
-
-    Args:
-        lack: end of the message, such as "no settings".
-        expected: the expected content.
-        got: type of the content; `NoneType` if there is none.
-    """
+    """Return the error for a `config.json` that no drafter can be built from."""
     return ConfigError(
         f"the drafter config has {lack}",
         expected=expected,
@@ -270,14 +205,7 @@ def unusable(lack: str, expected: str, got: type) -> ConfigError:
 
 
 def check_complete(record: Mapping[str, Any]) -> None:
-    """Raise an error unless the record of a target has all required fields.
-
-    Args:
-        record: fields of `TargetRecord`.
-
-    Raises:
-        ConfigError: a field is missing.
-    """
+    """Raise an error unless the record of a target has all required fields."""
     fields = TargetRecord.model_fields.items()
     missing = [name for name, field in fields if field.is_required() and name not in record]
     if missing:

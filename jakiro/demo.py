@@ -52,9 +52,7 @@ def run_demo(
 
     Args:
         cache_folder: folder for the trained drafter and the report; None for the user's cache.
-        device: "auto", "cpu" or "cuda".
         steps: largest number of optimizer steps; training also ends after `MINUTES`.
-        store: function that receives all figures as JSON.
     """
     require_extra("gguf")
     folder = ensure_writable_folder(cache_folder or Path(platformdirs.user_cache_dir("jakiro")))

@@ -25,10 +25,8 @@ class DraftHead:
     computed in the format "own".
 
     Args:
-        target: target whose head is used; its head may have rows of the draft vocabulary only.
         token_ids: ids of the tokens that may be drafted, in ascending order; None if all tokens may
             be drafted.
-        form: format of the copy.
         norm: norm that is applied to features first; None for no norm.
         own: the drafter's own head, a linear layer or its adapter; None to use the target's.
     """

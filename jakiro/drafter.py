@@ -69,9 +69,6 @@ class JakiroDrafter(PreTrainedModel):
     `num_earlier` is the number of tokens before each query whose embeddings the drafter reads in
     addition to those of the queries.
 
-    Args:
-        config: settings of the drafter and the record of its target.
-
     Example:
         drafter = JakiroDrafter.from_pretrained(drafter_path)
         decoder = SpeculativeDecoder(target, drafter, tokenizer)
@@ -125,7 +122,6 @@ class JakiroDrafter(PreTrainedModel):
 
         Args:
             state: the target's state, as returned by `state_sources.read`.
-            positions: absolute positions of the tokens.
         """
         encoded: tuple[Tensor, ...] = ()
         if self.memory_encoder is not None and self.trunk.cross_attention is not None:
@@ -154,9 +150,6 @@ class JakiroDrafter(PreTrainedModel):
         """Return the predicted features of all levels for each query.
 
         Args:
-            embeddings: token embeddings of the queries.
-            positions: absolute positions of the queries.
-            self_mask: True where a query may attend to a key that `store` returns.
             inputs: features of the positions before the queries, memory of verified tokens, and
                 embeddings of `num_earlier` tokens before each query.
             store: function from the queries' own self-attention keys and values to all keys and
@@ -172,12 +165,7 @@ class JakiroDrafter(PreTrainedModel):
         return output if self.level_heads is None else self.level_heads(output, embeddings, inputs)
 
     def draft_head(self, target: TargetEnds, form: WeightForm = "own") -> DraftHead:
-        """Return the head that turns features into logits of the tokens that may be drafted.
-
-        Args:
-            target: target of the drafter.
-            form: format of the head's weights.
-        """
+        """Return the head that turns features into logits of the tokens that may be drafted."""
         return DraftHead(target, self.draft_ids, form, self.head_norm, self.own_head)
 
     @classmethod
@@ -187,13 +175,11 @@ class JakiroDrafter(PreTrainedModel):
         Args:
             path: local folder, id on the Hugging Face hub, or name of a drafter in this package,
                 such as `smollm2-135m-instruct`.
-            **kwargs: further arguments of `PreTrainedModel.from_pretrained`.
 
         Raises:
             CheckpointError: there is no drafter at `path`; its weights are not finite, do not match
                 its config, or are in files outside its folder; or the ids of the tokens that may be
                 drafted are invalid.
-            ResourceError: there is too little memory for the drafter.
         """
         path = packaged_drafter(path) or path
         refuse_missing_folder(path, "a drafter from", DRAFTER_REMEDY)
@@ -219,12 +205,7 @@ class JakiroDrafter(PreTrainedModel):
 
 
 def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
-    """Raise an error if a folder or hub id is that of another model, such as the target.
-
-    Raises:
-        CheckpointError: it is another model.
-        OSError: there is no config.
-    """
+    """Raise an error if a folder or hub id is that of another model, such as the target."""
     kind = "GGUF"
     if str(path) not in KNOWN_MODELS and find_gguf(path) is None:
         hub = {name: load[name] for name in _HUB_ARGUMENTS if name in load}

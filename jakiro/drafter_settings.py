@@ -126,9 +126,6 @@ class TrunkSettings(Settings):
         """Return the trunk's geometry for a target whose last layer has the geometry `attention`.
 
         Settings that are None are replaced by the target's values.
-
-        Raises:
-            ConfigError: `num_heads` is not a multiple of `num_kv_heads`.
         """
         given = {name: value for name, value in self.geometry.items() if value is not None}
         heads = attention.model_copy(update=given)
@@ -310,10 +307,6 @@ def largest_draft_vocab_size(settings: DrafterSettings, vocab_size: int) -> int 
     """Return the largest draft vocabulary that the settings allow; None if it has all tokens.
 
     Only training data determines the size that `auto` stands for.
-
-    Args:
-        settings: settings of the drafter.
-        vocab_size: size of the target's vocabulary.
     """
     if settings.draft_vocab_size != "auto":
         return settings.draft_vocab_size

@@ -9,9 +9,6 @@ class JakiroError(Exception):
 
     Args:
         message: description of the problem, one sentence without a final period.
-        expected: description or example of a correct value; None to leave it out.
-        got: the value that was found; None to leave it out.
-        remedy: action that the caller can take; None to leave it out.
     """
 
     def __init__(
@@ -69,12 +66,7 @@ class RequestError(JakiroError, RuntimeError):
 
     @classmethod
     def caused_by(cls, part: str, error: Exception) -> "RequestError":
-        """Return the error for an exception.
-
-        Args:
-            part: part of the request that raised the exception.
-            error: the exception.
-        """
+        """Return the error for an exception."""
         return cls(
             f"{part} of the request raised an exception",
             expected="a result for every sequence of tokens",

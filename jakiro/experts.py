@@ -21,8 +21,6 @@ class ExpertsOutput(NamedTuple):
     is "sum", and one component per active expert if it is "mixture".
 
     Attributes:
-        features: one feature per level and component.
-        log_weights: log-probability of each component.
         gate: the router's weight for each expert, active or not, used for load balancing and
             statistics.
         state: input of the target's tail layers; None unless `features` is the output of these
@@ -76,14 +74,9 @@ class MixtureOfExperts(nn.Module):
     of a factor w (arXiv 2101.03961, equation 2), relative to w.
 
     Args:
-        hidden: width of trunk vectors and target features.
-        intermediate_size: inner width of one expert.
-        num_experts: number of experts; 1 means an ordinary feed-forward layer ("experts off").
         num_parallel: number of parallel levels that follow each autoregressive pass.
-        combine: "sum" or "mixture", see above.
         contrastive_head: whether parallel levels use the contrast between experts (with "sum", only
             level 1 does); has no effect if there is only one expert.
-        norm_eps: epsilon of the norms.
         output_norm: whether the features are normalized, as in EAGLE-3.1.
         active_experts: number of experts that run for each vector; None for all of them.
     """
@@ -212,7 +205,6 @@ def expert_products(
     """Return the product of each expert's inner activation with its matrix, for each level.
 
     Args:
-        inner: inner activations.
         stack: matrices, of shape [experts, width, hidden] or [levels, experts, width, hidden]; or a
             module that multiplies by them.
 
@@ -261,10 +253,6 @@ def joint_log_probs(
     `logsumexp` over components gives the mixture's distribution. Normalizing over components gives
     the posterior distribution over components for each token. With a single component of weight 1,
     the result is an ordinary log-softmax.
-
-    Args:
-        logits: logits of each component.
-        log_weights: log-probability of each component.
     """
     return logits.float().log_softmax(dim=-1) + log_weights.float().unsqueeze(-1)
 
@@ -280,7 +268,6 @@ def posterior_log_weights(
 
     Args:
         joint_at_token: `log(w_e * p_e(t))` for the known token t, from `joint_log_probs`.
-        log_prior: log-weights of the components before the token was known.
     """
     impossible = joint_at_token.isneginf().all(dim=-1, keepdim=True)
     # The gradient of `logsumexp` is NaN where all its inputs are -inf.

@@ -60,8 +60,6 @@ def attend_masked(
     a single head.
 
     Args:
-        queries: rotated queries.
-        kv: keys and values.
         mask: True where a query may attend to a key.
     """
     groups = queries.shape[1] // kv.keys.shape[1]
@@ -79,15 +77,6 @@ class CrossAttention(nn.Module):
     Queries and keys are rotated by absolute positions, so that attention depends on the distance
     from a drafted position to each verified position. Memory is projected once per verified token,
     and the resulting keys and values are cached.
-
-    Args:
-        hidden: width of the residual stream and of memory.
-        num_heads: number of query heads.
-        num_kv_heads: number of key/value heads, a divisor of `num_heads`.
-        head_dim: size of one head, an even number.
-        rope_theta: base (theta) of the rotary embedding.
-        norm_eps: epsilon of the norms.
-        rotary: rotary embedding; None for that of `rope_theta`.
     """
 
     def __init__(
@@ -115,12 +104,7 @@ class CrossAttention(nn.Module):
         memory: Float[Tensor, "batch tokens hidden"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return the keys and values of memory.
-
-        Args:
-            memory: one vector per verified token.
-            positions: absolute positions of the verified tokens.
-        """
+        """Return the keys and values of memory."""
         keys, values = self._heads(self.key_value(self.memory_norm(memory))).chunk(2, dim=1)
         return KV(self.rotary(keys, positions), values)
 
@@ -131,14 +115,7 @@ class CrossAttention(nn.Module):
         memory: KV,
         mask: Bool[Tensor, "batch 1 queries keys"],
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return the residual stream after each query has attended to memory.
-
-        Args:
-            stream: the residual stream at each query.
-            positions: absolute positions of the queries.
-            memory: keys and values from `kv`.
-            mask: True where a query may attend to a key.
-        """
+        """Return the residual stream after each query has attended to memory."""
         queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
         mixed = self.attend(queries, memory, mask)
         return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
@@ -154,18 +131,11 @@ class SelfAttention(nn.Module):
     token and its position, so that the keys and values of accepted tokens can be cached.
 
     Args:
-        hidden: width of the residual stream.
-        num_heads: number of query heads.
-        num_kv_heads: number of key/value heads, a divisor of `num_heads`.
-        head_dim: size of one head, an even number.
-        rope_theta: base (theta) of the rotary embedding.
-        norm_eps: epsilon of the norm.
         has_norm: whether the input is normalized first; EAGLE (arXiv 2401.15077) has no norm here.
         bias: projections with a bias: "none", "qkv" (queries, keys and values) or "all" (these and
             the output).
         qk_norm: whether each query and key is normalized before its rotation, as in Qwen3.
         input_width: width of the input; None for `hidden`.
-        rotary: rotary embedding; None for that of `rope_theta`.
     """
 
     def __init__(
@@ -205,12 +175,7 @@ class SelfAttention(nn.Module):
         embeddings: Float[Tensor, "batch tokens width"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return the keys and values of tokens.
-
-        Args:
-            embeddings: the input at each token.
-            positions: absolute positions of the tokens.
-        """
+        """Return the keys and values of tokens."""
         start = self.num_heads * self.head_dim
         weight, bias = self.project.weight[start:], self.project.bias
         projected = linear(self.norm(embeddings), weight, None if bias is None else bias[start:])
@@ -229,9 +194,6 @@ class SelfAttention(nn.Module):
         """Return the residual stream after each query has attended to earlier tokens.
 
         Args:
-            embeddings: the input at each query.
-            positions: absolute positions of the queries.
-            mask: True where a query may attend to a key that `store` returns.
             store: function from the queries' own keys and values to all keys and values that the
                 queries may attend to.
             residual: the residual stream, if it is not the input.

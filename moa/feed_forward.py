@@ -9,13 +9,7 @@ _MOST_STATIC_ROWS = 1024  # with more slots, waiting for the GPU costs less than
 
 
 class FeedForward(nn.Module):
-    """Pre-norm SwiGLU network with a residual connection.
-
-    Args:
-        hidden: width of the residual stream.
-        width: inner width.
-        norm_eps: epsilon of the norm.
-    """
+    """Pre-norm SwiGLU network with a residual connection."""
 
     def __init__(self, hidden: int, width: int, norm_eps: float = 1e-6) -> None:
         super().__init__()
@@ -26,11 +20,7 @@ class FeedForward(nn.Module):
     def forward(
         self, stream: Float[Tensor, "batch queries hidden"]
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return the residual stream after the network has been added to it.
-
-        Args:
-            stream: the residual stream at each query.
-        """
+        """Return the residual stream after the network has been added to it."""
         gate, up = self.gate_up(self.norm(stream)).chunk(2, dim=-1)
         return stream + self.down(silu(gate) * up)
 
@@ -50,8 +40,6 @@ class ExpertSlots:
     "gathered" and "all" have.
 
     Args:
-        expert_ids: expert of each slot.
-        num_experts: number of experts.
         way: one of the three ways; None to choose the fastest one that is possible.
     """
 
@@ -67,12 +55,7 @@ class ExpertSlots:
     def multiply(
         self, rows: Float[Tensor, "slots inner"], stack: Float[Tensor, "experts inner outer"]
     ) -> Float[Tensor, "slots outer"]:
-        """Return the product of each row with the matrix of its expert.
-
-        Args:
-            rows: one row for each slot.
-            stack: one matrix for each expert.
-        """
+        """Return the product of each row with the matrix of its expert."""
         if self.way == "gathered":
             return torch.bmm(rows.unsqueeze(1), stack[self.expert_ids]).squeeze(1)
         if self.way == "all":

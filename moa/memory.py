@@ -17,11 +17,7 @@ class LayerSelfAttention(nn.Module):
     attend to each other, never to the layers of another token.
 
     Args:
-        width: size of one layer's state.
         num_heads: number of attention heads, independent of the target's number of heads.
-        head_dim: size of one head, an even number.
-        mlp_width: inner width of the SwiGLU feed-forward part.
-        norm_eps: epsilon of the norms.
         rotary: rotary embedding of the layer index; None for one with base 10000.
     """
 
@@ -65,14 +61,7 @@ class LayerSelfAttention(nn.Module):
 
 
 class LayerProjection(nn.Module):
-    """Projects every layer's state to a common width, with a separate matrix for each layer.
-
-    Args:
-        num_layers: number of target layers that are read.
-        width: size of one layer's raw state.
-        common_width: size after the projection.
-        norm_eps: epsilon of the norm.
-    """
+    """Projects every layer's state to a common width, with a separate matrix for each layer."""
 
     def __init__(
         self, num_layers: int, width: int, common_width: int, norm_eps: float = 1e-6
@@ -92,10 +81,7 @@ class StateNorm(nn.Module):
     """Normalizes hidden states of several layers before they are fused.
 
     Args:
-        num_layers: number of states of a token.
-        width: size of one state.
         is_joint: whether all states of a token are normalized together, instead of each alone.
-        norm_eps: epsilon of the norm.
     """
 
     def __init__(self, num_layers: int, width: int, is_joint: bool, norm_eps: float) -> None:
@@ -119,25 +105,15 @@ class MemoryEncoder(nn.Module):
     `always_project` is set.
 
     Args:
-        num_layers: number of target states that are read per token.
         width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
-        hidden: width of the memory that cross-attention reads.
-        num_heads: number of heads of the layer self-attention.
-        head_dim: size of one head of the layer self-attention, an even number.
-        mlp_width: inner width of the feed-forward part of the layer self-attention.
         common_width: width to which each layer's state is projected first; None to skip this
             projection.
-        layer_attention: whether the states of a token's layers attend to each other.
         always_project: whether to project the concatenated states even if they are already as wide
             as memory; has no effect with layer self-attention, whose output is always projected.
-        norm_eps: epsilon of the norms.
-        output_bias: whether the projection to the drafter's width has a bias.
         state_norm: norm of the states before anything else: "none", "each" (each layer alone, as in
             EAGLE-3.1) or "all" (all layers together).
-        rope_theta: base of the rotary embedding of the layer index in layer self-attention.
         rope_frequencies: angles of this embedding, as for `Rotary`; None to compute them from the
             base.
-        rope_scale: factor by which its rotated queries and keys are multiplied.
     """
 
     def __init__(

@@ -9,10 +9,7 @@ class Rotary(nn.Module):
     """Rotates head vectors by an angle proportional to their absolute position.
 
     Args:
-        head_dim: size of one head, an even number.
-        base: base (theta) of the rotary embedding.
         frequencies: angle per position of each pair of channels; None to compute them from `base`.
-        scale: factor of rotated vectors.
     """
 
     def __init__(
@@ -36,13 +33,7 @@ class Rotary(nn.Module):
         heads: Float[Tensor, "batch heads tokens dim"],
         positions: Int[Tensor, "#batch tokens"],
     ) -> Float[Tensor, "batch heads tokens dim"]:
-        """Return the head vectors, rotated by their positions; angles are computed in float32.
-
-        Args:
-            heads: queries or keys.
-            positions: absolute position of each token; for attention across layers, the index of
-                each layer.
-        """
+        """Return the head vectors, rotated by their positions; angles are computed in float32."""
         angles = positions[:, None, :, None] * self._on(heads.device)
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:

@@ -17,11 +17,7 @@ class TargetKV(nn.Module):
     drafter the target's hidden states, but not its keys and values.
 
     Args:
-        num_layers: number of layers.
-        hidden: width of the target's hidden states.
         width: width of all keys of a layer, which is also that of all values.
-        norm_eps: epsilon of the target's norms.
-        rotary: rotary embedding of the target.
     """
 
     def __init__(
@@ -45,12 +41,7 @@ class TargetKV(nn.Module):
         unrotated: Float[Tensor, "tokens layers twice_width"],
         positions: Int[Tensor, " tokens"],
     ) -> Float[Tensor, "tokens layers twice_width"]:
-        """Return keys and values as the target caches them.
-
-        Args:
-            unrotated: output of `forward`.
-            positions: absolute positions of the tokens.
-        """
+        """Return keys and values as the target caches them."""
         return with_rotated_keys(unrotated[None], positions[None], self.rotary)[0]
 
 
@@ -64,7 +55,6 @@ def with_rotated_keys(
     Args:
         state: keys of all heads and values of all heads, side by side.
         positions: absolute positions of the tokens; negated to undo a rotation.
-        rotary: rotary embedding.
     """
     keys, values = state.chunk(2, dim=-1)
     heads = rearrange(keys, "b t l (h d) -> b (l h) t d", d=rotary.head_dim)

@@ -12,10 +12,6 @@ class TrigramInput(nn.Module):
     """Adds to each token's embedding a vector computed from it and the two embeddings before it.
 
     `x_i + W2 silu(W1 norm([x_i; x_{i-1}; x_{i-2}]))`; embeddings before the first token are zeros.
-
-    Args:
-        hidden: width of embeddings.
-        norm_eps: epsilon of the norm.
     """
 
     def __init__(self, hidden: int, norm_eps: float = 1e-6) -> None:
@@ -30,12 +26,6 @@ class TrigramInput(nn.Module):
         embeddings: Float[Tensor, "batch queries hidden"],
         earlier: Float[Tensor, "batch queries earlier hidden"],
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return one vector for each query.
-
-        Args:
-            embeddings: embeddings of the queries' own tokens.
-            earlier: embeddings of at least two tokens before each query, from the last one
-                backwards.
-        """
+        """Return one vector for each query."""
         several = torch.cat((embeddings.unsqueeze(2), earlier[:, :, :NUM_EARLIER]), dim=2)
         return embeddings + self.down(silu(self.up(self.norm(several.flatten(2)))))

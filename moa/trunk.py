@@ -35,10 +35,7 @@ class FeatureInput(nn.Module):
         feature             f_{i-1}          the output here predicts f_i, hence x_{i+1}
 
     Args:
-        hidden: width of embeddings and features.
         input_norms: whether embeddings and features are normalized first, as in EAGLE-3.
-        norm_eps: epsilon of the norms.
-        bias: whether the joining matrix has a bias.
         kind: "join" for a matrix that joins both to the width of features; "wide" for attention
             that reads both side by side, as in EAGLE-3, where the residual stream starts with the
             feature.
@@ -63,12 +60,7 @@ class FeatureInput(nn.Module):
     def forward(
         self, embeddings: Vectors, previous: Vectors
     ) -> tuple[Float[Tensor, "batch queries width"], Vectors]:
-        """Return the input of self-attention and the start of the residual stream.
-
-        Args:
-            embeddings: token embeddings.
-            previous: the feature of the position before each token; zeros for the first token.
-        """
+        """Return the input of self-attention and the start of the residual stream."""
         both = self.normed(embeddings, previous)
         if self.join is not None:
             joined = self.join(both)
@@ -78,12 +70,7 @@ class FeatureInput(nn.Module):
     def normed(
         self, embeddings: Vectors, previous: Vectors
     ) -> Float[Tensor, "batch queries twice_hidden"]:
-        """Return the input of the joining matrix: embeddings and features, concatenated.
-
-        Args:
-            embeddings: token embeddings.
-            previous: the feature of the position before each token; zeros for the first token.
-        """
+        """Return the input of the joining matrix: embeddings and features, concatenated."""
         both = (self.token_norm(embeddings), self.feature_norm(previous))
         return torch.cat(both, dim=-1)
 
@@ -93,8 +80,6 @@ class TrunkInputs(NamedTuple):
 
     Attributes:
         previous: the feature of the position before each query, from the target or predicted.
-        memory: keys and values of the memory of verified tokens.
-        mask: True where a query may attend to an entry of `memory`.
         earlier: embeddings of the tokens before each query, from the last one backwards; zeros
             before the first token of a text.
     """
@@ -111,9 +96,6 @@ class FurtherLayer(nn.Module):
     The experts, which follow the trunk, are the feed-forward network of the last layer.
 
     Args:
-        hidden: width of the residual stream.
-        width: inner width of the feed-forward network.
-        norm_eps: epsilon of the norms.
         attention: function that builds the self-attention.
     """
 
@@ -129,12 +111,7 @@ class FurtherLayer(nn.Module):
         stream: Float[Tensor, "batch tokens hidden"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
-        """Return the keys and values of tokens.
-
-        Args:
-            stream: the residual stream after the attention of the layer before.
-            positions: absolute positions of the tokens.
-        """
+        """Return the keys and values of tokens."""
         return self.self_attention.kv(self.feed_forward(stream), positions)
 
     def forward(
@@ -147,9 +124,6 @@ class FurtherLayer(nn.Module):
         """Return the residual stream after this layer's attention.
 
         Args:
-            stream: the residual stream after the attention of the layer before.
-            positions: absolute positions of the queries.
-            mask: True where a query may attend to a key that `store` returns.
             store: function from the queries' own keys and values to all keys and values.
         """
         attended: Tensor = self.self_attention(self.feed_forward(stream), positions, mask, store)
@@ -167,28 +141,12 @@ class Trunk(nn.Module):
     verified positions.
 
     Args:
-        hidden: width of the residual stream (the target's hidden size).
-        num_heads: number of query heads of each attention module.
-        num_kv_heads: number of key/value heads of each attention module.
-        head_dim: size of one head, an even number.
-        rope_theta: base (theta) of the rotary embedding.
-        attends_memory: whether there is cross-attention to memory.
-        reads_features: whether token embeddings are joined with features.
-        input_norms: whether embeddings and features are normalized before they are joined.
-        attention_norm: whether the input of self-attention is normalized; false in EAGLE.
-        norm_eps: epsilon of the norms.
-        input_bias: whether the matrix that joins embeddings and features has a bias.
-        attention_bias: projections of self-attention with a bias, as for `SelfAttention`.
-        qk_norm: whether queries and keys of self-attention are normalized before their rotation.
         input: way to read embeddings and features, as for `FeatureInput`.
-        residual: start of the residual stream, as for `FeatureInput`.
         rope_frequencies: angles per position, as for `Rotary`; None to compute them from the base.
-        rope_scale: factor of rotated queries and keys.
         mlp_width: inner width of a feed-forward network between self-attention and cross-attention,
             as in the Mixture of Attentions; None for no such network.
         tokens: "single" if each query reads its own token, "trigram" if it reads the last three.
         num_layers: number of layers of self-attention, which may be 0.
-        layer_width: inner width of the feed-forward network between two of these layers.
     """
 
     def __init__(
@@ -258,14 +216,6 @@ class Trunk(nn.Module):
         If the trunk reads no features, keys and values depend only on a token, its position and,
         with trigrams, on the two tokens before it, so those of accepted tokens are never
         recomputed.
-
-        Args:
-            embeddings: token embeddings.
-            positions: absolute positions of the tokens.
-            previous: the feature of the position before each token; None if the trunk reads no
-                features.
-            earlier: embeddings of the tokens before each token; None if the trunk reads single
-                tokens.
         """
         assert self.self_attention is not None
         inputs = TrunkInputs(previous, earlier=earlier)
@@ -282,9 +232,6 @@ class Trunk(nn.Module):
         """Return the trunk's vector for each query.
 
         Args:
-            embeddings: token embeddings of the queries.
-            positions: absolute positions of the queries.
-            self_mask: True where a query may attend to a key that `store` returns.
             inputs: features of the positions before the queries, and memory of verified tokens.
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to; with several layers, one for each.
@@ -308,16 +255,7 @@ class Trunk(nn.Module):
         inputs: TrunkInputs,
         store: tuple[KVStore, ...],
     ) -> None:
-        """Pass the keys and values of tokens in each layer of self-attention to that layer's store.
-
-        Args:
-            embeddings: token embeddings.
-            positions: absolute positions of the tokens.
-            self_mask: True where a token may attend to a key that a store returns.
-            inputs: features of the positions before the tokens, and embeddings of earlier tokens;
-                memory is not read, because self-attention comes before it.
-            store: stores of all layers; there are at least two.
-        """
+        """Pass the keys and values of tokens in each layer of self-attention to that layer's store."""
         assert self.self_attention is not None
         first, *others, last = store
         read, stream = self._start(embeddings, inputs)
@@ -329,11 +267,7 @@ class Trunk(nn.Module):
         last(last_layer.kv(stream, positions))
 
     def stores(self, store: Stores) -> tuple[KVStore, ...]:
-        """Return one store for each layer of self-attention.
-
-        Args:
-            store: one store for each layer, or one that keeps nothing, for all layers.
-        """
+        """Return one store for each layer of self-attention."""
         return store if isinstance(store, tuple) else (store,) * len(self.kv_shapes)
 
     def _start(self, embeddings: Tensor, inputs: TrunkInputs) -> tuple[Tensor, Tensor]:

@@ -52,9 +52,7 @@ class Stored:
     """A tensor in a file: the file, the tensor's name in it, the shape and the type of its numbers.
 
     Attributes:
-        file: file that contains the tensor.
         name: name in this file, with any prefix.
-        shape: shape of the tensor.
         dtype: type of the numbers, a key of `FLOATS` or `INTEGERS`, or any other name.
     """
 
@@ -69,9 +67,6 @@ class DraftCheckpoint:
     """A published drafter; only its config and the headers of its files have been read so far.
 
     Attributes:
-        source: folder or hub id, as given.
-        folder: folder with the files.
-        config: content of `config.json`.
         tensors: the stored tensors by name, without the prefix `model.`.
     """
 
@@ -87,14 +82,7 @@ class DraftCheckpoint:
         return [self.folder / "config.json", *sorted(weights)]
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor.
-
-        Args:
-            name: name without the prefix `model.`.
-
-        Raises:
-            CheckpointError: the file cannot be read, or the tensor has numbers that are not finite.
-        """
+        """Return a tensor."""
         stored = self.tensors[name]
         if stored.file.suffix == ".bin":
             tensor = _unpickled(stored.file)[stored.name].clone()
@@ -133,12 +121,7 @@ def read_checkpoint(name_or_path: str | Path, revision: str | None = None) -> Dr
     `pytorch_model.bin`, which is read without running code.
 
     Args:
-        name_or_path: folder or hub id of the drafter.
         revision: commit, branch or tag on the hub; None for the newest commit.
-
-    Raises:
-        CheckpointError: there is no such drafter, or a file is missing, damaged, contains anything
-            but tensors, or lies outside the folder.
     """
     folder = _folder_of(str(name_or_path), revision)
     for file in (folder / "config.json", *folder.glob("*.index.json")):

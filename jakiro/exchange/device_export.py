@@ -19,21 +19,7 @@ def export_device(
     folder: Path,
     embedding: EmbeddingForm = "int8",
 ) -> None:
-    """Write all that a device needs to draft: the folder appears in full or not at all.
-
-    Args:
-        drafter: trained drafter.
-        target: target of the drafter.
-        tokenizer: tokenizer of the target, with its chat template.
-        folder: folder to write, which must not exist yet.
-        embedding: format of the target's embedding.
-
-    Raises:
-        ConfigError: the drafter uses the target's last layers.
-        TargetMismatch: the drafter belongs to another target, or the tokenizer to another one.
-        TargetNotSupported: the target's head is not a plain matrix.
-        OSError: the folder cannot be written.
-    """
+    """Write all that a device needs to draft: the folder appears in full or not at all."""
     settings = drafter.config.settings
     if settings.tail_layers:
         raise ConfigError(

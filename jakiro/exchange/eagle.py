@@ -23,14 +23,7 @@ _INPUT_NORMS = {
 
 
 def read_eagle(checkpoint: DraftCheckpoint) -> ImportPlan:
-    """Return the plan for importing a drafter of EAGLE-1, EAGLE-2 or HASS.
-
-    Args:
-        checkpoint: published drafter.
-
-    Raises:
-        CheckpointError: the drafter is not complete, or has parts that cannot be imported.
-    """
+    """Return the plan for importing a drafter of EAGLE-1, EAGLE-2 or HASS."""
     config = layer_config(checkpoint.config, checkpoint.source)
     table = TensorTable(checkpoint)
     inner = table.matrix(f"{_LAYER}mlp.gate_proj.weight")[0]
@@ -41,14 +34,7 @@ def read_eagle(checkpoint: DraftCheckpoint) -> ImportPlan:
 
 
 def read_published_jakiro(checkpoint: DraftCheckpoint) -> ImportPlan:
-    """Return the plan for importing a drafter of the published Jakiro.
-
-    Args:
-        checkpoint: published drafter.
-
-    Raises:
-        CheckpointError: the drafter is not complete, or has parts that cannot be imported.
-    """
+    """Return the plan for importing a drafter of the published Jakiro."""
     config = layer_config(checkpoint.config, checkpoint.source)
     table, hidden = TensorTable(checkpoint), config.hidden_size
     experts, router = f"{_LAYER}mlp_moe.experts.", f"{_LAYER}mlp_moe.gate.weight"

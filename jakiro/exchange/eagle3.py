@@ -22,14 +22,7 @@ _LEVELS = 5  # depth of the trees that EAGLE drafts by default
 
 
 def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
-    """Return the plan for importing a drafter of EAGLE-3.
-
-    Args:
-        checkpoint: published drafter.
-
-    Raises:
-        CheckpointError: the drafter is not complete, or has parts that cannot be imported.
-    """
+    """Return the plan for importing a drafter of EAGLE-3."""
     table = TensorTable(checkpoint)
     values = Eagle3Config(checkpoint, table)
     config = layer_config(values.layer, checkpoint.source)
@@ -144,14 +137,7 @@ def take_head(table: TensorTable, hidden: int, vocab: int, stated: object) -> in
     """Add the head and the draft vocabulary, and return its size; None if it has all tokens.
 
     Args:
-        table: table of the import.
-        hidden: width of the drafter.
         vocab: number of tokens of the target.
-        stated: size of the draft vocabulary in the config; None if it has none.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape, or the tokens are not distinct
-            tokens of the target.
     """
     count = table.matrix("lm_head.weight")[0]
     if stated not in (None, count):

@@ -18,15 +18,6 @@ class Eagle3Config:
     Attributes:
         is_nested: whether the layout is that of speculators, with a config of the layer of its own.
         is_certain: whether the config can have one meaning only.
-        layer: keys of a Llama config that describe the layer.
-
-    Args:
-        checkpoint: published drafter.
-        table: table of the import.
-
-    Raises:
-        CheckpointError: the drafter does not fuse hidden states, or those of a target of another
-            width.
     """
 
     def __init__(self, checkpoint: DraftCheckpoint, table: TensorTable) -> None:
@@ -52,30 +43,14 @@ class Eagle3Config:
         return self._inner.get(name) if found is None else found
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a value that is true or false.
-
-        Args:
-            name: key of the value.
-            default: value if the config has none.
-
-        Raises:
-            CheckpointError: the value is neither true nor false.
-        """
+        """Return a value that is true or false."""
         found = self.get(name)
         if not isinstance(found, bool | None):
             raise self._table.unusable(f"true or false for {name} in config.json", found)
         return default if found is None else found
 
     def check_flag(self, flag: str, tensor: str) -> None:
-        """Raise an error if the config contradicts the tensors.
-
-        Args:
-            flag: name of a value that says whether there is a tensor.
-            tensor: name of the tensor.
-
-        Raises:
-            CheckpointError: the config contradicts the tensors.
-        """
+        """Raise an error if the config contradicts the tensors."""
         is_there = self._table.has(tensor)
         if self.flag(flag, default=is_there) != is_there:
             raise self._table.unusable(
@@ -90,11 +65,7 @@ class Eagle3Config:
 
     @property
     def output_norm(self) -> str:
-        """The use of the norm of the output: none, head or feedback.
-
-        Raises:
-            CheckpointError: the config contradicts the tensors.
-        """
+        """The use of the norm of the output: none, head or feedback."""
         self.check_flag("use_last_layernorm", "norm.weight")
         is_fed_back = self.flag("norm_output", default=False)
         if self._table.has("norm.weight"):
@@ -124,12 +95,6 @@ class Eagle3Config:
 
         Some projects count hidden states, where 0 is the embedding. Others count layers, and their
         layer k gives the hidden state k + 1.
-
-        Args:
-            count: number of hidden states that the drafter fuses.
-
-        Raises:
-            CheckpointError: the config does not name so many hidden states.
         """
         found = next((ids for key in _ID_KEYS if (ids := self.get(key)) is not None), None)
         if found is None:

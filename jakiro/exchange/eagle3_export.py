@@ -22,13 +22,7 @@ _NUM_STATES = 3  # number of hidden states that all engines read
 
 
 class ServedTarget(NamedTuple):
-    """Facts about the target that an exported config contains.
-
-    Attributes:
-        name_or_path: folder or hub id.
-        architecture: name of the model class.
-        max_position: number of positions that the target supports.
-    """
+    """Facts about the target that an exported config contains."""
 
     name_or_path: str
     architecture: str
@@ -39,8 +33,6 @@ class Exported(NamedTuple):
     """A drafter in another layout.
 
     Attributes:
-        weights: tensors under their published names.
-        config: content of `config.json`.
         dropped: parts of the drafter that the layout does not have, with the reason.
     """
 
@@ -50,16 +42,7 @@ class Exported(NamedTuple):
 
 
 def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -> Exported:
-    """Return a drafter in a layout of EAGLE-3.
-
-    Args:
-        drafter: drafter with the architecture of EAGLE-3.
-        layout: eagle3 (vLLM, SGLang, TensorRT-LLM) or speculators (vLLM).
-        facts: facts about the drafter's target.
-
-    Raises:
-        ConfigError: the drafter has a part that this architecture does not have.
-    """
+    """Return a drafter in a layout of EAGLE-3."""
     settings = drafter.config.settings
     num_states = drafter.config.target_record.num_hidden_states or 0
     if problems := list(_problems(settings, num_states - 1)):
@@ -88,13 +71,6 @@ def without_ids(exported: Exported, record: TargetRecord) -> Exported:
     """Return an exported drafter whose config does not name the hidden states.
 
     Engines then read the default ones of EAGLE-3.
-
-    Args:
-        exported: drafter in the layout eagle3 or speculators.
-        record: record of the drafter's target.
-
-    Raises:
-        ConfigError: the drafter does not read the default hidden states.
     """
     config = dict(exported.config)
     ids, default = config.pop(IDS), list(default_layers((record.num_hidden_states or 0) - 1))

@@ -20,15 +20,7 @@ _MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.linear\.|blocks\.\d+\.layers\."
 
 
 def plan_import(checkpoint: DraftCheckpoint) -> ImportPlan:
-    """Return the plan for importing a published drafter.
-
-    Args:
-        checkpoint: published drafter.
-
-    Raises:
-        CheckpointError: the drafter belongs to no family that can be imported, or is not complete,
-            or has parts that cannot be imported.
-    """
+    """Return the plan for importing a published drafter."""
     return _reader_for(checkpoint)(checkpoint)
 
 

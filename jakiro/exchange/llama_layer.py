@@ -14,11 +14,7 @@ _DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
 
 
 class RopeParameters(BaseModel):
-    """Kind and parameters of a rotary embedding; `LayerConfig.rope` checks all but the base.
-
-    Attributes:
-        rope_theta: base of the rotary embedding; None if the config names it elsewhere.
-    """
+    """Kind and parameters of a rotary embedding; `LayerConfig.rope` checks all but the base."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -29,22 +25,9 @@ class LayerConfig(BaseModel):
     """The keys of a published drafter's config that determine its layer; others are ignored.
 
     Attributes:
-        hidden_size: width of the drafter.
-        vocab_size: number of tokens of the target.
-        num_attention_heads: number of query heads.
-        num_key_value_heads: number of key/value heads; None for as many as query heads.
-        head_dim: size of a head; None for the hidden size divided by the number of heads.
-        num_hidden_layers: number of layers.
-        rms_norm_eps: epsilon of all norms.
         rope_theta: base of the rotary embedding; None for the base in `rope_parameters`, or 10000.
         rope_scaling: change of the rotary embedding for long contexts, as older configs name it.
         rope_parameters: kind and parameters of the rotary embedding, as newer configs name them.
-        max_position_embeddings: number of positions.
-        hidden_act: activation of the feed-forward part.
-        partial_rotary_factor: share of each head that is rotated.
-        sliding_window: number of positions that attention is limited to; None for no limit.
-        use_sliding_window: whether `sliding_window` is used.
-        logit_scale: factor of the logits.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -98,16 +81,7 @@ class LayerConfig(BaseModel):
 
 
 def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
-    """Return the config of a published drafter's layer.
-
-    Args:
-        values: content of the config.
-        source: folder or hub id of the drafter, for error messages.
-
-    Raises:
-        CheckpointError: a value is missing or cannot be used, or names an architecture that this
-            project cannot reproduce.
-    """
+    """Return the config of a published drafter's layer."""
     try:
         config = LayerConfig.model_validate(dict(values))
         heads = config.heads
@@ -159,18 +133,7 @@ def _check_rope(config: LayerConfig, source: str) -> None:
 def take_attention(
     table: TensorTable, prefix: str, heads: AttentionShape, width: int, hidden: int
 ) -> AttentionBias:
-    """Add self-attention, and return which of its projections have a bias.
-
-    Args:
-        table: table of the import.
-        prefix: prefix of the tensors' names, with a dot at the end.
-        heads: geometry of the heads.
-        width: width of the input.
-        hidden: width of the output.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape.
-    """
+    """Add self-attention, and return which of its projections have a bias."""
     sizes = {"q": heads.num_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads}
     rows = {f"{prefix}{name}_proj": count * heads.head_dim for name, count in sizes.items()}
     ours = "trunk.self_attention"
@@ -204,17 +167,7 @@ def take_attention(
 def take_cross_attention(
     table: TensorTable, prefix: str, heads: AttentionShape, hidden: int
 ) -> None:
-    """Add cross-attention, without biases.
-
-    Args:
-        table: table of the import.
-        prefix: prefix of the tensors' names, with a dot at the end.
-        heads: geometry of the heads.
-        hidden: width of inputs and outputs.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape.
-    """
+    """Add cross-attention, without biases."""
     ours, rows = "trunk.cross_attention", heads.num_heads * heads.head_dim
     kv_rows = heads.num_kv_heads * heads.head_dim
     table.take(f"{ours}.query.weight", {f"{prefix}q_proj.weight": (rows, hidden)})
@@ -228,17 +181,7 @@ def take_cross_attention(
 
 
 def take_experts(table: TensorTable, prefixes: list[str], hidden: int, inner: int) -> None:
-    """Add the feed-forward networks of one or several experts.
-
-    Args:
-        table: table of the import.
-        prefixes: prefix of each expert's tensors, with a dot at the end.
-        hidden: width of inputs and outputs.
-        inner: inner width.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape.
-    """
+    """Add the feed-forward networks of one or several experts."""
     table.take(
         "experts.gate_up.weight",
         {

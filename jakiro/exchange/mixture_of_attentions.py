@@ -31,14 +31,7 @@ _MOST_TAIL_LAYERS = 3
 
 
 def read_mixture_of_attentions(checkpoint: DraftCheckpoint) -> ImportPlan:
-    """Return the plan for importing a drafter of the Mixture of Attentions.
-
-    Args:
-        checkpoint: published drafter.
-
-    Raises:
-        CheckpointError: the drafter is not complete, or has parts that cannot be imported.
-    """
+    """Return the plan for importing a drafter of the Mixture of Attentions."""
     # The number of layers in the config is the target's.
     values = {key: value for key, value in checkpoint.config.items() if key != "num_hidden_layers"}
     config, table = layer_config(values, checkpoint.source), TensorTable(checkpoint)
@@ -156,10 +149,6 @@ class _StateOrder:
 
     Published drafters read the key and the value of each head side by side. This project reads all
     keys, and then all values.
-
-    Args:
-        width: number of channels.
-        head_dim: size of a head of the target.
     """
 
     def __init__(self, width: int, head_dim: int) -> None:
@@ -179,11 +168,7 @@ class _StateOrder:
 def _take_layer_attention(
     table: TensorTable, order: _StateOrder, num_heads: int, head_dim: int
 ) -> None:
-    """Add the attention of layer self-attention, with one head of keys and values per query head.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape.
-    """
+    """Add the attention of layer self-attention, with one head of keys and values per query head."""
     published, ours = f"{_LAYERS}self_attn.", "memory_encoder.layer_attention"
     kv_rows = table.matrix(f"{published}k_proj.weight")[0]
     if kv_rows % head_dim or num_heads % (kv_rows // head_dim):
@@ -212,11 +197,7 @@ def _take_layer_attention(
 
 
 def _take_layer_mlp(table: TensorTable, order: _StateOrder, inner: int) -> None:
-    """Add the feed-forward network of layer self-attention.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another shape.
-    """
+    """Add the feed-forward network of layer self-attention."""
     published, ours = f"{_LAYERS}mlp.", "memory_encoder.layer_attention"
     shapes = {f"{published}{name}_proj.weight": (inner, order.width) for name in ("gate", "up")}
     table.take(f"{ours}.gate_up.weight", shapes, "rows joined, columns reordered", order.columns)

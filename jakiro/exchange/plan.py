@@ -34,11 +34,6 @@ class ImportPlan:
     """Everything that is known about an import before the target is loaded.
 
     Attributes:
-        family: name of the published architecture.
-        settings: settings of our drafter.
-        table: every tensor, and the parameter that it becomes.
-        hidden_size: hidden size that the target must have.
-        vocab_size: vocabulary size that the target must have.
         fusion_layers: possible indices of the hidden states that are read; empty if the drafter
             reads the last one only, or those of `reads_default`.
         reads_default: whether the drafter reads the default hidden states of EAGLE-3, which depend
@@ -47,7 +42,6 @@ class ImportPlan:
             `settings`.
         head_shape: geometry that keys and values of each of the target's layers must have; None if
             the drafter does not depend on it.
-        target: record of the target, if the published drafter contains one.
     """
 
     family: str
@@ -62,15 +56,7 @@ class ImportPlan:
     target: TargetRecord | None = None
 
     def candidates(self, num_layers: int) -> list[DrafterSettings]:
-        """Return the possible settings, from which the measured agreement selects.
-
-        Args:
-            num_layers: number of layers of the target.
-
-        Raises:
-            CheckpointError: the drafter reads hidden states that the target does not have, or the
-                last one before the target's final norm.
-        """
+        """Return the possible settings, from which the measured agreement selects."""
         layers: list[Mapping[str, Any]] = [
             {"trunk": {"fusion_layers": ids}} for ids in self._layers_in(num_layers)
         ]
@@ -119,11 +105,7 @@ class ImportPlan:
 
 
 def distinctions(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a description of each of several nested settings, by those in which they differ.
-
-    Args:
-        values: nested settings.
-    """
+    """Return a description of each of several nested settings, by those in which they differ."""
     flat = [dict(flattened(each)) for each in values]
     names = sorted({name for each in flat for name in each})
     differing = [name for name in names if len({repr(each.get(name)) for each in flat}) > 1]
@@ -138,11 +120,7 @@ def _shown(value: object) -> object:
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the hidden states that EAGLE-3 reads if a config names none.
-
-    Args:
-        num_layers: number of layers of the target.
-    """
+    """Return the hidden states that EAGLE-3 reads if a config names none."""
     return 2, num_layers // 2, num_layers - 3
 
 
@@ -155,17 +133,7 @@ def described(settings: DrafterSettings) -> dict[str, object]:
 
 
 def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
-    """Raise an error unless a published drafter fits a target.
-
-    Args:
-        plan: plan of the import.
-        target: target that the drafter is meant for.
-
-    Raises:
-        TargetMismatch: the hidden size, the vocabulary, the shape of keys and values, or a copied
-            tensor differs.
-        TargetNotSupported: the target scales its embeddings or logits.
-    """
+    """Raise an error unless a published drafter fits a target."""
     spec = target.spec
     for name, expected, got in (
         ("hidden size", plan.hidden_size, spec.hidden_size),
@@ -199,12 +167,7 @@ def build_drafter(
     """Return a drafter with imported weights, in the dtype of these weights.
 
     Args:
-        settings: settings of the drafter.
-        record: record of the target.
         weights: all parameters of the drafter, and `draft_ids` if it has a draft vocabulary.
-
-    Raises:
-        ConfigError: the target does not have a layer that the drafter reads.
     """
     with torch.device("meta"):  # the random weights would be thrown away
         drafter = JakiroDrafter(config_for(settings, record))
@@ -229,15 +192,7 @@ def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
 
 
 def check_scales(target: TargetAdapter, remedy: str) -> None:
-    """Raise an error if a target scales its embeddings or logits, which other projects may ignore.
-
-    Args:
-        target: target to check.
-        remedy: advice at the end of the error message.
-
-    Raises:
-        TargetNotSupported: the target has such scales.
-    """
+    """Raise an error if a target scales its embeddings or logits, which other projects may ignore."""
     name = type(target.model).__name__
     check_config_scales(target.config, name, remedy)
     ids = torch.arange(3, device=target.device)
@@ -246,16 +201,7 @@ def check_scales(target: TargetAdapter, remedy: str) -> None:
 
 
 def check_config_scales(config: Any, name: str, remedy: str) -> None:
-    """Raise an error if a target's config says that it scales its embeddings or logits.
-
-    Args:
-        config: config of the target's text model.
-        name: description of the target.
-        remedy: advice at the end of the error message.
-
-    Raises:
-        TargetNotSupported: the target has such scales.
-    """
+    """Raise an error if a target's config says that it scales its embeddings or logits."""
     found = [each for each in _SCALES if getattr(config, each, None) not in (None, 1, 1.0)]
     if str(getattr(config, "model_type", "")).startswith("gemma"):
         found.append("embeddings, as all models of the Gemma family do")

@@ -21,12 +21,6 @@ def read_plugin_export(checkpoint: DraftCheckpoint) -> ImportPlan:
     """Return the plan for importing a drafter that was exported for the plug-in for vLLM.
 
     The drafter has no parallel levels, because the export has none.
-
-    Args:
-        checkpoint: exported drafter.
-
-    Raises:
-        CheckpointError: the drafter is not complete, or has parts that are not its own.
     """
     table = TensorTable(checkpoint)
     exported = checkpoint.config["jakiro"]

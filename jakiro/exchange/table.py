@@ -19,10 +19,7 @@ class Conversion(NamedTuple):
     """One of our parameters.
 
     Attributes:
-        ours: name of the parameter.
         theirs: names of the tensors that it is made from; empty for zeros.
-        how: description of the conversion.
-        convert: function from these tensors to the parameter.
     """
 
     ours: str
@@ -32,11 +29,7 @@ class Conversion(NamedTuple):
 
 
 class TensorTable:
-    """Accounts for every tensor of a published drafter: it is used, compared, dropped or refused.
-
-    Args:
-        checkpoint: published drafter.
-    """
+    """Accounts for every tensor of a published drafter: it is used, compared, dropped or refused."""
 
     def __init__(self, checkpoint: DraftCheckpoint) -> None:
         self.checkpoint = checkpoint
@@ -53,21 +46,13 @@ class TensorTable:
         return name in self.checkpoint.tensors
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of a tensor.
-
-        Raises:
-            CheckpointError: the drafter has no such tensor.
-        """
+        """Return the shape of a tensor."""
         if not self.has(name):
             raise self.unusable(f"a tensor {name}", "none")
         return self.checkpoint.tensors[name].shape
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """Return the numbers of rows and columns of a matrix.
-
-        Raises:
-            CheckpointError: the drafter has no such tensor, or it is not a matrix, or is empty.
-        """
+        """Return the numbers of rows and columns of a matrix."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise self.unusable(f"{name} with two dimensions", f"shape {list(shape)}")
@@ -80,49 +65,20 @@ class TensorTable:
         how: str = "unchanged",
         convert: Convert = lambda parts: parts[0],
     ) -> None:
-        """Add a parameter that is made from tensors.
-
-        Args:
-            ours: name of the parameter.
-            theirs: names of the tensors, with the shapes that they must have.
-            how: description of the conversion.
-            convert: function from these tensors to the parameter.
-
-        Raises:
-            CheckpointError: a tensor is missing, has another shape, or numbers in 8 bits or fewer.
-        """
+        """Add a parameter that is made from tensors."""
         for name, expected in theirs.items():
             self._check(name, expected, FLOATS, "numbers of 16, 32 or 64 bits")
             self._left.discard(name)
         self.rows.append(Conversion(ours, tuple(theirs), how, convert))
 
     def take_ids(self, ours: str, name: str, shape: Shape, how: str, convert: Convert) -> None:
-        """Add ids of tokens that are made from a tensor of integers.
-
-        Args:
-            ours: name of the buffer.
-            name: name of the tensor.
-            shape: shape that it must have.
-            how: description of the conversion.
-            convert: function from this tensor to the buffer.
-
-        Raises:
-            CheckpointError: the tensor is missing, has another shape, or no integers.
-        """
+        """Add ids of tokens that are made from a tensor of integers."""
         self._check(name, shape, INTEGERS, "integers")
         self._left.discard(name)
         self.rows.append(Conversion(ours, (name,), how, convert))
 
     def read(self, name: str, shape: Shape) -> Tensor:
-        """Return a small tensor of integers, which determines the conversion of others.
-
-        Args:
-            name: name of the tensor.
-            shape: shape that it must have.
-
-        Raises:
-            CheckpointError: the tensor is missing, has another shape, or no integers.
-        """
+        """Return a small tensor of integers, which determines the conversion of others."""
         self._check(name, shape, INTEGERS, "integers")
         return self.checkpoint.tensor(name).long()
 
@@ -134,41 +90,22 @@ class TensorTable:
             raise self.unusable(f"{numbers} in {name}", dtype)
 
     def zeros(self, ours: str, shape: Shape) -> None:
-        """Add a parameter of zeros that the published drafter does not have.
-
-        Args:
-            ours: name of the parameter.
-            shape: shape of the parameter.
-        """
+        """Add a parameter of zeros that the published drafter does not have."""
         self.rows.append(Conversion(ours, (), "zeros", lambda _parts: torch.zeros(shape)))
 
     def drop(self, name: str, reason: str) -> None:
-        """Leave out a tensor.
-
-        Args:
-            name: name of the tensor.
-            reason: reason that is shown to users.
-        """
+        """Leave out a tensor."""
         self._left.discard(name)
         self.dropped[name] = reason
 
     def compare(self, name: str, part: Part) -> None:
-        """Leave out a tensor if there is one of this name, because the target has the same.
-
-        Args:
-            name: name of the tensor.
-            part: part of the target that it must equal.
-        """
+        """Leave out a tensor if there is one of this name, because the target has the same."""
         if self.has(name):
             self.drop(name, f"compared with the target's {part}")
             self.copies[name] = part
 
     def finish(self) -> None:
-        """Raise an error if a tensor is neither used nor dropped.
-
-        Raises:
-            CheckpointError: there is such a tensor.
-        """
+        """Raise an error if a tensor is neither used nor dropped."""
         if self._left:
             names = sorted(self._left)
             raise self.unusable(
@@ -176,11 +113,7 @@ class TensorTable:
             )
 
     def converted(self) -> dict[str, Tensor]:
-        """Return our parameters, in the dtype of the tensors.
-
-        Raises:
-            CheckpointError: a tensor cannot be read, or is not finite.
-        """
+        """Return our parameters, in the dtype of the tensors."""
         tensor, rows = self.checkpoint.tensor, self.rows
         made = {row.ours: row.convert([tensor(name) for name in row.theirs]) for row in rows}
         dtypes = [
@@ -195,27 +128,14 @@ class TensorTable:
         }
 
     def unusable(self, expected: str, got: object, remedy: str | None = None) -> CheckpointError:
-        """Return the error for a drafter that cannot be imported.
-
-        Args:
-            expected: description of what can be imported.
-            got: description of what was found.
-            remedy: action that the user can take; None if there is none.
-        """
+        """Return the error for a drafter that cannot be imported."""
         return cannot_import(self.checkpoint.source, expected, got, remedy)
 
 
 def cannot_import(
     source: str, expected: str, got: object, remedy: str | None = None
 ) -> CheckpointError:
-    """Return the error for a drafter that cannot be imported.
-
-    Args:
-        source: folder or hub id of the drafter.
-        expected: description of what can be imported.
-        got: description of what was found.
-        remedy: action that the user can take; None if there is none.
-    """
+    """Return the error for a drafter that cannot be imported."""
     return CheckpointError(
         f"{source} cannot be imported",
         expected=expected,

@@ -43,12 +43,6 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
     Args:
         drafter: drafter with any kind of trunk of one layer, in which no token attends to
             position 0, with experts that all run, and without tail layers.
-        target: target of the drafter, some weights of which are copied.
-
-    Raises:
-        ConfigError: vLLM cannot run a drafter with these settings.
-        TargetNotSupported: the target scales its embeddings or logits, or the drafter reads states
-            that cannot be computed again from the hidden states that vLLM supplies.
     """
     settings = drafter.config.settings
     _check_settings(settings)

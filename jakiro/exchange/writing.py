@@ -33,12 +33,7 @@ Engine = Literal["vLLM", "SGLang"]
 
 
 def record_of(plan: ImportPlan, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of an import, which becomes part of the drafter's config.
-
-    Args:
-        plan: plan of the import.
-        measured: measurements of the drafter with its target.
-    """
+    """Return the record of an import, which becomes part of the drafter's config."""
     checkpoint = plan.table.checkpoint
     return {
         "import": {
@@ -54,31 +49,14 @@ def record_of(plan: ImportPlan, measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_import(drafter: JakiroDrafter, folder: Path) -> None:
-    """Write an imported drafter and its settings, in full or not at all.
-
-    Args:
-        drafter: imported drafter, with its record.
-        folder: folder to write, which must not exist yet.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write an imported drafter and its settings, in full or not at all."""
     with written_folder(folder) as partial:
         drafter.save_pretrained(partial)
         write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
 
 
 def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
-    """Write an exported drafter, in full or not at all.
-
-    Args:
-        weights: tensors by name.
-        config: content of `config.json`.
-        folder: folder to write, which must not exist yet.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write an exported drafter, in full or not at all."""
     with written_folder(folder) as partial:
         partial.mkdir()
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
@@ -86,11 +64,7 @@ def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Pat
 
 
 def checksums_in(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in an exported folder, in hexadecimal.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Return the SHA-256 of each file in an exported folder, in hexadecimal."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return {file.name: checksum(file) for file in files}
 
@@ -116,14 +90,7 @@ def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
 def serve_commands(
     layout: Literal["eagle3", "speculators", "vllm"], folder: str, target: str, depth: int
 ) -> dict[Engine, str]:
-    """Return the command of each engine that reads a layout, to be pasted into a shell.
-
-    Args:
-        layout: layout of the exported drafter.
-        folder: folder of the exported drafter.
-        target: folder or hub id of the target.
-        depth: number of tokens to draft.
-    """
+    """Return the command of each engine that reads a layout, to be pasted into a shell."""
     if layout == "speculators":
         return {"vLLM": shlex.join(("vllm", "serve", folder))}
     drafting = {"method": "eagle3", "model": folder, "num_speculative_tokens": depth}

@@ -21,12 +21,6 @@ class LevelHeads(nn.Module):
 
     It predicts `FF_k(F1 + W_k [norm(x_{i-1}); norm(f_{i-1}); norm(x_i); norm(F1)])`, where `FF_k`
     is a feed-forward network with a residual connection. All components of a level are equal.
-
-    Args:
-        hidden: width of embeddings and features.
-        width: inner width of the feed-forward networks.
-        num_levels: number of parallel levels.
-        norm_eps: epsilon of the norms.
     """
 
     def __init__(self, hidden: int, width: int, num_levels: int, norm_eps: float = 1e-6) -> None:
@@ -46,14 +40,7 @@ class LevelHeads(nn.Module):
         embeddings: Float[Tensor, "batch queries hidden"],
         inputs: TrunkInputs,
     ) -> ExpertsOutput:
-        """Return the output with one more level per head.
-
-        Args:
-            output: the experts' output, which has no parallel levels.
-            embeddings: token embeddings of the queries.
-            inputs: the trunk's inputs, with features and the embedding of the token before each
-                query.
-        """
+        """Return the output with one more level per head."""
         assert inputs.previous is not None
         assert inputs.earlier is not None
         own = output.mean_feature

@@ -25,11 +25,6 @@ class LevelMasks(nn.Module):
     A mask attends to all that its query attends to, to itself, and to the masks before it behind
     the same query. Queries attend to no mask, and the keys and values of masks are not stored. The
     components of all levels have the weights that the router gives them at the query.
-
-    Args:
-        hidden: width of embeddings and features.
-        num_levels: number of parallel levels.
-        reads_features: whether the trunk reads features.
     """
 
     def __init__(self, hidden: int, num_levels: int, reads_features: bool) -> None:
@@ -50,17 +45,7 @@ class LevelMasks(nn.Module):
         inputs: TrunkInputs,
         store: Stores,
     ) -> ExpertsOutput:
-        """Return the predicted features of all levels for each query.
-
-        Args:
-            trunk: trunk of the drafter.
-            experts: experts of the drafter, without parallel levels.
-            embeddings: token embeddings of the queries.
-            positions: absolute positions of the queries.
-            self_mask: True where a query may attend to a key that `store` returns.
-            inputs: features of the positions before the queries, and memory of verified tokens.
-            store: stores of keys and values, as for the trunk.
-        """
+        """Return the predicted features of all levels for each query."""
         count, ahead = embeddings.shape[1], torch.arange(1 + self.num_levels).to(positions)
         stream = trunk(
             self._with_masks(embeddings, self.tokens),
@@ -112,12 +97,6 @@ def _stored_up_to(count: int, store: KVStore) -> KVStore:
 
 
 def group_mask(count: int, levels: int, device: torch.device) -> Bool[Tensor, "rows rows"]:
-    """Return True where a row may attend to another one: to its own group, up to itself.
-
-    Args:
-        count: number of groups, which are the queries.
-        levels: number of rows of each group, one for each level.
-        device: device of the result.
-    """
+    """Return True where a row may attend to another one: to its own group, up to itself."""
     earlier = torch.ones(levels, levels, dtype=torch.bool, device=device).tril()
     return torch.block_diag(*[earlier] * count)

@@ -65,14 +65,7 @@ class ScheduleSettings(Settings):
         return self.parallel_heads if self.parallel_levels else None
 
     def check(self, drafter: Settings) -> None:
-        """Raise an error unless the networks of parallel levels fit the other settings.
-
-        Args:
-            drafter: settings of the drafter.
-
-        Raises:
-            ValueError: another setting has a value that does not fit.
-        """
+        """Raise an error unless the networks of parallel levels fit the other settings."""
         for name, allowed in _REQUIRED[self.parallel_heads].items():
             if reduce(getattr, name.split("."), drafter) not in allowed:
                 raise ValueError(

@@ -23,10 +23,6 @@ class HiddenTransfer(nn.Module):
     The published method runs these rows beside those of the nodes that the target verifies. No node
     attends to such a row, so they are the same in a pass of their own, which needs them for
     the last verified token only.
-
-    Args:
-        hidden: width of hidden states.
-        num_levels: number of levels; each has one matrix, which starts as the identity.
     """
 
     beta = None  # there is no contrast between experts
@@ -47,7 +43,6 @@ class PseudoRows(NamedTuple):
 
     Attributes:
         states: states of all levels of the first query, then of the second one, and so on.
-        positions: absolute positions of these states.
         own: True where a state may attend to another one: to the earlier levels of its query.
     """
 
@@ -57,12 +52,7 @@ class PseudoRows(NamedTuple):
 
     @classmethod
     def of(cls, output: ExpertsOutput, positions: Int[Tensor, "batch queries"]) -> "PseudoRows":
-        """Return the states of all levels.
-
-        Args:
-            output: output of `HiddenTransfer`.
-            positions: absolute positions of its queries.
-        """
+        """Return the states of all levels."""
         batch, count, levels = output.features.shape[:3]
         ahead = torch.arange(levels, device=positions.device)
         own = group_mask(count, levels, positions.device).expand(batch, -1, -1)
@@ -79,7 +69,6 @@ def with_features(
     """Return an output whose states are replaced by the features that the last layers computed.
 
     Args:
-        output: output of `HiddenTransfer`.
         features: output of the last layers for `PseudoRows.of(output, ...)`.
     """
     return output._replace(features=features.unflatten(1, output.features.shape[1:3])[..., None, :])

@@ -49,21 +49,13 @@ class TargetSpec:
     """Properties of a target that drafters depend on.
 
     Attributes:
-        hidden_size: width of embeddings and features.
-        vocab_size: number of logits.
-        head_shapes: geometry of the keys and values of each layer that stores keys and values.
-        layer_kinds: attention kind of each layer.
         window: number of positions, including the query's own, that a query attends to in a layer
             with sliding attention; None if no layer has a window.
         chunk: number of positions per block in a layer with chunked attention, where a query
             attends only to its own block; None if no layer is chunked.
-        max_position: number of positions that the target supports.
         fingerprint: hash of the geometry and of a sample of the weights, the same in every dtype.
         num_hidden_states: number of hidden states (the embedding and one per layer); None if the
             hidden states are not one vector of the hidden size per token.
-        attention: geometry of the last layer's attention.
-        gguf_sha256: checksum of the GGUF file that the target was converted from; None if the
-            target was not converted.
         key_rotation: rotation of cached keys; None unless it is the same in all layers.
     """
 
@@ -103,13 +95,6 @@ class TargetAdapter(TargetEnds):
         model: any Hugging Face decoder-only causal LM in which every layer is an attention layer,
             with or without a PEFT adapter inside its layers. The logits of a model on the meta
             device, which has only shapes, are not checked.
-
-    Raises:
-        TargetNotSupported: the PEFT adapter adds virtual tokens; the weights are on several
-            devices; attention takes no masks; a layer is not an attention layer of a supported
-            kind; the layers ignore the config's sliding window; positions are not an argument of
-            `forward` or depend on the current length; the config does not contain the number of
-            positions; or this class does not reproduce the model's own logits.
     """
 
     def __init__(self, model: CausalLM) -> None:
@@ -143,8 +128,6 @@ class TargetAdapter(TargetEnds):
         """Return an empty cache for sequences of up to `capacity` tokens, including drafted tokens.
 
         Args:
-            batch: number of sequences.
-            capacity: number of slots per sequence.
             hidden_states: indices of the hidden states that are cached for every token, in addition
                 to keys and values.
         """
@@ -176,12 +159,7 @@ class TargetAdapter(TargetEnds):
         return self.modules.is_packed
 
     def forward(self, step: StepInput, cache: SlotCache) -> StepOutput:
-        """Run the target on tokens and return their features.
-
-        Args:
-            step: tokens to read.
-            cache: cache of the sequences; keys and values of the tokens are written to it.
-        """
+        """Run the target on tokens and return their features."""
         if self.modules.is_batch_invariant and step.token_ids.numel() == 1:
             features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
@@ -194,11 +172,7 @@ class TargetAdapter(TargetEnds):
             return StepOutput(read(step, cache, num_visible), step, cache)
 
     def compile(self) -> None:
-        """Compile decoding steps; the first step of each shape then takes about a minute.
-
-        Raises:
-            TargetNotSupported: the target is batch-invariant, which compiled code is not.
-        """
+        """Compile decoding steps; the first step of each shape then takes about a minute."""
         if self.modules.is_batch_invariant:
             raise TargetNotSupported(
                 "a batch-invariant target cannot be compiled", remedy="create another adapter"
@@ -212,12 +186,7 @@ class TargetAdapter(TargetEnds):
         return other
 
     def make_batch_invariant(self) -> None:
-        """Compute with attention whose rounding does not depend on the other tokens of a step.
-
-        Raises:
-            TargetNotSupported: the target is compiled, or
-                `ComputeModules.make_batch_invariant` does not support it.
-        """
+        """Compute with attention whose rounding does not depend on the other tokens of a step."""
         refuse_invariance_if("a compiled target" if self.is_compiled else None)
         self.modules.make_batch_invariant()
 

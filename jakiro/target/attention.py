@@ -47,15 +47,6 @@ def grouped_attention(
 
     Calls with more than `MOST_QUERIES` queries, without a mask that all heads share, without key
     heads that query heads share, or with options such as dropout are passed on to transformers.
-
-    Args:
-        module: attention layer.
-        query: queries.
-        key: keys.
-        value: values.
-        attention_mask: mask that is added to the scores; None for no mask.
-        scaling: factor of the scores; None for one over the root of the size of a head.
-        **options: other options of attention in transformers.
     """
     groups = query.shape[1] // key.shape[1]
     is_simple = not any(options.get(name) for name in ("dropout", "softcap", "cache"))
@@ -85,18 +76,7 @@ def batch_invariant_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Attended, None]:
-    """Return the attention of queries, rounded independently of other queries and sequences.
-
-    Args:
-        module: attention layer.
-        query: queries in half precision.
-        key: keys in half precision.
-        value: values in half precision.
-        attention_mask: mask that is added to the scores.
-        scaling: factor of the scores; None for one over the root of the size of a head.
-        softcap: bound of the scores; None for no bound.
-        **options: other options of attention in transformers, which are not used.
-    """
+    """Return the attention of queries, rounded independently of other queries and sequences."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     keys, values = key.double().transpose(2, 3), value.double()
     parts = []

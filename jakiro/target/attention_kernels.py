@@ -38,9 +38,6 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
 
     The number of keys changes all the time while texts grow. The setting belongs to the process, so
     it is restored when no thread is inside such a block any more.
-
-    Args:
-        device: device of the tensors; nothing is changed for a CPU.
     """
     if device.type != "cuda":
         yield

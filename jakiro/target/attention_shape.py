@@ -23,10 +23,7 @@ class AttentionShape(Settings):
     """Geometry of a grouped-query attention module with a rotary embedding.
 
     Attributes:
-        num_heads: number of query heads.
         num_kv_heads: number of key/value heads, a divisor of `num_heads`.
-        head_dim: size of one head, an even number.
-        rope_theta: base (theta) of the rotary embedding.
     """
 
     num_heads: int = Field(ge=1)
@@ -47,11 +44,6 @@ def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> Attent
     """Return the geometry of a target's last layer, to be used in a trunk.
 
     If a trunk cannot have this geometry, `usual_shape` is returned instead.
-
-    Args:
-        config: config of the target's text model.
-        last: geometry of the last layer's keys and values.
-        hidden_size: hidden size of the target.
     """
     heads = getattr(config, "num_attention_heads", None)
     is_usable = isinstance(heads, int) and heads % last.num_kv_heads == 0

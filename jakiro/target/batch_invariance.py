@@ -38,12 +38,6 @@ def check_batch_invariance(target: TargetAdapter) -> None:
     Linear layers and experts of each shape are compared for different numbers of rows. The tokens
     of a path are read one by one, together with the tokens before them, in a tree with siblings,
     and beside another sequence.
-
-    Args:
-        target: adapter of the target, after `make_batch_invariant`.
-
-    Raises:
-        TargetNotSupported: the products of a linear layer or of experts, features or logits differ.
     """
     for name, product in _kinds_of_products(target):
         for count in ROWS:
@@ -120,11 +114,7 @@ def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def example(target: TargetAdapter) -> tuple[Int[Tensor, "1 tokens"], int]:
-    """Return tokens to compare the features of, and the number of them that are read first.
-
-    Args:
-        target: adapter of the target.
-    """
+    """Return tokens to compare the features of, and the number of them that are read first."""
     path = min(PATH, target.spec.max_position // 2)
     prefix = min(PREFIX, target.spec.max_position - path)
     token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
@@ -134,16 +124,7 @@ def example(target: TargetAdapter) -> tuple[Int[Tensor, "1 tokens"], int]:
 def read_one_by_one(
     target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
 ) -> Float[Tensor, "1 path hidden"]:
-    """Read a prefix, then the other tokens one by one.
-
-    Args:
-        target: adapter of the target.
-        token_ids: tokens of the prefix and of the path.
-        prefix: number of tokens of the prefix.
-
-    Returns:
-        The features of the path's tokens.
-    """
+    """Read a prefix, then the other tokens one by one."""
     cache = target.new_cache(1, token_ids.shape[1] + 1)
     target.forward(chain_step(token_ids[:, :prefix], 0), cache)
     steps = [
@@ -173,14 +154,6 @@ def read_in_tree(
     """Read a prefix, then the other tokens as a path in which each has a sibling.
 
     Nodes 0, 2, 4, ... are the path, and nodes 1, 3, 5, ... are siblings with other tokens.
-
-    Args:
-        target: adapter of the target.
-        token_ids: tokens of the prefix and of the path.
-        prefix: number of tokens of the prefix.
-
-    Returns:
-        The features of the path's tokens.
     """
     path = token_ids[:, prefix:]
     cache = target.new_cache(1, prefix + 2 * path.shape[1])

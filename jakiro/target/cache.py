@@ -29,14 +29,7 @@ def write_kv(
     slots: Int[Tensor, "rows tokens"],
     rows: Int[Tensor, " rows"] | None = None,
 ) -> None:
-    """Store keys or values of sequences at the given slots, in place.
-
-    Args:
-        buffer: cached keys or values.
-        kv: new keys or values.
-        slots: slot of each token.
-        rows: index of each sequence in the buffer; None for all sequences in order.
-    """
+    """Store keys or values of sequences at the given slots, in place."""
     if rows is None and buffer.is_cuda and not torch.compiler.is_compiling():
         buffer.scatter_(2, slots[:, None, :, None].expand_as(kv), kv)
         return
@@ -50,7 +43,6 @@ class StateSource(NamedTuple):
     """Target states that the drafter's memory or features are made from.
 
     Attributes:
-        kind: "kv" for keys and values as cached, "hidden" for hidden states.
         layers: indices of the layers or hidden states. Hidden state 0 is the embedding, hidden
             state k is the output of layer k, and the last one is the feature after the final norm.
     """
@@ -91,23 +83,14 @@ class SlotLayer(CacheLayerMixin):
         """Set the slots of the next update.
 
         Args:
-            slots: slots to write [sequences, queries].
             num_visible: number of slots, starting from slot 0, that the update returns.
-            rows: index of each of the sequences [sequences]; None for all sequences in order.
         """
         self.slots, self.num_visible, self.rows = slots, num_visible, rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values to the slots and return those of all visible slots.
-
-        Args:
-            key_states: new keys [sequences, heads, queries, dim].
-            value_states: new values [sequences, heads, queries, dim].
-            *args: ignored.
-            **kwargs: ignored.
-        """
+        """Write new keys and values to the slots and return those of all visible slots."""
         assert self.slots is not None
         write_kv(self.keys, key_states, self.slots, self.rows)
         write_kv(self.values, value_states, self.slots, self.rows)
@@ -119,12 +102,7 @@ class SlotLayer(CacheLayerMixin):
         return visible if self.rows is None else visible[self.rows]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing, because the buffers exist from the start.
-
-        Args:
-            key_states: ignored.
-            value_states: ignored.
-        """
+        """Do nothing, because the buffers exist from the start."""
 
     def get_seq_length(self) -> int:
         """Return 0, because the engine keeps a length for each sequence instead."""
@@ -145,13 +123,7 @@ class SlotCache(SequenceStorages, Cache):
     Layers of the same head shape share one block of memory for keys and one for values.
 
     Args:
-        shapes: head shape of each layer.
-        batch: number of sequences.
         capacity: number of slots per sequence; rounded up to a multiple of `BUCKET`.
-        dtype: dtype of keys, values and hidden states.
-        device: device of the blocks.
-        hidden_states: indices of the hidden states that are cached in addition to keys and values.
-        hidden_size: width of a hidden state.
         first_layer: index, in the model that reads the cache, of the first layer in `shapes`.
     """
 
@@ -210,9 +182,7 @@ class SlotCache(SequenceStorages, Cache):
         """Prepare every layer for a forward pass.
 
         Args:
-            slots: slots that the forward pass writes.
             num_visible: number of slots, starting from slot 0, that the forward pass reads.
-            rows: index of each sequence of the forward pass; None for all sequences in order.
         """
         for layer in self.slot_layers:
             layer.set_slots(slots, num_visible, rows)
@@ -255,12 +225,7 @@ class SlotCache(SequenceStorages, Cache):
     def move(
         self, source: Int[Tensor, "batch tokens"], destination: Int[Tensor, "batch tokens"]
     ) -> None:
-        """Copy tokens between slots in all layers, at a cost independent of the context length.
-
-        Args:
-            source: slots to read.
-            destination: slots to write.
-        """
+        """Copy tokens between slots in all layers, at a cost independent of the context length."""
         sequence = torch.arange(len(source), device=source.device)[:, None]
         for block in self._all_blocks:
             block[:, sequence, :, destination] = block[:, sequence, :, source]
@@ -271,25 +236,14 @@ class SlotCache(SequenceStorages, Cache):
         slots: Int[Tensor, "rows queries"],
         rows: Int[Tensor, " rows"] | None = None,
     ) -> None:
-        """Store hidden states at the given slots.
-
-        Args:
-            hidden: hidden states to store, in the order of `hidden_states`.
-            slots: slot of each token.
-            rows: index of each sequence; None for all sequences in order.
-        """
+        """Store hidden states at the given slots."""
         for block, states in zip(self._hidden_views, hidden, strict=True):
             write_kv(block, states.unsqueeze(1), slots, rows)
 
     def state(
         self, slots: Int[Tensor, "batch tokens"], source: StateSource
     ) -> Float[Tensor, "batch tokens layers width"]:
-        """Return the target's state for the tokens at `slots`.
-
-        Args:
-            slots: slots of the tokens.
-            source: layers to read, and the kind of state: keys and values, or hidden states.
-        """
+        """Return the target's state for the tokens at `slots`."""
         if source.kind == "kv":
             return self.kv(slots, source.layers)
         indices = tuple(self.hidden_states.index(layer) for layer in source.layers)
@@ -301,10 +255,6 @@ class SlotCache(SequenceStorages, Cache):
         """Return keys and values, concatenated and flattened to one vector per token and layer.
 
         Vectors of layers that are narrower than the widest layer are padded with zeros.
-
-        Args:
-            slots: slots of the tokens.
-            layers: indices of the layers.
         """
         if len(self._blocks) == 2:
             gathered = [_kv_of(block, slots, layers) for block in self._blocks]
@@ -361,11 +311,6 @@ class StateSources(NamedTuple):
         return tuple(sorted({state for states in several for state in states}))
 
     def read(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TargetState:
-        """Return the target's state for the tokens at `slots`.
-
-        Args:
-            cache: the target's cache, which must hold `hidden_states`.
-            slots: slots of the tokens.
-        """
+        """Return the target's state for the tokens at `slots`."""
         parts = (None if source is None else cache.state(slots, source) for source in self)
         return TargetState(*parts)

@@ -6,10 +6,6 @@ from torch import nn
 
 
 def cache_argument(module: nn.Module) -> str:
-    """Return `cache`, or `past_key_values` for models of transformers before 5.24.
-
-    Args:
-        module: a language model, or its decoder.
-    """
+    """Return `cache`, or `past_key_values` for models of transformers before 5.24."""
     parameters = inspect.signature(module.forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"

@@ -22,11 +22,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 
 def check_adapter(model: CausalLM) -> None:
-    """Raise an error if the model has a PEFT adapter that cannot be applied inside its layers.
-
-    Raises:
-        TargetNotSupported: the adapter adds virtual tokens.
-    """
+    """Raise an error if the model has a PEFT adapter that cannot be applied inside its layers."""
     adapter = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         raise TargetNotSupported(
@@ -38,14 +34,7 @@ def check_adapter(model: CausalLM) -> None:
 
 
 def check_implementation(config: Any) -> None:
-    """Raise an error if the target's attention takes no mask of a draft tree.
-
-    Args:
-        config: config of the target's text model.
-
-    Raises:
-        TargetNotSupported: the target uses flash attention, or a kernel from the hub.
-    """
+    """Raise an error if the target's attention takes no mask of a draft tree."""
     name = getattr(config, "_attn_implementation", None) or ""
     if "flash" in name or "/" in name:
         raise TargetNotSupported(
@@ -57,11 +46,7 @@ def check_implementation(config: Any) -> None:
 
 
 def check_devices(model: CausalLM) -> None:
-    """Raise an error if the weights are on several devices; the cache is on a single one.
-
-    Raises:
-        TargetNotSupported: the weights are on several devices.
-    """
+    """Raise an error if the weights are on several devices; the cache is on a single one."""
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise TargetNotSupported(
@@ -73,17 +58,7 @@ def check_devices(model: CausalLM) -> None:
 
 
 def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[str, ...]:
-    """Return each layer's attention kind.
-
-    Args:
-        config: config of the target's text model.
-        decoder: the target without its head.
-        token_ids: a few tokens to run the target on.
-
-    Raises:
-        TargetNotSupported: a layer's kind is not supported, or the layers ignore the config's
-            window or the mask.
-    """
+    """Return each layer's attention kind."""
     if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
         raise TargetNotSupported(
             "the target's layers mask tokens by their index in the cache",
@@ -131,16 +106,7 @@ def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
 
 
 def check_positions(config: Any, decoder: nn.Module) -> None:
-    """Raise an error if a token's position is not taken from the argument of `forward` alone.
-
-    Args:
-        config: config of the target's text model.
-        decoder: the target without its head.
-
-    Raises:
-        TargetNotSupported: positions are derived from the cache (ALiBi, for example), or the
-            rotary embedding depends on the current length (longrope).
-    """
+    """Raise an error if a token's position is not taken from the argument of `forward` alone."""
     rope = getattr(config, "rope_parameters", None) or {}
     by_kind = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
     if "longrope" in {part.get("rope_type") for part in by_kind}:
@@ -164,21 +130,13 @@ def storing_layers(cache: DynamicCache, config: Any) -> list[object]:
     """Return the cache layers that store keys and values of their own.
 
     In some models, the last layers reuse the keys and values of earlier layers.
-
-    Args:
-        cache: a cache that the target has written to.
-        config: config of the target's text model.
     """
     reusing = getattr(config, "num_kv_shared_layers", None) or 0
     return list(cache.layers[: config.num_hidden_layers - reusing])
 
 
 def max_position_of(config: Any) -> int:
-    """Return the number of positions that a target supports.
-
-    Raises:
-        TargetNotSupported: the config does not contain this number.
-    """
+    """Return the number of positions that a target supports."""
     if not hasattr(config, "max_position_embeddings"):
         raise TargetNotSupported(
             "the target's config does not contain the number of positions",
@@ -195,11 +153,7 @@ def max_position_of(config: Any) -> int:
 
 
 def head_shape_of(layer: object) -> HeadShape:
-    """Return the geometry of a cache layer's keys and values.
-
-    Raises:
-        TargetNotSupported: the layer does not store keys and values.
-    """
+    """Return the geometry of a cache layer's keys and values."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
         raise TargetNotSupported(
@@ -212,16 +166,7 @@ def head_shape_of(layer: object) -> HeadShape:
 
 
 def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
-    """Raise an error if the adapter does not reproduce a model's logits up to rounding.
-
-    Args:
-        got: the adapter's logits.
-        expected: the model's own logits.
-        name: name of the model, for the error message.
-
-    Raises:
-        TargetNotSupported: the logits differ.
-    """
+    """Raise an error if the adapter does not reproduce a model's logits up to rounding."""
     if expected.is_meta:  # a tensor with a shape but no values
         return
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2

@@ -21,18 +21,9 @@ from jakiro.target.sharing import sharing_copy, with_attention
 class ComputeModules:
     """Chooses the layers and output embeddings to compute with; the model itself never changes.
 
-    Args:
-        model: the causal LM.
-        decoder: the part of the model below its output embeddings.
-
     Attributes:
-        layers: part of the model below its output embeddings, or a copy of that part.
-        output: the model's output embeddings, or a copy of them.
-        is_packed: whether the copies compute with reordered weights.
         groups_heads: whether the query heads that share keys are computed as one head, so that keys
             and values are not repeated; always true with reordered weights.
-        is_batch_invariant: whether attention is computed in a way that does not depend on the other
-            tokens of a step.
     """
 
     def __init__(self, model: CausalLM, decoder: nn.Module) -> None:
@@ -56,13 +47,6 @@ class ComputeModules:
         """Compute with weights that are reordered for the CPU.
 
         The reordered weights are copies, so the target needs twice the memory.
-
-        Args:
-            single: whether to use the reordered weights for a single token, too.
-
-        Raises:
-            TargetNotSupported: the weights, the device, adapters or the installed torch do not
-                allow this.
         """
         if not can_pack(self._model):
             raise TargetNotSupported(
@@ -92,22 +76,13 @@ class ComputeModules:
         layers must not depend on the number of tokens, if there are at least two, which
         `check_batch_invariance` verifies. Then a token has the same features, bit for bit, whether
         it is read alone, in a tree, in a prompt, or beside other sequences.
-
-        Raises:
-            TargetNotSupported: the target is not in half precision or not on a CPU, has PEFT
-                adapters or attention sinks, uses an implementation of attention other than sdpa
-                and eager, or its attention cannot be replaced.
         """
         refuse_invariance_if(obstacle_to_invariance(self._model))
         self.is_batch_invariant = True
         self._choose()
 
     def follow_changes(self) -> None:
-        """Copy the modules again if parameters of the model were replaced, added or removed.
-
-        Raises:
-            TargetNotSupported: the target was batch-invariant, and no longer can be.
-        """
+        """Copy the modules again if parameters of the model were replaced, added or removed."""
         if self._copied and not self._are_current():
             self.is_packed = self.is_packed and can_pack(self._model)
             if self.is_batch_invariant:
@@ -139,14 +114,7 @@ class ComputeModules:
 
 
 def refuse_invariance_if(obstacle: str | None) -> None:
-    """Raise an error if something prevents batch invariance.
-
-    Args:
-        obstacle: description of what prevents batch invariance; None if nothing does.
-
-    Raises:
-        TargetNotSupported: there is an obstacle.
-    """
+    """Raise an error if something prevents batch invariance."""
     if obstacle is not None:
         raise TargetNotSupported(
             "the target cannot be made batch-invariant",

@@ -27,10 +27,6 @@ class DeviceDescription(BaseModel):
     """The description of the target's part in an exported folder.
 
     Attributes:
-        version: version of the format.
-        hidden_size: width of embeddings and features.
-        embedding: own (the target's dtype) or int8.
-        scales: scales of the logits of the model's family, by their names in the config.
         has_head: whether the head's rows are there; otherwise the drafter has its own head, or the
             head is the embedding.
         drafts_all: whether the head has rows for all tokens.
@@ -50,7 +46,6 @@ class DeviceTarget(TargetEnds):
     """The embedding and the head of a target whose layers are elsewhere.
 
     Args:
-        description: description of the tensors.
         tensors: `embedding` [vocab, hidden], or `values` and `scales` of an int8 embedding; `head`
             [rows, hidden] and `head_bias` [rows], if they are there.
         draft_ids: ids of the tokens that may be drafted; None for all tokens.
@@ -107,15 +102,8 @@ def write_device_target(
     """Write a target's embedding and head to a folder.
 
     Args:
-        target: target.
-        draft_ids: ids of the tokens that may be drafted; None for all tokens.
-        folder: folder that exists.
         embedding: format of the embedding. int8 may change drafts, but never the output's
             distribution.
-        has_head: whether drafts need the target's head.
-
-    Raises:
-        TargetNotSupported: the head is not a plain matrix.
     """
     table = _embedding_of(target)
     tensors: dict[str, Tensor] = {"like": table.new_zeros(1), "embedding": table}
@@ -147,17 +135,7 @@ def read_device_target(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> DeviceTarget:
-    """Return the target's part of an exported folder.
-
-    Args:
-        folder: folder that `write_device_target` has written.
-        draft_ids: ids of the tokens that may be drafted; None for all tokens.
-        device: device of the tensors.
-        dtype: dtype of features and embeddings; None for the target's.
-
-    Raises:
-        CheckpointError: the files are damaged.
-    """
+    """Return the target's part of an exported folder."""
     try:
         text = (folder / DESCRIPTION_FILE).read_text(encoding="utf-8")
         description = DeviceDescription.model_validate_json(text)

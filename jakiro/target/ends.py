@@ -14,8 +14,6 @@ class TargetEnds(ABC):
     """A target's embedding and head, with or without the layers between them.
 
     Attributes:
-        config: config with the scales of the model's family.
-        head: module that turns features into logits, before they are scaled.
         head_ids: ids of the tokens that the head has rows for; None for all tokens.
     """
 

@@ -32,11 +32,7 @@ Forward = Callable[..., Any]
 
 
 class DoubleLinear(WrappedLinear):
-    """Computes the same as a linear layer, but in float64.
-
-    Args:
-        layer: layer whose weight and bias are used; it is not changed.
-    """
+    """Computes the same as a linear layer, but in float64."""
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Return the product with the weight, plus the bias."""
@@ -53,13 +49,6 @@ def with_independent_rows(module: nn.Module, dtype: torch.dtype) -> nn.Module:
       tensor.
 
     Other linear layers are not replaced: see `check_batch_invariance`.
-
-    Args:
-        module: copy of a model, which is changed; or a single linear layer, which is not.
-        dtype: half-precision dtype of the model.
-
-    Returns:
-        The module, or what replaces it.
     """
     tables: dict[bytes, Tensor] = {}
     for part in list(module.modules()):
@@ -76,11 +65,7 @@ def with_independent_rows(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Return whether a module computes the experts of all tokens, as transformers does.
-
-    Args:
-        module: part of a model.
-    """
+    """Return whether a module computes the experts of all tokens, as transformers does."""
     names = signature(type(module).forward).parameters
     return {"hidden_states", "top_k_index", "top_k_weights"} <= set(names)
 

@@ -24,10 +24,6 @@ class Int8Linear:
 
     Each output channel of the weight and each row of the input has its own scale, so a row of the
     result has the same bits whatever other rows the input has. The result has no gradient.
-
-    Args:
-        weight: weight of the layer, which must satisfy `can_quantize`; it is copied.
-        bias: bias of the layer; None if there is none.
     """
 
     def __init__(
@@ -49,9 +45,6 @@ class Int8Linear:
         """Return the float32 product with the weight, plus the bias.
 
         Rows that are not finite give a result that is not finite.
-
-        Args:
-            x: input of the layer, in any floating-point dtype.
         """
         rows = x.reshape(-1, x.shape[-1]).float()
         tiny = torch.finfo(torch.float32).tiny

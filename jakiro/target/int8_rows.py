@@ -30,9 +30,6 @@ def quantized_rows(rows: Float[Tensor, "rows width"]) -> Int8Rows:
     """Return quantized vectors.
 
     Values that are not finite become 0 or the largest value that a group can have.
-
-    Args:
-        rows: vectors.
     """
     padding = -rows.shape[1] % GROUP
     groups = pad(rows.float().nan_to_num(), (0, padding)).unflatten(1, (-1, GROUP))
@@ -44,11 +41,6 @@ def quantized_rows(rows: Float[Tensor, "rows width"]) -> Int8Rows:
 
 
 def restored_rows(quantized: Int8Rows, width: int) -> Float[Tensor, "rows width"]:
-    """Return vectors in float32.
-
-    Args:
-        quantized: quantized vectors.
-        width: number of values of a vector.
-    """
+    """Return vectors in float32."""
     groups = quantized.values.unflatten(1, (-1, GROUP)).float()
     return (groups * quantized.scales.float()[:, :, None]).flatten(1)[:, :width]

@@ -16,7 +16,6 @@ class KeyRotation(Settings):
 
     Attributes:
         frequencies: angle per position of each pair of channels.
-        scale: factor of rotated keys.
     """
 
     frequencies: tuple[float, ...]
@@ -32,8 +31,6 @@ def measured_rotation(
     the same, and each key is rotated by the distance. This is measured in all layers.
 
     Args:
-        decoder: target without its head.
-        shapes: geometry of the keys and values of each layer.
         keys_at: function that returns the keys [1, heads, tokens, dim] of each layer for a text
             that begins at the given position.
     """

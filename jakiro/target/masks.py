@@ -48,7 +48,6 @@ def slot_mask(
 
     Args:
         lengths: number of committed tokens per sequence; a committed token's slot is its position.
-        slots: slots of the uncommitted nodes.
         seen: True where a query may attend to an uncommitted node, which is the query itself or
             one of its ancestors.
         num_slots: number of slots, starting from slot 0, that the mask covers.
@@ -65,12 +64,10 @@ class TargetMasks:
     """Builds the attention masks of a target's layers, or of a subset of the layers.
 
     Args:
-        layer_kinds: attention kind of each layer.
         window: number of positions, including the query's own, that a query attends to in a layer
             with sliding attention; None if the target has no window.
         chunk: number of positions per block in a layer with chunked attention, where a query
             attends only to its own block; None if the target has no chunks.
-        like: tensor with the dtype and device of the masks.
     """
 
     def __init__(
@@ -96,8 +93,6 @@ class TargetMasks:
         """Return one mask if all layers are of the same kind, otherwise a mask for each kind.
 
         Args:
-            visible: True where a query may attend to a slot in a layer without a window.
-            positions: absolute positions of the queries.
             seen_positions: absolute position of the token in each slot. For a draft node, the
                 position can differ from the slot. None if no layer `reads_positions`.
         """
@@ -123,9 +118,7 @@ def positions_in_slots(
     """Return the absolute position of the token in each slot.
 
     Args:
-        slots: slots of the nodes of a draft tree.
         positions: absolute positions of the nodes; the position of any other token equals its slot.
-        num_slots: number of slots, starting from slot 0, to return positions for.
     """
     seen = torch.arange(num_slots, device=slots.device).expand(len(slots), -1)
     return seen.scatter(1, slots, positions)

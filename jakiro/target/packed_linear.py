@@ -26,7 +26,6 @@ class PackedLinear(WrappedLinear):
     same layer share the copy.
 
     Args:
-        layer: layer whose weight and bias are used; it is not changed.
         pack_single: whether a single token is multiplied by the copy, too.
     """
 
@@ -36,11 +35,7 @@ class PackedLinear(WrappedLinear):
         self._reordered = WeightCopy.shared(layer, _reordered_of_layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product with the weight, plus the bias.
-
-        Args:
-            x: input of the layer, shape [..., in_features].
-        """
+        """Return the product with the weight, plus the bias."""
         if x.numel() == x.shape[-1] and not self.pack_single:
             return linear(x, self.layer.weight, self.layer.bias)
         return packed_product(x, self._reordered.current(), self.layer.bias)
@@ -67,21 +62,12 @@ def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
     """Return a copy of a model that shares all tensors, with packed layers for its linear layers.
 
     The model itself stays as it is, so that its own `generate`, training and saving do not change.
-
-    Args:
-        model: model, or a single linear layer.
-        pack_single: whether a single token is multiplied by reordered weights, too.
     """
     return with_packed_layers(sharing_copy(model), pack_single)
 
 
 def form_name(packed: bool, pack_single: bool) -> str:
-    """Return a description of the weights that decoding computes with.
-
-    Args:
-        packed: whether weights are reordered.
-        pack_single: whether a single token is multiplied by reordered weights, too.
-    """
+    """Return a description of the weights that decoding computes with."""
     if not packed:
         return "own weights"
     return "reordered weights" if pack_single else "reordered weights for trees"
@@ -96,12 +82,7 @@ def packed_bytes(model: nn.Module) -> int:
 
 
 def with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
-    """Replace the linear layers of a copied model with packed layers, and return the result.
-
-    Args:
-        module: copy of a model, which is changed; or a single linear layer, which is not.
-        pack_single: whether a single token is multiplied by reordered weights, too.
-    """
+    """Replace the linear layers of a copied model with packed layers, and return the result."""
     if type(module) is nn.Linear:
         return PackedLinear(module, pack_single=pack_single)
     for name, child in module.named_children():
@@ -115,7 +96,6 @@ def can_reorder(weight: Tensor, dtype: torch.dtype | None = None) -> bool:
     Only float32 and bfloat16 weights on the CPU can be reordered.
 
     Args:
-        weight: weight of a layer.
         dtype: dtype of the copy; None for that of the weight.
     """
     dtype = dtype or weight.dtype
@@ -138,13 +118,7 @@ def _reordered_of_layer(weight: Tensor, _bias: Tensor | None) -> Tensor:
 
 
 def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product with a reordered weight, plus the bias.
-
-    Args:
-        x: input, shape [..., in_features].
-        packed: weight from `reordered`.
-        bias: shape [out_features]; None for no bias.
-    """
+    """Return the product with a reordered weight, plus the bias."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product
 

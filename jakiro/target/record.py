@@ -28,18 +28,9 @@ class TargetRecord(Settings):
     """Properties that identify the target and the tokenizer that a drafter was made for.
 
     Attributes:
-        name_or_path: absolute path or hub id that the target was loaded from.
-        hidden_size: width of embeddings and features.
-        vocab_size: number of logits.
         kv_widths: for each layer, the total size of the key and the value vectors of one token.
-        fingerprint: hash of the geometry and of a sample of the weights, the same in every dtype.
         num_hidden_states: number of hidden states (the embedding and one per layer); None if the
             hidden states are not one vector of the hidden size per token.
-        attention: geometry of the last layer's attention.
-        tokenizer_fingerprint: hash of the vocabulary; None if no tokenizer was given.
-        template_fingerprint: hash of the chat template; None if there is no chat template.
-        gguf_sha256: checksum of the GGUF file that the target was converted from; None if the
-            target was not converted.
         key_rotation: rotation of cached keys; None unless it is the same in all layers.
     """
 
@@ -63,11 +54,6 @@ def record_target(
 
     A relative path is recorded as an absolute one, so that the drafter finds its target from every
     working directory.
-
-    Args:
-        spec: properties of the target.
-        name_or_path: folder or hub id that the target was loaded from.
-        tokenizer: the target's tokenizer; None to leave it out of the record.
     """
     path = Path(name_or_path)
     return TargetRecord(
@@ -115,13 +101,8 @@ def check_target(
     """Raise an error if the loaded target differs from the record.
 
     Args:
-        record: target that the drafter was made for.
-        spec: properties of the loaded target.
         other_weights: whether to warn, instead of raising an error, if only the weights differ;
             None if they must not differ, so that the error names no option for this.
-
-    Raises:
-        TargetMismatch: a property differs; the message names the first such property.
     """
     for name, expected, got in (
         ("hidden size", record.hidden_size, spec.hidden_size),
@@ -148,15 +129,7 @@ def check_target(
 
 
 def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise an error if the vocabulary differs from the record; warn if the chat template differs.
-
-    Args:
-        record: target that the drafter was made for.
-        tokenizer: the loaded tokenizer.
-
-    Raises:
-        TargetMismatch: the vocabularies differ.
-    """
+    """Raise an error if the vocabulary differs from the record; warn if the chat template differs."""
     got: Any = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint not in (None, got):
         raise TargetMismatch(

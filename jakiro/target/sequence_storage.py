@@ -22,7 +22,6 @@ class SequenceStorage:
 
     Args:
         storage: tensor whose last two dimensions are the slots of a sequence and their entries.
-        dim: dimension of the sequences.
     """
 
     def __init__(self, storage: Float[Tensor, "..."], dim: int) -> None:
@@ -56,7 +55,6 @@ class SequenceStorage:
         """Let `live` have a number of rows, the last of which may belong to no sequence.
 
         Args:
-            count: number of rows, at most `num_rows`.
             num_used: number of slots that may be written to in rows that belong to no sequence.
         """
         added = slice(self._count, count)
@@ -120,23 +118,13 @@ class SequenceStorages(ABC):
     def select_sequences(
         self, indices: Sequence[int], num_used: Sequence[int] | None = None
     ) -> None:
-        """Keep only the sequences at these batch indices, in this order.
-
-        Args:
-            indices: batch index of each sequence to keep.
-            num_used: as for `SequenceStorage.select`.
-        """
+        """Keep only the sequences at these batch indices, in this order."""
         for storage in self._storages:
             storage.select(indices, num_used)
         self._update()
 
     def show_rows(self, count: int, num_used: int = 0) -> None:
-        """Use the first rows, as `SequenceStorage.show` does.
-
-        Args:
-            count: number of rows.
-            num_used: as for `SequenceStorage.show`.
-        """
+        """Use the first rows, as `SequenceStorage.show` does."""
         for storage in self._storages:
             storage.show(count, num_used)
         self._update()

@@ -7,11 +7,7 @@ from torch import nn
 
 
 def sharing_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that shares all tensors, linear layers and configs with the model.
-
-    Args:
-        model: model, or a single linear layer.
-    """
+    """Return a copy of a model that shares all tensors, linear layers and configs with the model."""
     # Linear layers are shared, too: all copies then use the same reordered weights, and notice if
     # a weight is replaced.
     layers = [module for module in model.modules() if type(module) is nn.Linear]
@@ -24,12 +20,7 @@ def sharing_copy(model: nn.Module) -> nn.Module:
 
 
 def with_attention(module: nn.Module, implementation: str) -> nn.Module:
-    """Set how a copy of a model computes attention, and return the copy.
-
-    Args:
-        module: copy of a model; its configs are replaced, so that the model's own do not change.
-        implementation: name of the implementation, as registered with transformers.
-    """
+    """Set how a copy of a model computes attention, and return the copy."""
     replaced: dict[int, Any] = {}
     for part in module.modules():
         config = getattr(part, "config", None)

@@ -36,11 +36,7 @@ def attend(
     """Return attention, computed in parts if this is faster on the device.
 
     Args:
-        query: queries.
-        key: keys.
-        value: values.
         mask: mask that is added to the scores; hidden slots have a finite value.
-        scale: factor of the scores; None for one over the root of the size of a head.
     """
     is_simple = query.is_cuda and len(query) == 1 and not torch.compiler.is_compiling()
     if is_simple and query.shape[3] == value.shape[3]:
@@ -56,8 +52,6 @@ def num_parts(num_blocks: int, num_keys: int, num_processors: int) -> int:
     """Return the number of parts of equal size that keep all processors of a GPU busy.
 
     Args:
-        num_blocks: number of blocks of queries, in all heads.
-        num_keys: number of keys.
         num_processors: number of blocks that the GPU processes at the same time.
     """
     most = min(num_processors // num_blocks, num_keys // SMALLEST_PART)
@@ -76,13 +70,7 @@ def attend_in_parts(
     """Return attention whose keys are processed in several parts; no tensor is copied for this.
 
     Args:
-        query: queries.
-        key: keys.
-        value: values.
-        mask: mask that is added to the scores; hidden slots have a finite value.
-        scale: factor of the scores; None for one over the root of the size of a head.
         parts: number of parts, a divisor of the number of slots.
-        kernel: attention to one part of the keys.
     """
     size = key.shape[2] // parts
     keys, values = (
@@ -100,12 +88,7 @@ def attend_in_parts(
 
 @lru_cache(maxsize=16)
 def kernel_on(device: torch.device, dtype: torch.dtype) -> Kernel | None:
-    """Return the kernel of a device, after a test of it; None if it does not work.
-
-    Args:
-        device: device of the tensors.
-        dtype: dtype of the tensors.
-    """
+    """Return the kernel of a device, after a test of it; None if it does not work."""
     kernel = _kernel_of_gpu if device.type == "cuda" else kernel_of_cpu
     try:
         difference = _difference(kernel, device, dtype)
@@ -121,15 +104,7 @@ def kernel_on(device: torch.device, dtype: torch.dtype) -> Kernel | None:
 def kernel_of_cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return attended values and the logarithms of the sums of exponentiated scores.
-
-    Args:
-        query: queries.
-        key: keys.
-        value: values.
-        mask: mask that is added to the scores.
-        scale: factor of the scores; None for one over the root of the size of a head.
-    """
+    """Return attended values and the logarithms of the sums of exponentiated scores."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     attended, log_sums = flash(query, key, value, attn_mask=mask, scale=scale)
     return attended, log_sums

@@ -12,13 +12,7 @@ from jakiro.target.masks import ancestor_matrix, same_document
 
 
 class WrittenNodes(NamedTuple):
-    """Cached nodes of a tree that is processed level by level, including this step's queries.
-
-    Attributes:
-        slots: cache slot of each node.
-        positions: absolute position of each node.
-        seen: True where a query may attend to a node.
-    """
+    """Cached nodes of a tree that is processed level by level, including this step's queries."""
 
     slots: Int[Tensor, "batch written"]
     positions: Int[Tensor, "batch written"]
@@ -30,9 +24,6 @@ class StepInput:
     """Tokens for one target forward pass: a prompt, a single token, or a root with its draft tree.
 
     Attributes:
-        token_ids: ids of the tokens, which are the queries of the attention.
-        positions: absolute positions of the queries.
-        slots: cache slots that the queries are written to.
         lengths: number of committed tokens per sequence; every query attends to all of them.
         highest_slot: highest slot that any sequence writes, as a number on the CPU.
         parents: index of each query's parent among the queries, -1 for a query without a parent;
@@ -59,13 +50,7 @@ class StepInput:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Result of a target forward pass: features (after the final norm) and the updated cache.
-
-    Attributes:
-        features: feature of each query.
-        step: input of the forward pass.
-        cache: cache that holds the queries' keys and values at `step.slots`.
-    """
+    """Result of a target forward pass: features (after the final norm) and the updated cache."""
 
     features: Float[Tensor, "batch queries hidden"]
     step: StepInput
@@ -73,12 +58,7 @@ class StepOutput:
 
 
 def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput:
-    """Return a step that reads consecutive tokens.
-
-    Args:
-        token_ids: ids of the tokens.
-        start: position of the first token.
-    """
+    """Return a step that reads consecutive tokens."""
     batch, count = token_ids.shape
     positions = torch.arange(start, start + count, device=token_ids.device).expand(batch, -1)
     lengths = torch.full((batch,), start, device=token_ids.device)
@@ -86,11 +66,7 @@ def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput
 
 
 def ancestors_of(step: StepInput) -> Bool[Tensor, "batch queries queries"]:
-    """Return which queries of a step each query may attend to, including itself.
-
-    Args:
-        step: step whose queries are a chain or a tree.
-    """
+    """Return which queries of a step each query may attend to, including itself."""
     if step.parents is not None:
         return ancestor_matrix(step.parents, step.max_depth)
     batch, count = step.token_ids.shape
@@ -104,9 +80,6 @@ def with_sibling(step: StepInput) -> StepInput:
     """Return a step over a single token with a copy of the token in the next slot.
 
     The copy is needed because some kernels sum in another order for a single row than for several.
-
-    Args:
-        step: step of one query.
     """
     twice = torch.arange(2, device=step.slots.device)
     return StepInput(

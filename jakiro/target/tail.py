@@ -21,14 +21,6 @@ class TargetTail:
 
     The caller stores the layers' keys and values: the target's own for verified tokens, and those
     computed from predicted states for drafted tokens.
-
-    Args:
-        target: adapter of the target; the tail shares the target's weights.
-        num_layers: number of layers.
-
-    Raises:
-        TargetNotSupported: the last layers cannot be separated from the other layers, or do not
-            reproduce the target's features from its hidden states.
     """
 
     def __init__(self, target: TargetAdapter, num_layers: int) -> None:
@@ -42,12 +34,7 @@ class TargetTail:
         self._check()
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
-        """Return an empty cache for the keys and values of the tail layers.
-
-        Args:
-            batch: number of sequences.
-            capacity: number of slots per sequence.
-        """
+        """Return an empty cache for the keys and values of the tail layers."""
         return SlotCache(
             self.shapes,
             batch,
@@ -58,12 +45,7 @@ class TargetTail:
         )
 
     def kv(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TailKV:
-        """Return the keys and values that the target cached in the tail layers at `slots`.
-
-        Args:
-            cache: cache of the whole target.
-            slots: slots of the tokens.
-        """
+        """Return the keys and values that the target cached in the tail layers at `slots`."""
         layers = cache.slot_layers[self.input_state :]
         return tuple(
             part.gather(2, slots[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))
@@ -72,13 +54,7 @@ class TargetTail:
         )
 
     def store(self, cache: SlotCache, kv: TailKV, slots: Int[Tensor, "batch tokens"]) -> None:
-        """Store keys and values at the given slots of a cache of the tail layers.
-
-        Args:
-            cache: cache from `new_cache`.
-            kv: keys and values to store.
-            slots: slots of the tokens.
-        """
+        """Store keys and values at the given slots of a cache of the tail layers."""
         buffers = [part for layer in cache.slot_layers for part in (layer.keys, layer.values)]
         for buffer, new in zip(buffers, kv, strict=True):
             write_kv(buffer, new.to(buffer.dtype), slots)
@@ -95,9 +71,6 @@ class TargetTail:
 
         Args:
             states: hidden states of the queries, as input of the first tail layer.
-            positions: absolute positions of the queries.
-            visible: True where a query may attend to an entry of the cache.
-            seen_positions: absolute position of the token in each entry of the cache.
             cache: cache for the queries' keys and values, whose slots must already be set.
         """
         output = self._decoder(
@@ -137,7 +110,6 @@ class JoinedCache(Cache):
     Gradients flow through all keys and values.
 
     Args:
-        kv: keys and values of each layer.
         first_layer: index, in the model that reads the cache, of the first layer in `kv`.
     """
 

@@ -11,12 +11,7 @@ CopyT = TypeVar("CopyT")
 
 
 class WeightCopy(Generic[CopyT]):
-    """A layer's weight and bias in another format; made on first use, and again after a change.
-
-    Args:
-        source: layer with a weight and a bias, or a parameter on its own.
-        convert: function from the weight and the bias, or from the parameter, to the copy.
-    """
+    """A layer's weight and bias in another format; made on first use, and again after a change."""
 
     def __init__(self, source: nn.Module | Tensor, convert: Callable[..., CopyT]) -> None:
         self.source = source
@@ -28,12 +23,7 @@ class WeightCopy(Generic[CopyT]):
     def shared(
         cls, source: nn.Module | Tensor, convert: Callable[..., CopyT]
     ) -> "WeightCopy[CopyT]":
-        """Return the copy of the same source by the same function that is in use, or a new one.
-
-        Args:
-            source: as for the class.
-            convert: as for the class.
-        """
+        """Return the copy of the same source by the same function that is in use, or a new one."""
         key = id(source), convert
         known = _in_use.get(key)
         if known is None:

@@ -26,12 +26,7 @@ Convert = Callable[[Tensor, Tensor | None], Product]
 
 
 def allows_form(source: nn.Module | Tensor, form: WeightForm) -> bool:
-    """Return whether this machine can compute with a layer or a matrix in a given format.
-
-    Args:
-        source: layer, which must be exactly an `nn.Linear`, or a stack of matrices.
-        form: requested format of the weights.
-    """
+    """Return whether this machine can compute with a layer or a matrix in a given format."""
     if form == "own":
         return True
     if isinstance(source, nn.Module) and type(source) is not nn.Linear:
@@ -44,11 +39,6 @@ def product_with(weight: Tensor, bias: Tensor | None, form: WeightForm) -> Produ
     """Return a function that multiplies by a copy of a weight, and adds the bias.
 
     The result has the dtype of the input, except that products with int8 weights are float32.
-
-    Args:
-        weight: weight that allows the format, shape [out_features, in_features].
-        bias: shape [out_features]; None for no bias.
-        form: format of the copy; the format "own" makes no copy.
     """
     return CONVERT[form](weight, bias)
 

@@ -4,11 +4,7 @@ from torch import Tensor, nn
 
 
 class WrappedLinear(nn.Module):
-    """Base class of modules that replace a linear layer and use its weight and bias.
-
-    Args:
-        layer: layer whose weight and bias are used; it is not changed.
-    """
+    """Base class of modules that replace a linear layer and use its weight and bias."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
