@@ -255,7 +255,7 @@ class Trunk(nn.Module):
         inputs: TrunkInputs,
         store: tuple[KVStore, ...],
     ) -> None:
-        """Pass the keys and values of tokens in each layer of self-attention to that layer's store."""
+        """Pass the keys and values of tokens in each layer to that layer's store."""
         assert self.self_attention is not None
         first, *others, last = store
         read, stream = self._start(embeddings, inputs)

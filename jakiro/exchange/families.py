@@ -1,6 +1,5 @@
 """The families of published drafters, recognized by the names and shapes of their tensors."""
 
-import re
 from collections.abc import Callable, Iterable
 
 from jakiro.config import JakiroConfig
@@ -15,8 +14,6 @@ from jakiro.exchange.table import cannot_import
 Reader = Callable[[DraftCheckpoint], ImportPlan]
 
 _KNOWN = "a drafter of EAGLE-1, EAGLE-2, HASS, EAGLE-3, Mixture of Attentions or Jakiro"
-_MTP = re.compile(r"mtp\.|mtp_layers\.|.*\.eh_proj\.")
-_MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.linear\.|blocks\.\d+\.layers\.")
 
 
 def plan_import(checkpoint: DraftCheckpoint) -> ImportPlan:
@@ -44,18 +41,8 @@ def _reader_for(checkpoint: DraftCheckpoint) -> Reader:
     fused = names.get("fc.weight")
     if fused is not None and len(fused.shape) == 2 and fused.shape[1] == 2 * fused.shape[0]:
         return read_eagle
-    raise _unknown(checkpoint)
-
-
-def _unknown(checkpoint: DraftCheckpoint) -> Exception:
-    names = checkpoint.tensors
-    if any(_MTP.match(name) for name in names):
-        got = "an MTP head, which is part of its target"
-    elif any(_MEDUSA.match(name) for name in names) or _any("medusa_", checkpoint.config):
-        got = "Medusa heads, which draft without reading the drafted tokens"
-    else:
-        got = f"tensors such as {', '.join(sorted(names)[:3])}"
-    return cannot_import(checkpoint.source, _KNOWN, got)
+    got = f"tensors such as {', '.join(sorted(names)[:3])}"
+    raise cannot_import(checkpoint.source, _KNOWN, got)
 
 
 def _any(prefix: str, names: Iterable[str]) -> bool:

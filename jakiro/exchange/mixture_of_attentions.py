@@ -168,7 +168,7 @@ class _StateOrder:
 def _take_layer_attention(
     table: TensorTable, order: _StateOrder, num_heads: int, head_dim: int
 ) -> None:
-    """Add the attention of layer self-attention, with one head of keys and values per query head."""
+    """Add layer self-attention, with one head of keys and values for each query head."""
     published, ours = f"{_LAYERS}self_attn.", "memory_encoder.layer_attention"
     kv_rows = table.matrix(f"{published}k_proj.weight")[0]
     if kv_rows % head_dim or num_heads % (kv_rows // head_dim):

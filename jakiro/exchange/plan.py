@@ -192,7 +192,7 @@ def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
 
 
 def check_scales(target: TargetAdapter, remedy: str) -> None:
-    """Raise an error if a target scales its embeddings or logits, which other projects may ignore."""
+    """Raise an error if a target has scales, which other projects may ignore."""
     name = type(target.model).__name__
     check_config_scales(target.config, name, remedy)
     ids = torch.arange(3, device=target.device)

@@ -29,7 +29,7 @@ class Conversion(NamedTuple):
 
 
 class TensorTable:
-    """Accounts for every tensor of a published drafter: it is used, compared, dropped or refused."""
+    """Accounts for every tensor of a drafter: it is used, compared, dropped or refused."""
 
     def __init__(self, checkpoint: DraftCheckpoint) -> None:
         self.checkpoint = checkpoint

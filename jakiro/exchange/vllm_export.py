@@ -81,41 +81,21 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
 
 
 def _check_settings(settings: DrafterSettings) -> None:
-    if settings.trunk.first_position:
-        raise ConfigError(
-            "this drafter cannot be exported for vLLM, because it attends to the first token",
-            expected="drafter.trunk.first_position of False: vLLM has no row for this token",
-            got=True,
-            remedy="train a drafter with drafter.trunk.first_position=false",
-        )
-    if settings.trunk.num_layers != 1:
-        raise ConfigError(
-            "this drafter cannot be exported for vLLM, because its trunk does not have one layer",
-            expected="drafter.trunk.num_layers of 1",
-            got=settings.trunk.num_layers,
-            remedy="train a drafter with one layer",
-        )
-    if settings.experts.active_experts is not None:
-        raise ConfigError(
-            "this drafter cannot be exported for vLLM, because only some of its experts run",
-            expected="drafter.experts.active_experts of null",
-            got=settings.experts.active_experts,
-            remedy="train a drafter all of whose experts run",
-        )
-    if settings.trunk.tokens != "single":
-        raise ConfigError(
-            "this drafter cannot be exported for vLLM, because it reads several tokens at once",
-            expected="drafter.trunk.tokens of single",
-            got=settings.trunk.tokens,
-            remedy="train a drafter that reads single tokens",
-        )
-    if settings.tail_layers:
-        raise ConfigError(
-            "this drafter cannot be exported for vLLM, because it runs layers of the target",
-            expected="drafter.tail_layers of 0",
-            got=settings.tail_layers,
-            remedy="train a drafter without tail layers",
-        )
+    trunk = settings.trunk
+    for name, expected, got in (
+        ("trunk.first_position", False, trunk.first_position),  # vLLM has no row for this token
+        ("trunk.num_layers", 1, trunk.num_layers),
+        ("trunk.tokens", "single", trunk.tokens),
+        ("experts.active_experts", None, settings.experts.active_experts),
+        ("tail_layers", 0, settings.tail_layers),
+    ):
+        if got != expected:
+            raise ConfigError(
+                "this drafter cannot be exported for vLLM",
+                expected=f"drafter.{name} of {'null' if expected is None else expected}",
+                got=got,
+                remedy="train a drafter with this setting",
+            )
 
 
 def _exported_settings(settings: DrafterSettings) -> DrafterSettings:

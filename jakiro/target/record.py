@@ -129,7 +129,7 @@ def check_target(
 
 
 def check_tokenizer(record: TargetRecord, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise an error if the vocabulary differs from the record; warn if the chat template differs."""
+    """Raise an error if the vocabulary differs; warn if the chat template differs."""
     got: Any = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint not in (None, got):
         raise TargetMismatch(

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def sharing_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that shares all tensors, linear layers and configs with the model."""
+    """Return a copy of a model that shares all tensors, linear layers and configs."""
     # Linear layers are shared, too: all copies then use the same reordered weights, and notice if
     # a weight is replaced.
     layers = [module for module in model.modules() if type(module) is nn.Linear]

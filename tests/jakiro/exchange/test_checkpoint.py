@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("content", [[torch.ones(2)], {"fc.weight": 3}, {5: torch.ones(2)}])
-def test_a_pickle_of_anything_but_named_tensors_is_refused(content: Any, tmp_path: Path) -> None:
-    folder = save_published(tmp_path, {}, eagle_config(), "bin")
-    torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="dictionary of tensors, and no code"):
-        read_checkpoint(folder)
-
-
 @pytest.mark.parametrize("layout", ["safetensors", "bin"])
 def test_truncated_files_are_refused(layout: str, tmp_path: Path) -> None:
     folder = save_published(tmp_path, eagle_weights(), eagle_config(), layout)
@@ -49,21 +40,6 @@ def test_truncated_files_are_refused(layout: str, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"cannot read a published drafter from .*download"):
         read_checkpoint(folder)
-
-
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_a_file_that_was_damaged_after_its_header_was_read_is_refused(
-    is_removed: bool, tmp_path: Path
-) -> None:
-    folder = save_published(tmp_path, eagle_weights(), eagle_config())
-    checkpoint = read_checkpoint(folder)
-    file = folder / "model.safetensors"
-    if is_removed:
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="a complete safetensors file"):
-        checkpoint.tensor("fc.bias")
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -82,7 +58,7 @@ def test_a_tensor_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
         read_checkpoint(folder)
 
 
-@pytest.mark.parametrize("config", ["[1]", "{", '{"a": 1, "a": 2}', None])
+@pytest.mark.parametrize("config", ["[1]", "{", None])
 def test_a_config_that_is_no_object_is_refused(config: str | None, tmp_path: Path) -> None:
     folder = save_published(tmp_path, eagle_weights(), eagle_config())
     if config is None:
@@ -134,13 +110,6 @@ def test_origin_and_checksums_are_known(tmp_path: Path) -> None:
     assert (other.revision, other.licence) == (None, None)
 
 
-@pytest.mark.parametrize("card", ["---\nlicense: [mit\n---\n", "---\nlicense: {a: b}\n---\n"])
-def test_a_model_card_that_is_damaged_has_no_licence(card: str, tmp_path: Path) -> None:
-    folder = save_published(tmp_path, eagle_weights(), eagle_config())
-    (folder / "README.md").write_text(card)
-    assert read_checkpoint(folder).licence is None
-
-
 def test_links_are_followed_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     blobs = save_published(tmp_path / "blobs", eagle_weights(), eagle_config())
     linked = tmp_path / "head"
@@ -148,44 +117,3 @@ def test_links_are_followed_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     for file in blobs.iterdir():
         (linked / file.name).symlink_to(file)
     assert read_checkpoint(linked).checksums() == read_checkpoint(blobs).checksums()
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "part-0.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link"])
-def test_anything_but_files_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
-    layout = "sharded" if name.startswith("part") else "safetensors"
-    folder = save_published(tmp_path, eagle_weights(), eagle_config(), layout)
-    file = folder / name
-    file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    else:
-        file.symlink_to(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match="cannot read a published drafter"):
-        read_checkpoint(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-def test_a_huge_config_is_not_read_into_memory(name: str, tmp_path: Path) -> None:
-    folder = save_published(tmp_path, eagle_weights(), eagle_config(), "sharded")
-    with (folder / name).open("r+b") as file:
-        file.truncate(1 << 40)  # without occupying the disk
-    with pytest.raises(CheckpointError, match=r"at most 67,108,864 bytes of JSON"):
-        read_checkpoint(folder)
-
-
-def test_a_tensor_that_claims_to_be_larger_than_its_file_is_refused(tmp_path: Path) -> None:
-    folder = save_published(tmp_path, eagle_weights(), eagle_config(), "bin")
-    huge = eagle_weights() | {"fc.weight": torch.zeros(1).expand(10**6, 2 * 10**6)}
-    torch.save(huge, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"stored in full; got: fc\.weight in part"):
-        read_checkpoint(folder)
-
-
-def test_tensors_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    folder = save_published(tmp_path, eagle_weights(), eagle_config(), "bin")
-    torch.save({"fc.weight": torch.eye(3).to_sparse()}, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"fc\.weight, which is another kind"):
-        read_checkpoint(folder)

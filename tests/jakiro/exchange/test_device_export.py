@@ -28,9 +28,10 @@ def _target(**changes: Any) -> TargetAdapter:
     return TargetAdapter(tiny_llama(vocab=len(TOKENIZER), **changes))
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("size", [None, 20])
-@pytest.mark.parametrize("form", ["own", "int8"])
+@pytest.mark.parametrize(
+    ("form", "size", "is_tied"),
+    [("own", None, True), ("own", 20, False), ("int8", None, False), ("int8", 20, True)],
+)
 def test_embedding_and_logits_are_those_of_the_target(
     tmp_path: Path, form: EmbeddingForm, size: int | None, is_tied: bool
 ) -> None:
@@ -48,7 +49,7 @@ def test_embedding_and_logits_are_those_of_the_target(
     torch.testing.assert_close(found, drafter.draft_head(target).logits(features))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "granite", "cohere"])
+@pytest.mark.parametrize("family", ["gemma3", "granite"])
 def test_the_scales_of_a_family_are_kept(tmp_path: Path, family: str) -> None:
     target = TargetAdapter(tiny_family(family))
     drafter = tiny_drafter(target)
@@ -82,17 +83,14 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["description", "weights", "version", "missing tensor"])
+@pytest.mark.parametrize("damage", ["weights", "version"])
 def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
     target, folder = _target(), tmp_path / "out"
     export_device(tiny_drafter(target), target, TOKENIZER, folder)
-    if damage == "description":
-        (folder / DESCRIPTION_FILE).write_text("{}")
-    elif damage == "weights":
+    if damage == "weights":
         (folder / WEIGHTS_FILE).write_bytes(b"\0" * 20)
     else:
         known = json.loads((folder / DESCRIPTION_FILE).read_text())
-        other = {"version": 2} if damage == "version" else {"embedding": "own"}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps({**known, **other}))
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(known | {"version": 2}))
     with pytest.raises(CheckpointError, match="export the drafter again"):
         read_device_target(folder, None)

@@ -103,22 +103,12 @@ BASE = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trunk": FEEDBACK}, r"trunk\.input of wide, .*first_position of False, .*; got: join, "),
-        ({"trunk": {"fusion_layers": (1, 3, 5)}}, r"fusion_layers from 2 to 5; got: \[1, 3, 5\]"),
-        ({"trunk": {"fusion_layers": (2, 3, 6)}}, r"fusion_layers from 2 to 5; got: \[2, 3, 6\]"),
-        ({"trunk": {"fusion_layers": (2, 3)}}, r"fusion_layers from 2 to 5; got: \[2, 3\]"),
+        ({"trunk": FEEDBACK}, "first_position of False"),
+        ({"trunk": {"fusion_layers": (2, 3, 6)}}, "fusion_layers from 2 to 5"),
         ({"trunk": {"fusion_layers": (3, 2, 5)}}, "three ascending"),
-        ({"trunk": {"first_position": True}}, r"first_position of False; got: True"),
-        ({"trunk": {"tokens": "trigram"}}, r"tokens of single; got: trigram"),
-        ({"trunk": {"num_layers": 2}}, r"num_layers of 1; got: 2"),
-        ({"trunk": {"input_bias": True}}, r"input_bias of False; got: True"),
-        ({"trunk": {"attention_bias": "qkv"}}, r"attention_bias of none; got: qkv"),
-        ({"trunk": {"qk_norm": True}}, r"qk_norm of False; got: True"),
-        ({"trunk": {"mlp_width": 20}}, r"mlp_width of null; got: 20; remedy: use `--to vllm`"),
-        ({"num_experts": 2}, r"num_experts of 1; got: 2"),
-        ({"parallel_levels": 1}, r"parallel_levels of 0; got: 1"),
-        ({"head": "target"}, r"experts\.head of own; got: target"),
-        ({"output_norm": "none"}, r"output_norm of head or feedback; got: none"),
+        ({"trunk": {"mlp_width": 20}}, "mlp_width of null"),
+        ({"num_experts": 2}, "num_experts of 1"),
+        ({"output_norm": "none"}, "output_norm of head or feedback"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

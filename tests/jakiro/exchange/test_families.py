@@ -25,33 +25,10 @@ def test_families_are_recognized(tmp_path: Path) -> None:
         assert plan_import(read_checkpoint(folder)).family == family
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model.layers.61.eh_proj.weight", "an MTP head"),
-        ("mtp.fc.weight", "an MTP head"),
-        ("model.mtp_layers.0.input_layernorm.weight", "an MTP head"),
-        ("0.0.linear.weight", "Medusa heads"),
-        ("blocks.0.layers.0.weight", "Medusa heads"),
-        ("encoder.weight", r"tensors such as encoder\.weight"),
-    ],
-)
-def test_other_families_are_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
-    folder = save_published(tmp_path, {name: torch.zeros(4, 4)}, {})
-    with pytest.raises(CheckpointError, match=f"{message}.*docs/guides/exchange.md"):
+def test_other_families_are_refused(tmp_path: Path) -> None:
+    folder = save_published(tmp_path, {"0.0.linear.weight": torch.zeros(4, 4)}, {})
+    with pytest.raises(CheckpointError, match=r"tensors such as 0\.0\.linear"):
         plan_import(read_checkpoint(folder))
-
-
-def test_heads_of_medusa_are_recognized_by_their_config(tmp_path: Path) -> None:
-    config = {"medusa_num_heads": 5}
-    with pytest.raises(CheckpointError, match="Medusa heads"):
-        plan_import(read_checkpoint(save_published(tmp_path, {"a": torch.zeros(1)}, config)))
-
-
-def test_a_whole_model_is_no_drafter(tmp_path: Path) -> None:
-    tiny_llama().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="tensors such as"):
-        plan_import(read_checkpoint(tmp_path))
 
 
 def test_a_drafter_of_this_project_needs_no_import(tmp_path: Path) -> None:

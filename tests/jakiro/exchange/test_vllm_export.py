@@ -70,25 +70,14 @@ def test_rows_of_the_targets_head_are_copied_for_a_draft_vocabulary() -> None:
     check_draft_ids(exported.weights["draft_ids"], exported.config["jakiro"]["facts"]["draft_ids"])
 
 
-def test_what_is_dropped_is_said() -> None:
-    target = TargetAdapter(tiny_llama())
-    for parallel in (0, 2):
-        drafter = _drafter(target, trunk=FEEDBACK, parallel_levels=parallel)
-        dropped = [part.partition(":")[0] for part in export_vllm(drafter, target).dropped]
-        assert dropped == ["draft trees", "parallel levels"][: 1 + bool(parallel)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"trunk": {"first_position": True}}, r"first_position of False.*first_position=false"),
-        ({"trunk": {"tokens": "trigram"}}, r"tokens of single; got: trigram"),
-        ({"trunk": {"num_layers": 2}}, r"num_layers of 1; got: 2"),
-        ({"num_experts": 4, "active_experts": 1}, r"active_experts of null; got: 1"),
-        (
-            {"combine": "sum", "parallel_levels": 0, "tail_layers": 1},
-            r"tail_layers of 0; got: 1; remedy: train a drafter without tail layers",
-        ),
+        ({"trunk": {"first_position": True}}, "first_position of False"),
+        ({"trunk": {"tokens": "trigram"}}, "tokens of single"),
+        ({"trunk": {"num_layers": 2}}, "num_layers of 1"),
+        ({"num_experts": 4, "active_experts": 1}, "active_experts of null"),
+        ({"combine": "sum", "parallel_levels": 0, "tail_layers": 1}, "tail_layers of 0"),
     ],
 )
 def test_drafters_that_vllm_cannot_run_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -1,28 +1,21 @@
 """Imported drafters are written in full or not at all, with settings to train them further."""
 
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.imports import converted
 from helpers.models import tiny_llama
 from helpers.published import eagle_config, eagle_weights, save_published
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.exchange import writing
 from jakiro.exchange.checkpoint import read_checkpoint
 from jakiro.exchange.families import plan_import
 from jakiro.exchange.writing import (
     SETTINGS_FILE,
     record_of,
     serve_commands,
-    write_export,
     write_import,
 )
 from jakiro.utils.settings import load_settings
@@ -52,18 +45,6 @@ def test_a_written_drafter_has_its_record_and_settings(
     assert settings.initialize.drafter == str(tmp_path / "drafter")
 
 
-def test_nothing_is_left_of_a_drafter_that_cannot_be_written(
-    drafter: JakiroDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError("full")
-
-    monkeypatch.setattr(writing, "write_atomically", full)
-    with pytest.raises(OSError, match="full"):
-        write_import(drafter, tmp_path / "drafter")
-    assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
 def test_an_existing_folder_is_never_replaced(drafter: JakiroDrafter, tmp_path: Path) -> None:
     (tmp_path / "drafter").mkdir()
     (tmp_path / "drafter" / "notes.txt").write_text("mine")
@@ -71,40 +52,6 @@ def test_an_existing_folder_is_never_replaced(drafter: JakiroDrafter, tmp_path: 
         write_import(drafter, tmp_path / "drafter")
     assert [path.name for path in (tmp_path / "drafter").iterdir()] == ["notes.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "head"]
-
-
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from jakiro.exchange import writing
-from jakiro.utils import files
-
-def killed(partial, final):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-files.publish = killed
-writing.write_export({"fc.weight": torch.ones(3)}, {}, Path(sys.argv[1]) / "exported")
-"""
-
-
-def test_a_killed_export_leaves_no_folder_of_its_name(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
-    killed = subprocess.run(command, env=dict(os.environ), capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".exported.")
-    assert left.name.endswith(".partial")
-    write_export({"fc.weight": torch.ones(3)}, {}, tmp_path / "exported")
-    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
-
-
-def test_the_layout_of_speculators_names_its_target_itself() -> None:
-    (command,) = serve_commands("speculators", FOLDER, TARGET, 4).values()
-    assert shlex.split(command) == ["vllm", "serve", FOLDER]
 
 
 @pytest.mark.parametrize("layout", ["eagle3", "vllm"])
