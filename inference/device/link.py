@@ -13,8 +13,7 @@ from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.client.address import server_address
-from inference.client.failures import described, refused_key
-from inference.client.patience import seconds_to_wait
+from inference.client.failures import described, refused_key, seconds_to_wait
 from inference.device.attempts import Attempts
 from inference.device.received import HttpAnswer, answer_to
 from inference.remote.client_session import Fetch, Send

@@ -1,5 +1,6 @@
 """Settings and results of a verification."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -39,6 +40,12 @@ class VerifySettings(Settings):
         return {name: value for name, value in options.items() if value is not None}
 
 
+def counted_differences(differences: Sequence["FirstDifference"]) -> str:
+    """Return the numbers of differences and near-ties in words."""
+    near = sum(difference.is_near_tie for difference in differences)
+    return f"{counted(len(differences) - near, 'difference')}, {counted(near, 'near-tie')}"
+
+
 def drafted_note(drafted: int | None) -> str:
     """Return how many tokens are accepted drafts, in words; None if it is not known."""
     return "an unknown number drafted" if drafted is None else f"{drafted} tokens drafted"
@@ -72,11 +79,7 @@ class FirstDifference(Result):
         return self.gap is not None and self.gap <= self.rounding
 
     def described(self, tokens: str) -> str:
-        """Return a line about the difference.
-
-        Args:
-            tokens: the two tokens or texts.
-        """
+        """Return a line about the difference of two tokens or texts."""
         kind = "near-tie" if self.is_near_tie else "difference"
         gap = "none" if self.gap is None else f"{self.gap:.3g}"
         return (
@@ -127,12 +130,9 @@ class GreedyCheck(Result):
         return tuple(map(str, self.differences))
 
     def __str__(self) -> str:
-        near = sum(difference.is_near_tie for difference in self.differences)
         return (
             f"{counted(self.prompts, 'prompt')}, {self.tokens} tokens equal, "
-            f"{self.drafted} drafted; "
-            f"{counted(len(self.differences) - near, 'difference')}, "
-            f"{counted(near, 'near-tie')}; "
+            f"{self.drafted} drafted; {counted_differences(self.differences)}; "
             f"texts equal to those of generate(): {self.same_as_target}, "
             f"to those without drafts: {self.same_without_drafts}"
         )
@@ -193,15 +193,13 @@ class SupportCheck(Result):
 Check = GreedyCheck | DistributionCheck | SupportCheck
 
 
-class VerifyReport(Result):
-    """The results of all checks of a decoder, with its target and the settings."""
+class Report(Result):
+    """The results of all checks, with the target."""
 
     target: str
     dtype: str
-    # checksum of the GGUF file that the target was converted from; None if there is no such file
-    gguf_sha256: str | None = None
-    settings: VerifySettings
-    checks: tuple[Check, ...]
+    checks: tuple[Any, ...]
+    notes: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -211,11 +209,12 @@ class VerifyReport(Result):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The remark on checks that say little, because no draft was accepted; empty if none."""
+        """The notes, and a remark on checks that say little, because no draft was accepted."""
         undrafted = [check.name for check in self.checks if check.drafted == 0]
         if not undrafted:
-            return ()
+            return self.notes
         return (
+            *self.notes,
             f"no draft was accepted in: {', '.join(dict.fromkeys(undrafted))}. These checks say "
             "little about decoding with drafts; use prompts that suit the drafter, or trees of a "
             "fixed size",
@@ -225,7 +224,15 @@ class VerifyReport(Result):
     def summary(self) -> str:
         """The number of passed checks, and a hint if rounding may explain a failure."""
         passed = sum(check.passed for check in self.checks)
-        counted = f"{passed} of {len(self.checks)} checks passed"
-        if self.passed or self.dtype in ("float32", "float64"):
-            return counted
-        return f"{counted}; rounding in {self.dtype} may be the cause, so verify again in float32"
+        text = f"{passed} of {len(self.checks)} checks passed"
+        if self.passed:
+            return text
+        return f"{text}; in half precision, rounding may be the cause: verify again in float32"
+
+
+class VerifyReport(Report):
+    """The results of all checks of a decoder; `gguf_sha256` is that of the target's GGUF file."""
+
+    gguf_sha256: str | None = None
+    settings: VerifySettings
+    checks: tuple[Check, ...]

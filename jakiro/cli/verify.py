@@ -20,7 +20,7 @@ from jakiro.utils.progress import ProgressDisplay, tracked
 if TYPE_CHECKING:
     from inference.generation.prompts import Prompt
     from inference.losslessness.records import Check, VerifyReport
-    from inference.losslessness.server.records import ServerCheck, ServerReport
+    from inference.losslessness.server import ServerCheck, ServerReport
 
 _OF_SERVERS = ("model", "chat", "concurrency")
 

@@ -1,6 +1,5 @@
 """`jakiro verify --url`: the verification of a running server."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from jakiro.utils.progress import ProgressDisplay, tracked
 
 if TYPE_CHECKING:
     from inference.generation.prompts import Prompt
-    from inference.losslessness.server.records import ServerCheck, ServerReport
+    from inference.losslessness.server import ServerCheck, ServerReport
 
 _OTHERS = {"url", "target", "prompts", "quick", "dtype", "device", "json_file"}
 
@@ -33,7 +32,7 @@ def verify_running_server(
     Raises:
         ConfigError: the target is missing among the options, or an option has no effect.
     """
-    from inference.losslessness.server.records import ServerVerifySettings
+    from inference.losslessness.server import ServerVerifySettings
     from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
 
     fields = ServerVerifySettings.model_fields.keys() - {"other_weights"}
@@ -48,20 +47,18 @@ def verify_running_server(
         )
     settings = settings_from(context, ServerVerifySettings, samples=samples)
 
-    async def run() -> "ServerReport":
-        from inference.client.client import ServerClient
-        from inference.losslessness.server.check import verify_server
+    from inference.client.client import ServerClient
+    from inference.losslessness.server import verify_server
 
-        async with ServerClient(
-            chosen["url"], server_key(), connections=settings.concurrency
-        ) as client:
-            await client.connect(settings.model)
-            device = choose_device(chosen["device"])
-            model = load_causal_lm(chosen["target"], dtype=chosen["dtype"], device=device)
-            tokenizer = load_tokenizer(chosen["target"], "the tokenizer of the target")
-            with ProgressDisplay() as progress:
-                return await verify_server(
-                    client, model, tokenizer, prompts, settings, show_check, tracked(progress)
-                )
-
-    return asyncio.run(run())
+    client = ServerClient(chosen["url"], server_key())
+    try:
+        client.connect(settings.model)
+        device = choose_device(chosen["device"])
+        model = load_causal_lm(chosen["target"], dtype=chosen["dtype"], device=device)
+        tokenizer = load_tokenizer(chosen["target"], "the tokenizer of the target")
+        with ProgressDisplay() as progress:
+            return verify_server(
+                client, model, tokenizer, prompts, settings, show_check, tracked(progress)
+            )
+    finally:
+        client.close()

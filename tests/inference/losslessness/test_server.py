@@ -1,0 +1,327 @@
+"""A lossless server passes, planted faults are found, and gaps of an interface are noted."""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from helpers.false_server import Made, completion, false_server
+from helpers.models import tiny_llama
+from helpers.serving import MODEL, Running, running, tiny_decoder
+from helpers.tokenizers import tiny_tokenizer
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from inference import SpeculativeDecoder
+from inference.client.client import ServerAnswer, ServerClient
+from inference.generation.incremental_text import REPLACEMENT, IncrementalText
+from inference.losslessness.reference import Reference, Tokens
+from inference.losslessness.server import (
+    NamedReference,
+    ServerReport,
+    ServerVerifySettings,
+    TextComparison,
+    TokenNames,
+    check_samples,
+    verify_server,
+)
+from inference.serving.scheduling.engine_thread import EngineThread
+from jakiro.errors import ResourceError
+
+PROMPTS = ["def main(", "print(", [{"role": "user", "content": "Why?"}]]
+SETTINGS = ServerVerifySettings(
+    max_new_tokens=16, samples=300, sample_length=4, temperature=0.8, top_k=5
+)
+FEW = SETTINGS.model_copy(update={"samples": 150, "sampled_prompts": 1})
+LENGTH = 12
+PROMPT = [70, 71]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(tiny_decoder(trained=True), queue=512) as found:
+        yield found
+
+
+def _report(
+    url: str,
+    decoder: SpeculativeDecoder,
+    settings: ServerVerifySettings = SETTINGS,
+    prompts: Any = PROMPTS,
+) -> ServerReport:
+    client = ServerClient(url)
+    client.connect()
+    model: Any = decoder.target.model
+    assert decoder.tokenizer is not None
+    try:
+        return verify_server(client, model, decoder.tokenizer, prompts, settings)
+    finally:
+        client.close()
+
+
+def _of(server: Running, **options: Any) -> ServerReport:
+    return _report(server.url, server.server.engine.decoder, **options)
+
+
+def _failed(report: ServerReport) -> set[str]:
+    return {check.name for check in report.checks if not check.passed}
+
+
+def test_a_lossless_server_passes_every_check(server: Running) -> None:
+    report = _of(server, settings=FEW)
+    assert report.passed
+    names = ["seeds", "sequence distribution", "token ranks", "impossible tokens"]
+    assert [check.name for check in report.checks] == ["greedy texts", *names]
+    greedy, seeds, sequences, ranks, support = report.checks
+    assert (greedy.prompts, greedy.tokens, greedy.differences) == (3, 48, ())
+    assert (seeds.texts, seeds.same) == (20, 20)
+    assert sequences.counted == 150
+    assert sequences.cells > 5
+    assert ranks.counted > 200
+    assert support.tokens > 350
+    assert sequences.drafted > 0
+    assert report.notes == ()
+    assert report.model == MODEL
+    assert len(report.system_fingerprints) == 1
+
+
+def test_another_text_is_a_difference(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = IncrementalText.push
+
+    def planted(text: IncrementalText, token_id: int) -> str:
+        return correct(text, token_id).replace("a", "q").replace("e", "q")
+
+    monkeypatch.setattr(IncrementalText, "push", planted)
+    settings = SETTINGS.model_copy(update={"sampled_prompts": 0, "max_new_tokens": 60})
+    assert _failed(_of(server, settings=settings)) == {"greedy texts"}
+
+
+def test_drafts_that_distort_the_distribution_are_found(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sharpened(features: Tensor) -> Tensor:
+        logits = correct(features)
+        return logits * (8.0 if logits.shape[-2] > 1 else 1.0)  # trees, but not prompts
+
+    target = server.server.engine.decoder.target
+    correct = target.logits
+    monkeypatch.setattr(target, "logits", sharpened)
+    assert _failed(_of(server, settings=FEW)) & {"sequence distribution", "token ranks"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "change", "check"),
+    [
+        ("temperature", lambda value: value and 0.4, "sequence distribution"),
+        ("seed", lambda _: None, "seeds"),
+        ("top_k", lambda _: 50, "impossible tokens"),
+    ],
+)
+def test_an_ignored_option_is_found(
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    change: Callable[[Any], Any],
+    check: str,
+) -> None:
+    correct = EngineThread.prepare
+
+    def planted(engine: EngineThread, prompt: Any, **options: Any) -> Any:
+        return correct(engine, prompt, **options | {option: change(options.get(option))})
+
+    monkeypatch.setattr(EngineThread, "prepare", planted)
+    assert check in _failed(_of(server))
+
+
+class _Simple:
+    """A server that only returns texts."""
+
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
+        self._decoder = decoder
+        ids = [int(token) for token in decoder.tokenizer("def main(")["input_ids"]]
+        model: Any = decoder.target.model
+        sampling = {"temperature": SETTINGS.temperature, "top_k": 5, "top_p": 1.0}
+        ((_, probs),) = Reference(model, ids, sampling).distributions([()])
+        self._probs = probs.tolist()
+
+    def __call__(self, _path: str, body: dict[str, Any]) -> Made:
+        """Answer a completion request."""
+        if body["temperature"] == 0:
+            with torch.inference_mode():
+                output = self._decoder.generate(
+                    body["prompt"], temperature=0, max_new_tokens=body["max_tokens"]
+                )
+            text = str(output.text)
+        else:
+            (token,) = Random(body["seed"]).choices(range(len(self._probs)), self._probs)
+            text = str(self._decoder.tokenizer.decode([token], skip_special_tokens=True))
+        return Made(body=completion(text, "length", usage={"prompt_tokens": 99}))
+
+
+def test_what_a_server_does_not_offer_is_noted() -> None:
+    decoder = tiny_decoder()
+    with false_server(_Simple(decoder)) as url:
+        report = _report(url, decoder, SETTINGS, ["def main("])
+    assert report.passed
+    names = {check.name for check in report.checks}
+    assert names == {"greedy texts", "seeds", "sequence distribution", "impossible tokens"}
+    notes = " ".join(report.notes)
+    assert "only the first token" in notes
+    assert "does not report how many drafts were accepted" in notes
+    assert "the server counts 99" in notes
+    assert report.checks[-1].tokens == SETTINGS.samples
+
+
+def test_a_server_that_refuses_is_an_error(server: Running) -> None:
+    settings = SETTINGS.model_copy(update={"max_new_tokens": 1000})
+    with pytest.raises(ResourceError, match=r"does not answer a request.*status 400.*at most 256"):
+        _of(server, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(tiny_llama(vocab=300), PROMPT)
+
+
+def _compare(
+    reference: Reference, tokenizer: PreTrainedTokenizerFast, text: str, reason: str = "length"
+) -> TextComparison:
+    return TextComparison(reference, tokenizer, ServerAnswer(text, finish_reason=reason), LENGTH)
+
+
+def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Tokens) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def test_the_first_difference_is_found(
+    reference: Reference, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    own = reference.greedy(LENGTH)
+    same = _compare(reference, tokenizer, _decoded(tokenizer, own))
+    assert same.is_equal
+    assert same.num_equal == LENGTH
+    letters = tokenizer.convert_tokens_to_ids(["q", "z"])
+    other = next(token for token in letters if token != own[4])
+    text = _decoded(tokenizer, (*own[:4], other, *own[5:]))
+    difference = _compare(reference, tokenizer, text).difference(1)
+    assert (difference.prompt, difference.position) == (1, 5)
+    assert (difference.target_token, difference.server_token) == (own[4], other)
+    assert difference.gap is not None
+    assert difference.gap > 0 == difference.rounding
+    assert not difference.is_near_tie
+    assert difference.server_text.startswith(tokenizer.decode([other]))
+
+
+def test_the_end_of_a_text_must_be_the_targets_own(tokenizer: PreTrainedTokenizerFast) -> None:
+    endless = Reference(tiny_llama(vocab=300), PROMPT)
+    own = endless.greedy(LENGTH)
+    size = next(n for n in range(3, LENGTH) if own[n] not in own[:n])
+    reference = Reference(tiny_llama(vocab=300, eos_token_id=own[size]), PROMPT)
+    assert reference.greedy(LENGTH) == own[: size + 1]
+    text = _decoded(tokenizer, own[:size])
+    assert _compare(reference, tokenizer, text, "stop").num_equal == size + 1
+    assert not _compare(endless, tokenizer, text, "stop").is_equal
+    longer = _compare(reference, tokenizer, _decoded(tokenizer, own))
+    assert not longer.is_equal
+    assert longer.difference(1).target_token == own[size]
+
+
+def test_near_ties_of_half_precision_pass(tokenizer: PreTrainedTokenizerFast) -> None:
+    class Tied(Reference):
+        """A reference in which the likeliest two tokens have nearly equal logits."""
+
+        def greedy_scores(self, prefix: Tokens) -> Tensor:
+            scores = super().greedy_scores(prefix).clone()
+            first, second = scores.topk(2).indices.tolist()
+            scores[second] = scores[first] * (1 - 2.0**-8)
+            return scores
+
+    reference = Tied(tiny_llama(vocab=300).to(torch.bfloat16), PROMPT)
+    own = reference.greedy(LENGTH)
+    for position in range(LENGTH):
+        second = int(reference.greedy_scores(own[:position]).topk(2).indices[1])
+        text = _decoded(tokenizer, (*own[:position], second))
+        before = _decoded(tokenizer, own[:position])
+        piece = text[len(before) :]
+        is_whole = not before.endswith(REPLACEMENT)
+        if is_whole and piece.isascii() and piece and not _decoded(tokenizer, own).startswith(text):
+            break
+    assert _compare(reference, tokenizer, text).difference(1).is_near_tie
+
+
+def _sampled(
+    tokenizer: PreTrainedTokenizerFast, temperature: float, length: int, has_names: bool
+) -> list[ServerAnswer]:
+    """Return answers that are sampled with transformers."""
+    torch.manual_seed(3)
+    ids = torch.tensor([PROMPT] * 400)
+    sampled = tiny_llama(vocab=300).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        max_new_tokens=length,
+        temperature=temperature,
+        top_k=6,
+        pad_token_id=0,
+    )
+    return [
+        ServerAnswer(
+            tokenizer.decode(tokens, skip_special_tokens=True),
+            tuple(tokenizer.decode([token]) for token in tokens) if has_names else (),
+        )
+        for tokens in sampled[:, len(PROMPT) :].tolist()
+    ]
+
+
+def _check(
+    tokenizer: PreTrainedTokenizerFast, answers: list[ServerAnswer], **model: Any
+) -> tuple[Any, ...]:
+    settings = ServerVerifySettings(samples=400, sample_length=3, top_k=6)
+    target = tiny_llama(vocab=300, **model)
+    return check_samples(target, tokenizer, PROMPT, answers, settings, 1, 0.0005)
+
+
+@pytest.mark.parametrize("has_names", [True, False])
+def test_samples_of_the_target_pass_and_others_do_not(
+    tokenizer: PreTrainedTokenizerFast, has_names: bool
+) -> None:
+    for temperature in (1.0, 0.5):
+        answers = _sampled(tokenizer, temperature, 3 if has_names else 1, has_names)
+        checks = _check(tokenizer, answers)
+        assert ("token ranks" in [check.name for check in checks]) is has_names
+        assert checks[0].passed is (temperature == 1.0)
+        assert checks[-1].passed
+
+
+def test_tokens_are_read_up_to_the_first_ambiguous_one(tokenizer: PreTrainedTokenizerFast) -> None:
+    answers = [ServerAnswer("", (REPLACEMENT, "a", "b")) for _ in range(50)]
+    assert _check(tokenizer, answers)[-1].tokens == 50
+    for names in (("a", "</s>"), ("a",)):  # the end of a text may have a name or not
+        answers = [ServerAnswer("a", names, "stop") for _ in range(50)]
+        assert _check(tokenizer, answers, eos_token_id=0)[-1].tokens == 100
+    with pytest.raises(ResourceError, match="tokens are not those of the target"):
+        _check(tokenizer, [ServerAnswer("Ġa", ("Ġa nonsense",))])
+
+
+def test_tokens_with_the_same_name_are_a_group(tokenizer: PreTrainedTokenizerFast) -> None:
+    names = TokenNames(tokenizer, 310, {0, 2}, special=True)
+    assert names.representatives[:4].tolist() == [0, 1, 0, 3]  # all ends of texts are one group
+    assert names.tokens_of(ServerAnswer("", ("</s>",)), has_names=True) == (0,)
+    letter = tokenizer.convert_tokens_to_ids("a")
+    assert letter not in names.shared
+    (part,) = names.tokens_of(ServerAnswer("", (REPLACEMENT,)), has_names=True)
+    assert (names.representatives == part).sum() > 100  # bytes that are no character of their own
+    model = tiny_llama(vocab=310)
+    sampling = {"temperature": 1.0, "top_k": 0}
+    ((_, own),) = Reference(model, [1, 2], sampling).distributions([()])
+    ((_, grouped),) = NamedReference(model, [1, 2], sampling, names).distributions([()])
+    group = names.representatives == part
+    assert float(grouped[part]) == pytest.approx(float(own[group].sum()))
+    assert float(grouped.sum()) == pytest.approx(1.0)
