@@ -26,8 +26,6 @@ class Agreement(Settings):
             always drafts this token reaches.
         chain_tau: mean acceptance length (tau) with a chain of most likely tokens.
         tau: tau with draft trees of the default size.
-        num_steps: number of decoding steps with chains.
-        num_prompts: number of prompts.
     """
 
     agreement: float
@@ -43,11 +41,7 @@ class Agreement(Settings):
         return self.agreement > self.floor
 
     def is_clearly_above(self, other: "Agreement") -> bool:
-        """Return whether this agreement is above another one by more than two standard errors.
-
-        Args:
-            other: measurement on the same prompts.
-        """
+        """Return whether this agreement is above another one by more than two standard errors."""
         counts = (max(self.num_steps, 1), max(other.num_steps, 1))
         agreed = self.agreement * counts[0] + other.agreement * counts[1]
         share = agreed / sum(counts)
@@ -70,18 +64,7 @@ def measure_agreement(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
 ) -> Agreement:
-    """Return the agreement of a drafter with its target, and tau, in greedy decoding.
-
-    Args:
-        target: target of the drafter.
-        drafter: drafter to measure.
-        tokenizer: tokenizer of the target; None if the prompts consist of token ids.
-        prompts: texts, lists of chat messages, or token ids.
-        max_new_tokens: largest number of tokens for each prompt.
-
-    Raises:
-        PromptError: a prompt cannot be used.
-    """
+    """Return the agreement of a drafter with its target, and tau, in greedy decoding."""
     depth = drafter.config.settings.schedule.autoregressive_levels
     chain = TreeShape(
         autoregressive_levels=depth, parallel_levels=0, children=1, breadth=1, num_nodes=depth
@@ -108,11 +91,7 @@ def measure_agreement(
 
 
 def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
-    """Return the index of the drafter that agrees best, and of those that are not clearly worse.
-
-    Args:
-        measured: measurements on the same prompts.
-    """
+    """Return the index of the drafter that agrees best, and of those that are not clearly worse."""
     best = max(range(len(measured)), key=lambda index: measured[index].agreement)
     others = (index for index in range(len(measured)) if index != best)
     return best, [each for each in others if not measured[best].is_clearly_above(measured[each])]

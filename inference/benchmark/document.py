@@ -140,32 +140,21 @@ class MethodFigures(Settings):
     """Figures of a method at a temperature.
 
     Attributes:
-        name: name that the caller gave the method; unique together with the temperature.
-        kind: kind of method, such as `drafter`.
         tau: mean acceptance length, which is the number of tokens per forward pass of the target,
             pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
             that prefill delivers are not included. Prefill usually delivers one token, but several
             if it also verifies drafts, as in transformers' assisted decoding. The ends of the 95%
             bootstrap interval of tau over prompts are `tau_low` and `tau_high`.
-        tau_macro: mean of tau over prompts.
-        tokens: number of new tokens, including those from prefill.
-        target_forwards: number of forward passes of the target after prefill.
-        tokens_per_second: new tokens divided by all seconds, including prefill.
         decoding_tokens_per_second: tokens after the first delivery, divided by the seconds after
             the first delivery.
         speedup: tokens per second divided by those of the baseline at the same temperature. The
             ends of its 95% bootstrap interval over prompts are `speedup_low` and `speedup_high`.
         identical_to_target: whether all tokens are those of transformers' `generate()`; None if
             tokens are sampled.
-        identical_share: share of samples in which all tokens are those of transformers'
-            `generate()`; None if tokens are sampled.
         conditional_acceptance_rate: for each depth, the share of decoding steps that accepted a
             candidate at that depth, among those with candidates to check there.
         acceptance_rate_per_position: for each depth, the share of all decoding steps that accepted
             a draft at that depth.
-        experts: numbers of proposed and accepted candidates of every expert.
-        seconds: seconds by phase.
-        time_to_first_token: quantiles over samples of the seconds to the first token.
         inter_token: quantiles of the seconds between tokens; the seconds between two deliveries are
             divided evenly among tokens delivered together.
         peak_memory_bytes: peak memory of the process (on an accelerator, of the device) while this
@@ -173,11 +162,6 @@ class MethodFigures(Settings):
             is an upper bound, because memory that other methods have freed may still be included.
         repeated_4gram_share: share of 4-grams that already occurred earlier in the same text;
             repetitive text is easy to draft.
-        tree: shape of the draft trees; None if there are no trees of a fixed shape.
-        parameters: number of the drafter's parameters; None if no model drafts.
-        notes: remarks for readers of the report.
-        categories: main figures by category of prompts; empty if there is only one category.
-        samples: measurements from which all other figures were computed.
     """
 
     name: str
@@ -223,14 +207,8 @@ class ComparisonDocument(Settings):
     """Everything that `jakiro bench` stores about a comparison.
 
     Attributes:
-        version: version of this schema.
-        environment: machine, versions and target.
-        settings: settings of the comparison.
-        prompts: number of different prompts that were decoded.
         is_complete: whether all prompts were decoded at all temperatures in all repeats; if not,
             the measurement was interrupted, and only prompts that all methods decoded are included.
-        baseline: name of the method that speed-ups refer to.
-        methods: figures of every method at every temperature, in the caller's order.
     """
 
     model_config = ConfigDict(extra="ignore")  # older documents also have texts and trees
@@ -244,15 +222,7 @@ class ComparisonDocument(Settings):
     methods: tuple[MethodFigures, ...]
 
     def figures(self, name: str, temperature: float) -> MethodFigures:
-        """Return the figures of a method at a temperature.
-
-        Args:
-            name: name of the method.
-            temperature: sampling temperature; 0 is greedy decoding.
-
-        Raises:
-            KeyError: the method was not measured at this temperature.
-        """
+        """Return the figures of a method at a temperature."""
         for method in self.methods:
             if (method.name, method.temperature) == (name, temperature):
                 return method
@@ -260,11 +230,7 @@ class ComparisonDocument(Settings):
 
 
 def read_document(path: Path) -> ComparisonDocument:
-    """Return the document in a file.
-
-    Raises:
-        DataError: the file cannot be read, or does not contain a document of this schema version.
-    """
+    """Return the document in a file."""
     try:
         return ComparisonDocument.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

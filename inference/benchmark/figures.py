@@ -33,12 +33,7 @@ from inference.engine.stats import DecodeStats
 
 
 def repeated_ngram_share(texts: Iterable[Sequence[int]], *, size: int = 4) -> float:
-    """Return the share of n-grams, from 0 to 1, that already occurred earlier in the same text.
-
-    Args:
-        texts: token ids of each text, without its prompt.
-        size: number of tokens in an n-gram; shorter texts are ignored.
-    """
+    """Return the share of n-grams, from 0 to 1, that already occurred earlier in the same text."""
     num_ngrams = num_repeated = 0
     for text in texts:
         ngrams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
@@ -61,11 +56,7 @@ def figures_of(
     """Return the figures of a method at a temperature.
 
     Args:
-        method: method that was measured.
-        measured: samples of the method.
-        baseline: samples of the baseline, with which the method's speed is compared.
         reference: greedy tokens of the target itself; None if tokens are sampled.
-        notes: remarks for readers of the report.
     """
     samples = measured.samples
     stats = DecodeStats.pooled(sample.stats for sample in samples)

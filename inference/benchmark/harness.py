@@ -42,13 +42,7 @@ class Texts(NamedTuple):
     def of(
         cls, target: TargetAdapter, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
     ) -> "Texts":
-        """Return the conversion by a target's tokenizer.
-
-        Args:
-            target: the target.
-            tokenizer: tokenizer of the target.
-            max_new_tokens: largest number of tokens of an answer.
-        """
+        """Return the conversion by a target's tokenizer."""
         return cls(
             lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
             lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
@@ -56,15 +50,7 @@ class Texts(NamedTuple):
         )
 
     def require_room(self, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> None:
-        """Raise an error if a prompt is unusable, or too long for its answers.
-
-        Args:
-            prompts: prompts, maybe with several chat turns.
-            max_new_tokens: largest number of tokens of an answer.
-
-        Raises:
-            PromptError: a prompt cannot be encoded, or leaves no room for its answers.
-        """
+        """Raise an error if a prompt is unusable, or too long for its answers."""
         max_position = self.longest_prompt + max_new_tokens
         for number, prompt in enumerate(prompts, start=1):
             answers = [""] * len(prompt.later_turns)
@@ -80,15 +66,7 @@ class Texts(NamedTuple):
 
 
 class Harness:
-    """A harness that measures several methods on the same prompts.
-
-    Args:
-        methods: methods to compare.
-        settings: settings of the comparison.
-        texts: conversion of prompts and answers by the target's tokenizer.
-        device: device of the target.
-        advance: function that is called whenever a method has decoded a group.
-    """
+    """A harness that measures several methods on the same prompts."""
 
     def __init__(
         self,
@@ -139,9 +117,6 @@ class Harness:
         """Decode a group of prompts; return the samples and the seconds of each phase.
 
         Args:
-            method: method that decodes.
-            group: prompts that are decoded together.
-            sampling: sampling options.
             seed: seed of the first chat turn; the seed increases by 1 with each later chat turn.
         """
         turns: list[list[Continuation]] = [[] for _ in group]
@@ -211,10 +186,6 @@ class Harness:
         """Return the prompt of the next chat turn; if it is too long, shorten the last answer.
 
         The text of an answer may be encoded as more tokens than were generated.
-
-        Args:
-            prompt: the prompt.
-            turns: answers to all earlier chat turns.
         """
         answers = [list(turn.token_ids) for turn in turns]
         while True:
@@ -230,12 +201,7 @@ class Harness:
 def grouped(
     prompts: Sequence[BenchPrompt], settings: ComparisonSettings
 ) -> list[list[BenchPrompt]]:
-    """Return shuffled groups of prompts to decode together, each from a single category.
-
-    Args:
-        prompts: prompts of the comparison.
-        settings: settings of the comparison, of which only the seed and the batch size are used.
-    """
+    """Return shuffled groups of prompts to decode together, each from a single category."""
     by_category: dict[str, list[BenchPrompt]] = {}
     shuffled = random.Random(settings.seed).sample(prompts, len(prompts))
     for prompt in shuffled:

@@ -16,12 +16,7 @@ from jakiro.utils.settings import Settings
 
 
 def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
-    """Return the machine, versions, target and settings of a measurement as a JSON object.
-
-    Args:
-        target: measured target.
-        settings: settings of the measurement.
-    """
+    """Return the machine, versions, target and settings of a measurement as a JSON object."""
     return {
         **provenance(),
         "processor": processor(),
@@ -65,12 +60,7 @@ def machine_facts() -> MachineFacts:
 
 
 def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
-    """Return the machine, versions and target of a comparison.
-
-    Args:
-        target: measured target.
-        name_or_path: folder or hub id that the target was loaded from.
-    """
+    """Return the machine, versions and target of a comparison."""
     return Environment(
         **dict(machine_facts()),
         device=device_name(target.device),

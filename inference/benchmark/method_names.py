@@ -44,23 +44,16 @@ class MethodName:
     """A parsed method name.
 
     Attributes:
-        kind: kind of method, such as `drafter`.
         path: path of the drafting model, or of the initial table of `aded`; None if not given.
-        name: name of the method in the results.
         tree: "auto" for trees whose size is expected to be the fastest in each decoding step,
             "fixed" for trees of a single shape, by default of the depth that the drafter was
             trained for, "deterministic" for trees of the best candidates at every temperature,
             "sampled" (the same as "fixed") for trees whose candidates are sampled if tokens are
             sampled.
-        candidates: number of nodes of a draft tree; None for the default.
         levels: number of forward passes of the drafter per tree; None for the number that the
             drafter was trained with.
-        settings: path of the settings of an untrained drafter; None for the defaults.
         second: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
             `lookup`; None if there is no second drafter.
-        second_settings: path of the settings of the second drafter; None for the defaults.
-        pair_settings: path of the settings that determine how two drafters share trees; None
-            for the defaults.
         merged_repeats: largest number of candidates of a tree, including the repetitions that
             `RepeatingDrafter` adds; None to add no repetitions.
     """
@@ -90,9 +83,6 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
     """Return the methods that are named by `KIND[=PATH]` and options such as `,tree=...`.
 
     A second drafter may precede `drafter=PATH` or `lm=PATH`, as in `lookup+lm=PATH`.
-
-    Raises:
-        ConfigError: a method is unknown or malformed, or two methods have the same name.
     """
     methods = [_parse(text) for text in texts]
     names = [method.name for method in methods]
@@ -107,12 +97,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
 
 
 def parse_replayed_methods(texts: Sequence[str]) -> list[MethodName]:
-    """Return trained drafters to replay; those with the same name are trained with other seeds.
-
-    Raises:
-        ConfigError: a method is malformed or no trained drafter, or names have different numbers of
-            trainings.
-    """
+    """Return trained drafters to replay; those with the same name are trained with other seeds."""
     methods = [_parse(text) for text in texts]
     for method, text in zip(methods, texts, strict=True):
         if method.kind != DRAFTER or method.second is not None:
@@ -129,14 +114,7 @@ def parse_replayed_methods(texts: Sequence[str]) -> list[MethodName]:
 
 
 def methods_of(settings: ComparisonSettings) -> list[MethodName]:
-    """Return the methods of a comparison, after checking that they suit its other settings.
-
-    Args:
-        settings: settings of the comparison.
-
-    Raises:
-        ConfigError: a method name is malformed, or settings contradict each other.
-    """
+    """Return the methods of a comparison, after checking that they suit its other settings."""
     methods = parse_methods(settings.methods)
     check_batch_size(methods, settings.batch_size)
     names = [method.name for method in methods]
@@ -158,15 +136,7 @@ def methods_of(settings: ComparisonSettings) -> list[MethodName]:
 
 
 def check_batch_size(names: Sequence[MethodName], batch_size: int) -> None:
-    """Raise an error if a method cannot decode `batch_size` prompts together.
-
-    Args:
-        names: methods of the comparison.
-        batch_size: number of prompts that are decoded together.
-
-    Raises:
-        ConfigError: a method decodes a single prompt at a time.
-    """
+    """Raise an error if a method cannot decode `batch_size` prompts together."""
     for name in names:
         if batch_size > 1 and name.kind in SINGLE_PROMPT:
             raise ConfigError(

@@ -44,13 +44,7 @@ class Method(Protocol):
     compute: Compute  # number of threads, and whether the target's weights are reordered
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together.
-
-        Args:
-            prompts: token ids of each prompt.
-            sampling: sampling options.
-            seed: seed of all random numbers.
-        """
+        """Continue prompts together."""
         ...
 
     def reset(self) -> None:
@@ -73,14 +67,7 @@ def setting(method: Method) -> str:
 
 
 class OwnDecoding:
-    """A method that decodes with this package.
-
-    Args:
-        name: name of the method.
-        kind: `autoregressive`, `drafter`, `aded`, `lookup` or `lm`.
-        decoder: decoder with or without a drafter.
-        note: remark for readers of the report.
-    """
+    """A method that decodes with this package."""
 
     def __init__(self, name: str, kind: str, decoder: SpeculativeDecoder, note: str = "") -> None:
         self.name = self.family = name
@@ -90,13 +77,7 @@ class OwnDecoding:
         self.compute = decoder.compute
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together.
-
-        Args:
-            prompts: token ids of each prompt.
-            sampling: sampling options.
-            seed: seed of all random numbers.
-        """
+        """Continue prompts together."""
         started = time.perf_counter()
         run = self.start(prompts, sampling, seed)
         arrivals: list[list[Arrival]] = [[] for _ in prompts]
@@ -111,13 +92,7 @@ class OwnDecoding:
         return Decoded(continuations, run.seconds)
 
     def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
-        """Return a decoding run that has not started yet.
-
-        Args:
-            prompts: token ids of each prompt.
-            sampling: sampling options.
-            seed: seed of all random numbers.
-        """
+        """Return a decoding run that has not started yet."""
         own_seed: int | None = seed
         if isinstance(self.decoder.policy, AutoTree | AutoThreads):
             # With an explicit seed, neither the trees nor the number of threads would change.

@@ -26,10 +26,6 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     """Return the prompts to decode, without duplicates, after checking the settings.
 
     The models need not be loaded for this.
-
-    Raises:
-        ConfigError: a method name is malformed, or settings contradict each other.
-        PromptError: the prompts cannot be used.
     """
     methods_of(settings)
     read = read_prompts(Path(settings.prompts))
@@ -40,19 +36,7 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
 
 
 class Comparison:
-    """A comparison of several methods that decode the same prompts.
-
-    Args:
-        settings: settings of the comparison.
-        prompts: prompts without duplicates, as returned by `prompts_for`.
-        methods: methods to compare, as returned by `build_methods`.
-        model: the target.
-        tokenizer: tokenizer of the target.
-        name_or_path: folder or hub id that the target was loaded from.
-
-    Raises:
-        PromptError: a prompt cannot be encoded, or leaves no room for its continuation.
-    """
+    """A comparison of several methods that decode the same prompts."""
 
     def __init__(
         self,
@@ -75,12 +59,7 @@ class Comparison:
         self.environment = environment_of(target, name_or_path)
 
     def run(self, track: Track = untracked) -> ComparisonDocument:
-        """Measure all methods, and return the document.
-
-        Args:
-            track: function that is called with the name and the number of steps of each part, and
-                returns a function that is called after each step.
-        """
+        """Measure all methods, and return the document."""
         harness = Harness(self.methods, self.settings, self.texts, self.model.device)
         # Untimed work that may fail is done first, so that a failure loses no measurement.
         reference = self._reference(harness, track)

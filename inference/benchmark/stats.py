@@ -64,12 +64,7 @@ class Figure(NamedTuple):
 
 
 def interval(items: Sequence[Item], statistic: Callable[[Sequence[Item]], float]) -> Interval:
-    """Return a statistic of independent items, with its 95% bootstrap interval.
-
-    Args:
-        items: independent items.
-        statistic: function of a list of items.
-    """
+    """Return a statistic of independent items, with its 95% bootstrap interval."""
     source = random.Random(0)
     values = sorted(statistic(source.choices(items, k=len(items))) for _ in range(RESAMPLES))
     low, high = values[int(0.025 * RESAMPLES)], values[int(0.975 * RESAMPLES)]
@@ -94,8 +89,6 @@ def resample_counts(num_units: int, stream: int = 0) -> Floats:
     Calls with the same arguments return the same numbers.
 
     Args:
-        num_units: number of independent units; every resample consists of this number of units,
-            sampled with replacement.
         stream: number of the random stream; measurements of different units need different streams.
     """
     if num_units == 0:
@@ -114,7 +107,6 @@ def sums_by_unit(parts: Iterable[tuple[str, float]], index_of: Mapping[str, int]
 
     Args:
         parts: unit and value of every sample, in any order.
-        index_of: index of each unit, counted from 0.
     """
     sums = np.zeros(len(index_of))
     for unit, value in parts:
@@ -126,8 +118,6 @@ def pooled_ratio(top: Floats, bottom: Floats, resamples: Floats) -> Floats:
     """Return sum(top) / sum(bottom) of every resample [resamples]; NaN where the bottom is zero.
 
     Args:
-        top: numerator of each unit [units].
-        bottom: denominator of each unit [units].
         resamples: counts from `resample_counts`; all ratios over the same units must use the same
             counts.
     """
@@ -135,12 +125,7 @@ def pooled_ratio(top: Floats, bottom: Floats, resamples: Floats) -> Floats:
 
 
 def divided(top: Floats, bottom: Floats) -> Floats:
-    """Return top / bottom, element by element; NaN where the bottom is zero.
-
-    Args:
-        top: numerators.
-        bottom: denominators, of the same shape as `top`.
-    """
+    """Return top / bottom, element by element; NaN where the bottom is zero."""
     return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom != 0)
 
 
@@ -151,10 +136,6 @@ def interval_of(value: float, resampled: Floats) -> Interval:
     contains only the value. With few units, the interval is too narrow: it misses the true value in
     about one of seven cases with five units, in one of nine cases with ten units, and in one of
     fifteen cases with fifty units.
-
-    Args:
-        value: figure over all units, each of which is included once.
-        resampled: the same figure over every resample [resamples].
     """
     known = resampled[~np.isnan(resampled)]
     if not known.size:
@@ -198,15 +179,7 @@ Term = tuple[float, Rate]  # an exponent, and the rate raised to it
 
 
 def ratio(top: Rate, bottom: Rate) -> Ratio:
-    """Return the ratio of two rates.
-
-    Args:
-        top: rate in the numerator.
-        bottom: rate in the denominator.
-
-    Raises:
-        DataError: under the same conditions as in `product`.
-    """
+    """Return the ratio of two rates."""
     return product([(1.0, top), (-1.0, bottom)])
 
 
@@ -214,9 +187,6 @@ def product(terms: Sequence[Term]) -> Ratio:
     """Return a product of powers of pooled rates, with its 95% interval.
 
     All rates are resampled together. With a single seed, only prompts are resampled.
-
-    Args:
-        terms: exponents and rates, all over the same seeds and prompts.
 
     Raises:
         DataError: there is only one prompt, or a numerator or denominator is zero for a seed.
@@ -277,7 +247,6 @@ def _logs(terms: Sequence[Term], seeds: Floats, prompts: Floats) -> Floats:
     """Return the logarithm of the product for every resample [resamples]; NaN if a sum is zero.
 
     Args:
-        terms: exponents and rates.
         seeds: number of times that every resample contains each seed [resamples or 1, seeds].
         prompts: number of times that every resample contains each prompt [resamples or 1, prompts].
     """

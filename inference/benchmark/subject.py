@@ -43,16 +43,7 @@ LOOKUP_TOKENS = (3, 5, 10)  # tokens drafted per forward pass; only the fastest 
 def load_target(
     name_or_path: str, dtype: str | torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a target and its tokenizer.
-
-    Args:
-        name_or_path: folder or hub id.
-        dtype: dtype of the weights; "auto" for the dtype of the checkpoint.
-        device: device of the target.
-
-    Raises:
-        CheckpointError: the model or the tokenizer cannot be loaded.
-    """
+    """Load a target and its tokenizer."""
     model = load_causal_lm(name_or_path, dtype=dtype, device=device)
     return model, load_tokenizer(name_or_path, "the tokenizer of the target")
 
@@ -61,14 +52,8 @@ class Subject(NamedTuple):
     """The target of a comparison, and how methods compute with it.
 
     Attributes:
-        model: the target.
-        tokenizer: tokenizer of the target.
         threads: number of threads; "auto" for the fastest number for each method, None for
             torch's current number.
-        packed: whether the methods of this package reorder the target's weights; "auto" for what is
-            faster.
-        draft_forms: formats of the weights that trained drafters compute with; "auto" for the
-            fastest.
         other_weights: whether trained drafters may have been trained for other weights of the
             target.
     """
@@ -83,12 +68,7 @@ class Subject(NamedTuple):
     def decoder(
         self, drafter: JakiroDrafter | Drafter | None = None, tree: Trees = "auto"
     ) -> SpeculativeDecoder:
-        """Return a decoder of the target.
-
-        Args:
-            drafter: drafter of the trees; None for autoregressive decoding.
-            tree: trees, as for `SpeculativeDecoder`.
-        """
+        """Return a decoder of the target."""
         return SpeculativeDecoder(
             self.model,
             drafter,
@@ -126,18 +106,6 @@ def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]
 
     A method of which only the fastest setting is reported (such as prompt lookup) yields one
     `Method` per setting, all with the same `family`.
-
-    Args:
-        names: parsed names of the methods.
-        subject: the target, and how methods compute with it.
-
-    Raises:
-        CheckpointError: a drafting model or table cannot be loaded.
-        TargetMismatch: a drafter belongs to a different target.
-        TargetNotSupported: the target cannot verify trees, a drafting model cannot draft them, or
-            the target's weights cannot be reordered.
-        ConfigError: the vocabulary of a drafting model differs from the target's, or settings
-            cannot be used.
     """
     return [method for name in names for method in _BUILDERS[name.kind](name, subject)]
 

@@ -37,11 +37,6 @@ def interleaved(
     """Return, for the name of each function, the seconds that it took in each repeat.
 
     The order in which the functions are called rotates from one repeat to the next.
-
-    Args:
-        works: functions to time, each under its name.
-        repeats: number of timed repeats.
-        warm_up: number of untimed repeats before the timed repeats.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -55,23 +50,12 @@ def interleaved(
 
 
 def medians(works: Mapping[str, Work], repeats: int, warm_up: int = 1) -> dict[str, float]:
-    """Return, for the name of each function, the median of the seconds that it took.
-
-    Args:
-        works: functions to time, each under its name.
-        repeats: number of timed repeats.
-        warm_up: number of untimed repeats before the timed repeats.
-    """
+    """Return, for the name of each function, the median of the seconds that it took."""
     return {name: median(taken) for name, taken in interleaved(works, repeats, warm_up).items()}
 
 
 def repeated(work: Work, count: int) -> Work:
-    """Return a function that calls another function `count` times.
-
-    Args:
-        work: function to call repeatedly.
-        count: number of calls.
-    """
+    """Return a function that calls another function `count` times."""
     return partial(_repeat, work, count)
 
 

@@ -25,12 +25,7 @@ class TransformersDecoding:
     """A method that decodes with the target's own `generate()`.
 
     Args:
-        name: name of the method.
-        kind: kind of method, as the caller named it.
-        model: the target.
         family: name under which the fastest of several settings is reported; None for `name`.
-        note: remark for readers of the report.
-        threads: number of threads to compute with on a CPU; None for torch's current number.
         **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
 
@@ -56,13 +51,7 @@ class TransformersDecoding:
         self._before = self._state()
 
     def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
-        """Continue prompts together, with padding on the left.
-
-        Args:
-            prompts: token ids of each prompt.
-            options: sampling options.
-            seed: seed of all random numbers.
-        """
+        """Continue prompts together, with padding on the left."""
         input_ids, mask = self._padded(prompts)
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate

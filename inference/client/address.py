@@ -6,14 +6,7 @@ from jakiro.errors import ConfigError
 
 
 def server_address(url: str) -> str:
-    """Return an address without a slash at its end, and with `/v1` if it has no path.
-
-    Args:
-        url: address that a user has given.
-
-    Raises:
-        ConfigError: the text is not an address.
-    """
+    """Return an address without a slash at its end, and with `/v1` if it has no path."""
     if "@" in url:
         raise ConfigError(
             "the URL has a name or a password, which messages would show",

@@ -22,10 +22,7 @@ class ServerAnswer(NamedTuple):
 
     Attributes:
         tokens: texts of the single tokens, if log-probabilities were requested and sent.
-        finish_reason: reason for which the text ended, such as "stop" or "length".
         prompt_tokens: number of the prompt's tokens; None if not reported.
-        accepted: number of drafted tokens that are part of the text; None if not reported.
-        system_fingerprint: the server's name of its configuration; None if not reported.
     """
 
     text: str
@@ -42,8 +39,6 @@ class ServerClient:
     Args:
         url: address of the interface, which usually ends with `/v1`; an address without a path gets
             this ending.
-        key: API key; None to send none.
-        seconds: seconds after which a request is given up.
     """
 
     def __init__(self, url: str, key: str | None = None, seconds: float = 600.0) -> None:
@@ -60,12 +55,7 @@ class ServerClient:
         )
 
     def connect(self, model: str | None = None) -> None:
-        """Find the model that all later requests name; None for the only one that the server has.
-
-        Raises:
-            ConfigError: there is no such interface, key or model.
-            ResourceError: the server cannot be reached.
-        """
+        """Find the model that all later requests name; None for the server's only one."""
         response = self._send("GET", "models")
         try:
             owners = {one["id"]: one.get("owned_by") for one in response.json()["data"]}
@@ -92,12 +82,7 @@ class ServerClient:
         """Return the answer to a prompt: a text or token ids to continue, or messages.
 
         Args:
-            prompt: the prompt.
-            log_probs: whether to ask for log-probabilities, which come with the single tokens.
             **options: fields of the request; those that are None are left out.
-
-        Raises:
-            ResourceError: there is no complete answer.
         """
         is_chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
         content = prompt if isinstance(prompt, str) else list(prompt)

@@ -25,12 +25,7 @@ def refused_key(url: str, status: int, *, has_key: bool) -> ConfigError:
 
 
 def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> float:
-    """Return the seconds that a header `Retry-After` asks for; one second if it is unreadable.
-
-    Args:
-        retry_after: a number of seconds or a date; None if the header is missing.
-        now: current time; None for the time of the clock.
-    """
+    """Return the seconds that a header `Retry-After` asks for; one second if it is unreadable."""
     try:
         seconds = float(retry_after or _DEFAULT_SECONDS)
         return _DEFAULT_SECONDS if math.isnan(seconds) else max(seconds, 0.0)

@@ -29,12 +29,7 @@ DEEPEST_COLOR = len(_STYLES) - 1  # deeper drafts have the same color
 def pieces_by_depth(
     tokens: Iterable[tuple[int, int]], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TextPiece]:
-    """Yield the text of tokens in pieces of whole characters, each with its depth.
-
-    Args:
-        tokens: id and depth of each token.
-        tokenizer: the target's tokenizer.
-    """
+    """Yield the text of tokens in pieces of whole characters, each with its depth."""
     growing, depth = IncrementalText(tokenizer), 0
     for token, depth in tokens:
         if text := growing.push(token):
@@ -49,11 +44,7 @@ def terminal_style(depth: int) -> str:
 
 
 def terminal_legend(depths: Iterable[int]) -> Text:
-    """Return a line that explains the colors of tokens in a terminal.
-
-    Args:
-        depths: depths that occur; 0, for tokens from the target itself, is always explained.
-    """
+    """Return a line that explains the colors of tokens in a terminal."""
     legend = Text("tokens from: the target itself")
     for index, depth in enumerate(_distinct(depths)):
         legend.append(", " if index else "; drafts at depth ")

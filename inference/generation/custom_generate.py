@@ -44,12 +44,7 @@ class Handover:
     """The arguments that `generate()` passes to a decoding method.
 
     Attributes:
-        model: model whose `generate()` was called.
-        input_ids: token ids of the prompts.
         attention_mask: 0 where `input_ids` is padding; None if there is no padding.
-        processors: logits processors, including those of the caller.
-        criteria: stopping criteria, including those of the caller.
-        config: generation config with all defaults filled in.
     """
 
     model: CausalLM
@@ -70,19 +65,7 @@ class Handover:
     def requests(
         self, target: TargetAdapter, seed: int | None, inputs: Mapping[str, Any]
     ) -> list[Request]:
-        """Return one request per sequence of the batch.
-
-        Args:
-            target: the decoder's target.
-            seed: seed of all random numbers; None for a random seed.
-            inputs: names and values of other inputs of the model.
-
-        Raises:
-            PromptError: the config, a processor, the attention mask or another input is not
-                supported; a prompt contains ids that have an embedding but no logit; or a prompt
-                and its new tokens exceed the context.
-            TargetMismatch: the model is not the decoder's target.
-        """
+        """Return one request per sequence of the batch."""
         self._check(target, inputs)
         prompts = unpadded(self.input_ids, self.attention_mask)
         for prompt in prompts:

@@ -20,8 +20,6 @@ class IncrementalText:
     last tokens are decoded, so the cost of a token does not grow with the length of the text.
 
     Args:
-        tokenizer: the target's tokenizer.
-        stops: stop strings, which are not empty.
         skips_special: whether special tokens have no text.
         before: tokens that the text continues, such as a prompt; empty if it begins a text of its
             own. Some tokenizers leave out a space at the beginning of a text.
@@ -144,7 +142,6 @@ class TextStopRule(StopRule):
     """A stop rule that also ends a sequence at the first stop string in its text.
 
     Args:
-        rule: rule with the other conditions.
         text: text to which this rule, and nothing else, pushes the new tokens.
     """
 

@@ -37,9 +37,6 @@ class PreparedPrompt:
     Attributes:
         input_ids: token ids of the prompt, or of all prompts if `generate()` was called with a
             batch.
-        processors: logits processors.
-        criteria: stopping criteria.
-        config: generation config with all defaults filled in.
     """
 
     input_ids: Int[Tensor, "batch prompt"]
@@ -48,17 +45,7 @@ class PreparedPrompt:
     config: GenerationConfig
 
     def request(self, seed: int, max_position: int, index: int = 0) -> Request:
-        """Return the request for one of the prompts; the prompts must have no padding.
-
-        Args:
-            seed: seed of all random numbers of the request.
-            max_position: number of positions that the target has.
-            index: batch index of the prompt.
-
-        Raises:
-            PromptError: the config requests another decoding method, or the prompt and its
-                continuation exceed the context.
-        """
+        """Return the request for one of the prompts; the prompts must have no padding."""
         refuse_other_decoding(self.config, self.processors)
         stop = StopRule(self.criteria, self.input_ids.device)
         # A criterion of the caller replaces that of the config.
@@ -89,19 +76,9 @@ def prepare_requests(
     batch of one, so that processors and criteria that count tokens never count padding.
 
     Args:
-        model: the target.
-        prompts: token ids of every prompt.
-        generation: arguments of `generate()`, such as max_new_tokens or top_p; None to pass none.
         temperature: 0 for greedy decoding, a positive number for sampling; None to leave this
             to `generation` and the target's generation config.
         seed: seed of all random numbers, or one seed per prompt; None for a random seed.
-        max_position: number of positions that the target has.
-        tokenizer: tokenizer for finding stop strings; None if there are no stop strings.
-
-    Raises:
-        PromptError: there are no prompts; an argument is out of range, unknown, or not supported; a
-            prompt and its new tokens exceed the context; or the number of seeds differs from the
-            number of prompts.
     """
     if not prompts:
         raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
@@ -131,16 +108,6 @@ def prepare(
 
     Processors, stopping criteria and defaults are prepared by transformers' own `generate()`, so
     that `generate()` and this package's decode loop select tokens from the same distribution.
-
-    Args:
-        model: the target.
-        token_ids: token ids of the prompt.
-        tokenizer: tokenizer for finding stop strings; None if there are no stop strings.
-        **generation: arguments of `generate()`.
-
-    Raises:
-        PromptError: `generate()` rejects an argument; several sequences are requested; or a stop
-            string is empty or comes without a tokenizer.
     """
     ids = torch.tensor([list(token_ids)], device=model.device)
     arguments = _with_stop_strings(model, _with_padding(model, generation), tokenizer)
@@ -169,11 +136,9 @@ def capture(
     """Return the arguments that `model.generate(input_ids, ...)` passes to a decoding method.
 
     Args:
-        model: the target.
         input_ids: token ids of all prompts, padded, shape [batch, prompt].
         attention_mask: 0 where `input_ids` is padding, shape [batch, prompt]; None if there is no
             padding.
-        **generation: arguments of `generate()`.
     """
     generate: Any = model.generate
     prepared: PreparedPrompt = generate(
@@ -194,12 +159,7 @@ def share_processors(requests: list[Request]) -> list[Request]:
 
 
 def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
-    """Return the requests with the random numbers that they would have in later rows of a batch.
-
-    Args:
-        requests: requests with the same seed.
-        offset: number of rows that come before the requests.
-    """
+    """Return the requests with the random numbers that they would have in later rows of a batch."""
     return [
         replace(
             request,

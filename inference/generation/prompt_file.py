@@ -30,11 +30,8 @@ class BenchPrompt:
     """A prompt, or a dialogue whose user messages are all known beforehand.
 
     Attributes:
-        first: prompt of the first chat turn, in a form that `encode_prompt` accepts.
         later_turns: user messages that follow the answers, one per answer; if there are any,
             `first` is a chat.
-        category: name of a group of prompts; figures are reported for each group as well.
-        fingerprint: hash of the content, without the category.
     """
 
     first: Prompt
@@ -48,11 +45,7 @@ class BenchPrompt:
         return 1 + len(self.later_turns)
 
     def chat_turn(self, answers: Sequence[str]) -> Prompt:
-        """Return the prompt of the next chat turn: the whole dialogue so far.
-
-        Args:
-            answers: answers to all earlier chat turns; fewer than `num_turns`.
-        """
+        """Return the prompt of the next chat turn: the whole dialogue so far."""
         if not answers:
             return self.first
         messages: list[Any] = list(self.first)
@@ -73,13 +66,8 @@ def read_prompts(
     default. Other keys are ignored. Any other file has one text per line. Empty lines are skipped.
 
     Args:
-        path: the file.
-        max_prompts: largest number of prompts to read from the file; None for all.
         training_records: whether to accept records of training data as well. Their key `text` is
             read as `prompt`, and answers of the assistant at the end of a chat are removed.
-
-    Raises:
-        PromptError: the file is missing, unreadable or empty, or a line is malformed.
     """
     lines = islice(read_prompt_lines(path), max_prompts)
     return [_prompt_in(_without_answer(line) if training_records else line) for line in lines]
@@ -98,12 +86,7 @@ def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
 
 
 def prompt_of(first: Prompt, category: str = "all") -> BenchPrompt:
-    """Return a prompt of a single chat turn that does not come from a file.
-
-    Args:
-        first: the prompt.
-        category: name of its category.
-    """
+    """Return a prompt of a single chat turn that does not come from a file."""
     return _built(first, (), category)
 
 
@@ -114,12 +97,7 @@ class PromptLine(NamedTuple):
     fields: dict[str, Any]
 
     def unusable(self, expected: str, got: object = None) -> PromptError:
-        """Return the error for a line without a usable prompt.
-
-        Args:
-            expected: content that the line should have.
-            got: content that was found instead; None to show the whole line.
-        """
+        """Return the error for a line without a usable prompt."""
         return _unusable(self.location, expected, self.fields if got is None else got)
 
 
@@ -128,9 +106,6 @@ def read_prompt_lines(path: Path) -> list[PromptLine]:
 
     The lines of a .jsonl or .json file are objects. Any other line is a text and is returned as an
     object with the single key `prompt`.
-
-    Raises:
-        PromptError: the file is missing, unreadable or empty, or a line is not a JSON object.
     """
     is_json = path.suffix in _JSON
     lines = [

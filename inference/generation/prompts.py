@@ -22,8 +22,6 @@ def encode_prompt(
 
     Args:
         prompt: a single prompt; token ids may have shape [tokens] or [1, tokens].
-        tokenizer: tokenizer for texts and messages; None if the prompt consists of token ids.
-        vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
         PromptError: the prompt is empty, contains several prompts or ids outside the target's
@@ -62,12 +60,7 @@ def encode_prompt(
 def continued_tokens(
     prompt: str | Sequence[object] | Tensor, token_ids: Sequence[int]
 ) -> Sequence[int]:
-    """Return the tokens that new text continues; none if it answers chat messages.
-
-    Args:
-        prompt: a prompt that `encode_prompt` accepts.
-        token_ids: its tokens.
-    """
+    """Return the tokens that new text continues; none if it answers chat messages."""
     is_chat = isinstance(prompt, list) and not hasattr(prompt[0], "__index__")
     return () if is_chat else token_ids
 
@@ -87,10 +80,6 @@ def single_prompt(prompt: Prompt | Mapping[str, Any] | None, arguments: dict[str
     Args:
         prompt: a prompt, or a mapping with `input_ids` and, for padding, `attention_mask`; None if
             these are among the arguments, from which they are then removed.
-        arguments: arguments by name, as in `generate(**tokenizer(text))`.
-
-    Raises:
-        PromptError: there is no prompt, or there are several.
     """
     if prompt is not None and not isinstance(prompt, Mapping):
         return prompt
@@ -134,15 +123,7 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Raise an error if a prompt contains ids outside the target's vocabulary.
-
-    Args:
-        ids: token ids of the prompt.
-        vocab_size: number of tokens in the target's vocabulary.
-
-    Raises:
-        PromptError: an id is outside the vocabulary.
-    """
+    """Raise an error if a prompt contains ids outside the target's vocabulary."""
     if wrong := [token for token in ids if not 0 <= token < vocab_size]:
         raise PromptError(
             "the prompt contains ids outside the target's vocabulary",
@@ -155,16 +136,7 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 def unpadded(
     input_ids: Int[Tensor, "batch width"], attention_mask: Int[Tensor, "batch width"] | None
 ) -> list[list[int]]:
-    """Return the sequences of a batch without the padding on either side.
-
-    Args:
-        input_ids: token ids of the batch.
-        attention_mask: 0 where `input_ids` is padding; None if there is no padding.
-
-    Raises:
-        PromptError: the shapes of `attention_mask` and `input_ids` differ, or the mask of a
-            sequence keeps either no tokens or tokens that are not consecutive.
-    """
+    """Return the sequences of a batch without the padding on either side."""
     sequences = input_ids.tolist()
     if attention_mask is None:
         return [list(ids) for ids in sequences]
@@ -181,11 +153,7 @@ def unpadded(
 
 
 def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer, or raise an error if there is none.
-
-    Raises:
-        PromptError: the tokenizer is None.
-    """
+    """Return the tokenizer, or raise an error if there is none."""
     if tokenizer is None:
         raise PromptError(
             "the decoder has no tokenizer",

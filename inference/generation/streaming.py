@@ -15,15 +15,7 @@ from jakiro.errors import PromptError
 
 
 class TextPrinter(BaseStreamer):
-    """A streamer that writes the generated text, without the prompt.
-
-    Args:
-        tokenizer: the target's tokenizer.
-        write: function that is called with each piece of text.
-
-    Raises:
-        PromptError: the tokenizer is None.
-    """
+    """A streamer that writes the generated text, without the prompt."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None, write: Callable[[str], object]
@@ -44,15 +36,7 @@ class TextPrinter(BaseStreamer):
 
 
 def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeStep]]:
-    """Yield a run's decoding steps, and pass their tokens to a streamer.
-
-    Args:
-        run: run that has not begun yet.
-        streamer: streamer of the caller; None to stream nothing.
-
-    Raises:
-        PromptError: there is a streamer, and the run has several sequences.
-    """
+    """Yield a run's decoding steps, and pass their tokens to a streamer."""
     if streamer is None:
         yield from run
         return
@@ -68,12 +52,7 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
 
 
 def pieces(steps: Iterator[DecodeStep], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Yield the text of decoding steps as soon as the text is final.
-
-    Args:
-        steps: decoding steps of a single sequence.
-        tokenizer: the target's tokenizer.
-    """
+    """Yield the text of decoding steps as soon as the text is final."""
     text = IncrementalText(tokenizer)
     for step in steps:
         if piece := "".join(map(text.push, step.token_ids)):

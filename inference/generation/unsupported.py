@@ -66,15 +66,7 @@ _STATEFUL = frozenset(
 
 
 def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -> None:
-    """Raise an error if an argument is unusable or not supported.
-
-    Args:
-        temperature: temperature that the caller requested; None if the caller gave none.
-        generation: names and values of the other arguments.
-
-    Raises:
-        PromptError: an argument cannot be used; the message names the argument.
-    """
+    """Raise an error if an argument is unusable or not supported."""
     for name, value in {"temperature": temperature, **generation}.items():
         if isinstance(value, bool) and name in _NUMBERS:
             raise PromptError(
@@ -116,16 +108,7 @@ def _is_temperature(value: object) -> bool:
 
 
 def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:
-    """Raise an error if a config requests unsupported decoding, or a processor keeps a state.
-
-    Args:
-        config: generation config with all defaults filled in.
-        processors: logits processors.
-
-    Raises:
-        PromptError: a field of the config or a processor is not supported; the message
-            names the field or processor.
-    """
+    """Raise an error if a config requests unsupported decoding, or a processor keeps a state."""
     for name, off in _OFF.items():
         if (value := getattr(config, name, None)) not in off:
             raise PromptError(
@@ -142,15 +125,7 @@ def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]
 
 
 def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
-    """Raise an error if there are several sequences, but a processor supports only one.
-
-    Args:
-        num_sequences: number of sequences in the batch.
-        processors: logits processors.
-
-    Raises:
-        PromptError: there are several sequences, and a processor depends on the batch index.
-    """
+    """Raise an error if there are several sequences, but a processor supports only one."""
     names = {type(processor).__name__ for processor in processors}
     if num_sequences > 1 and "PrefixConstrainedLogitsProcessor" in names:
         raise PromptError(
@@ -162,17 +137,7 @@ def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
 
 
 def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> None:
-    """Raise an error if a prompt and its new tokens do not fit into the target's context.
-
-    Args:
-        prompt: number of tokens of the prompt.
-        total: number of tokens of the prompt and its longest continuation.
-        max_position: number of positions that the target has.
-        index: index of the prompt, for the error message.
-
-    Raises:
-        PromptError: the tokens exceed the context; the message gives both lengths.
-    """
+    """Raise an error if a prompt and its new tokens do not fit into the target's context."""
     if prompt >= max_position or total > max_position:
         raise PromptError(
             f"prompt {index} and its new tokens do not fit into the target's context",
@@ -183,14 +148,7 @@ def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> 
 
 
 def refuse_single(prompts: object) -> None:
-    """Raise an error if a single prompt was passed where several prompts are expected.
-
-    Args:
-        prompts: argument of the caller.
-
-    Raises:
-        PromptError: the argument is a text, a list of chat messages, or a list of token ids.
-    """
+    """Raise an error if a single prompt was passed where several prompts are expected."""
     first = prompts[0] if isinstance(prompts, list) and prompts else None
     if isinstance(prompts, str) or isinstance(first, int | dict):
         raise PromptError(

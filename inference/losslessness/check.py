@@ -35,15 +35,6 @@ def check_greedy(
 
     After their first difference, two continuations cannot be compared any further. For the first
     difference, the target's logits of the two tokens show whether rounding alone can explain it.
-
-    Args:
-        decoder: decoder to verify.
-        prompts: token ids of each prompt.
-        max_new_tokens: largest number of new tokens for each prompt.
-        track: function that receives the parts of the check, to show progress.
-
-    Raises:
-        PromptError: a prompt cannot be continued by `max_new_tokens` tokens.
     """
     differences: list[GreedyDifference] = []
     tokens = drafted = same_without_drafts = 0
@@ -117,17 +108,6 @@ def verify_losslessness(
     that differ only because two logits are nearly equal (near-ties), and sampled tokens at the
     threshold of top-p. Sampled output is tested against the target's exact distribution, with the
     same thresholds in any precision. In single precision, no greedy difference is tolerated.
-
-    Args:
-        decoder: decoder to verify against its target.
-        prompts: texts, lists of chat messages, or token ids.
-        settings: settings of the verification; None for the defaults.
-        on_check: callback after each check; None for no callback.
-        track: function that is called with the name and the number of steps of each part, and
-            returns a function that is called after each step.
-
-    Raises:
-        PromptError: there is no prompt, or a prompt cannot be used or continued as required.
     """
     settings = settings or VerifySettings()
     if not prompts:

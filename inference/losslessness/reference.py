@@ -20,13 +20,7 @@ NEAR_TIE_ULPS = 4  # largest rounding effect on half-precision logits, in units 
 
 
 class Reference:
-    """A target's own greedy continuation and exact sampling distributions after a prompt.
-
-    Args:
-        model: the target.
-        prompt_ids: token ids of the prompt.
-        sampling: arguments of `generate()` that process the distribution; None for the defaults.
-    """
+    """A target's own greedy continuation and exact sampling distributions after a prompt."""
 
     def __init__(
         self,
@@ -60,12 +54,7 @@ class Reference:
                 yield from zip(batch, output.scores[0].double().softmax(dim=-1), strict=True)
 
     def is_at_the_cut(self, prefix: Tokens, token: int) -> bool:
-        """Return whether an excluded token could be kept if logits were rounded differently.
-
-        Args:
-            prefix: new tokens before the token.
-            token: excluded token id.
-        """
+        """Return whether an excluded token could be kept if logits were rounded differently."""
         score = float(self.greedy_scores(prefix)[token])
         lift = _Lift(token, 2 * rounding(self.model.dtype, [score]))
         if not lift.amount:
@@ -128,10 +117,6 @@ def rounding(dtype: torch.dtype, logits: Sequence[float]) -> float:
     The order of summation depends on the shape of a batch. In half precision, the order changes
     logits by a few units in the last place. If two logits differ by less than that, either may be
     the larger one.
-
-    Args:
-        dtype: dtype of the target.
-        logits: logits; only their largest absolute value is used.
     """
     if torch.finfo(dtype).bits > 16:
         return 0.0

@@ -49,9 +49,7 @@ class SequenceCells:
     after likely prefixes, of which there are at most `samples / MIN_EXPECTED` for each length.
 
     Args:
-        reference: exact distributions of the target.
         length: number of tokens of a continuation that does not end early.
-        samples: number of continuations that will be sampled.
     """
 
     def __init__(self, reference: Reference, length: int, samples: int) -> None:
@@ -97,23 +95,13 @@ class SequenceCells:
 
 
 def compare_with_uniform(numbers: Sequence[float], bins: int) -> ChiSquare:
-    """Test whether numbers in [0, 1) were sampled uniformly.
-
-    Args:
-        numbers: numbers to test.
-        bins: number of equal bins.
-    """
+    """Test whether numbers in [0, 1) were sampled uniformly."""
     counts = Counter(min(int(number * bins), bins - 1) for number in numbers)
     return chi_square(counts, dict.fromkeys(range(bins), len(numbers) / bins))
 
 
 def chi_square(observed: Counter[Any], expected: Mapping[Any, float]) -> ChiSquare:
-    """Return Pearson's chi-square test of counts, after the smallest cells have been joined.
-
-    Args:
-        observed: counts by cell.
-        expected: expected counts by cell.
-    """
+    """Return Pearson's chi-square test of counts, after the smallest cells have been joined."""
     pairs = sorted((value, observed[cell]) for cell, value in expected.items())
     while len(pairs) > 1 and pairs[0][0] < MIN_EXPECTED:
         (small, count), (next_small, next_count), *pairs = pairs
@@ -145,14 +133,7 @@ def sample_continuations(
     settings: VerifySettings,
     advance: Callable[[], None] = lambda: None,
 ) -> list[SampledContinuation]:
-    """Sample independent continuations with the decoder, each with a different seed.
-
-    Args:
-        decoder: decoder to verify.
-        prompt_ids: token ids of the prompt.
-        settings: settings of the verification.
-        advance: function that is called after each sample.
-    """
+    """Sample independent continuations with the decoder, each with a different seed."""
     length = sample_length(decoder, settings)
     samples = []
     for index in range(settings.samples):
@@ -173,10 +154,6 @@ def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
     """Return the number of tokens of a sample.
 
     By default, a sample has room for a root, the longest path of a draft tree, and a bonus token.
-
-    Args:
-        decoder: decoder to verify.
-        settings: settings of the verification.
     """
     if settings.sample_length is not None:
         return settings.sample_length
@@ -191,19 +168,7 @@ def check_sampled(
     threshold: float,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
-    """Sample continuations of a prompt and run the three checks of this module.
-
-    Args:
-        decoder: decoder to verify.
-        prompt_ids: token ids of the prompt.
-        settings: settings of the verification.
-        number: number of the prompt in the report, from 1.
-        threshold: smallest p-value that passes.
-        advance: function that is called after each sample.
-
-    Raises:
-        PromptError: the prompt cannot be continued as the settings require.
-    """
+    """Sample continuations of a prompt and run the three checks of this module."""
     samples = sample_continuations(decoder, prompt_ids, settings, advance)
     return compare_samples(
         Reference(decoder.target.model, prompt_ids, settings.sampling),
@@ -229,13 +194,7 @@ def compare_samples(
     """Run the three checks of this module on sampled continuations.
 
     Args:
-        reference: exact distributions of the target.
-        sequences: new tokens of each continuation.
-        length: number of tokens of a continuation that does not end early.
         drafted: number of accepted drafts in all continuations; None if it is not known.
-        number: number of the prompt in the report, from 1.
-        threshold: smallest p-value that passes.
-        seed: seed of the random shares of probabilities.
     """
     cells = SequenceCells(reference, length, len(sequences))
     ranked = _rank_tokens(reference, sequences, seed)

@@ -132,21 +132,7 @@ def verify_server(
     on_check: Callable[[ServerCheck], None] = lambda _: None,
     track: Track = untracked,
 ) -> ServerReport:
-    """Return a report on whether a server's greedy and sampled texts are those of its target.
-
-    Args:
-        client: client that is connected to the server.
-        model: the target that the server should serve.
-        tokenizer: tokenizer of the target.
-        prompts: texts, lists of chat messages, or token ids.
-        settings: settings of the verification.
-        on_check: function that is called after each check.
-        track: function that receives the parts of the verification, to show progress.
-
-    Raises:
-        PromptError: there is no prompt, or a prompt cannot be used.
-        ResourceError: the server does not answer, or its tokens are not those of the target.
-    """
+    """Return a report on whether a server's greedy and sampled texts are those of its target."""
     if not prompts:
         raise PromptError(
             "there are no prompts to verify with", expected="at least one prompt", got=0
@@ -384,9 +370,6 @@ class TokenNames:
     tokens that end a text form a group.
 
     Args:
-        tokenizer: the target's tokenizer.
-        vocab_size: number of tokens in the target's vocabulary.
-        eos_ids: tokens that end a text.
         special: whether special tokens have names; if not, their text is empty.
     """
 
@@ -416,11 +399,7 @@ class TokenNames:
         self.shared = {token for token, count in enumerate(counts) if count > 1} - {end}
 
     def tokens_of(self, answer: ServerAnswer, *, has_names: bool) -> Tokens:
-        """Return the representatives of an answer's tokens, up to the first ambiguous one.
-
-        Raises:
-            ResourceError: the server's tokens are not those of the target.
-        """
+        """Return the representatives of an answer's tokens, up to the first ambiguous one."""
         is_stopped = answer.finish_reason == "stop" and self.end is not None
         names = answer.tokens if has_names else (answer.text,)
         if not has_names and is_stopped and not answer.text:
@@ -486,15 +465,6 @@ def check_samples(
     """Compare sampled texts with the target's own distribution.
 
     If the server does not name the tokens of each text, the texts must consist of a single token.
-
-    Args:
-        model: the target.
-        tokenizer: the target's tokenizer.
-        prompt_ids: token ids of the prompt.
-        answers: complete answers.
-        settings: settings of the verification.
-        number: number of the prompt in the report, from 1.
-        threshold: smallest p-value that passes.
     """
     has_names = any(answer.tokens for answer in answers)
     eos_ids = set(end_ids(model.generation_config))

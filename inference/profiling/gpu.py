@@ -54,13 +54,7 @@ _LAYER_SCALE = 0.01  # of the matrices through which layers change the hidden st
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes that determine what is measured, and how long it takes.
-
-    Attributes:
-        draft_vocab_size: number of tokens that the drafter may draft.
-        context: number of tokens of a prompt.
-        block: number of tokens between two readings of the clock.
-    """
+    """Sizes that determine what is measured, and how long it takes."""
 
     model: dict[str, int]
     draft_vocab_size: int
@@ -174,9 +168,6 @@ class CycleDrafter(TrainedDrafter):
 
     Args:
         drafter: random drafter, which drafts every tree in full before its tokens are replaced.
-        target: target that follows the cycle.
-        tree: shape of the trees, in greedy decoding.
-        cycle: cycle that the target follows.
         num_right: number of levels with a right token; tau is `num_right` + 1.
     """
 
@@ -327,11 +318,7 @@ class GPUProfile:
         self.drafter = drafter.eval().to(device=device, dtype=self.target.dtype)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the milliseconds per token of every arm, and its speed over the baseline.
-
-        Raises:
-            NumericalError: tokens are wrong.
-        """
+        """Yield the milliseconds per token of every arm, and its speed over the baseline."""
         for batch in self.scale.batches:
             generator = torch.Generator().manual_seed(batch)
             size = (batch, self.scale.context)
@@ -419,11 +406,7 @@ class GPUProfile:
 
 
 def profile_gpu(scale: Scale, device: torch.device) -> tuple[str, Table]:
-    """Measure all arms; return a JSON document and a table.
-
-    Raises:
-        NumericalError: tokens are wrong.
-    """
+    """Measure all arms; return a JSON document and a table."""
     note(f"building a random target with {scale.model['num_hidden_layers']} layers on {device}")
     profile = GPUProfile(scale, device)
     rows = []

@@ -47,8 +47,6 @@ class ReplayedPrompt(Settings):
     """Counts of a prompt, summed over its chat turns.
 
     Attributes:
-        prompt: hash of the prompt's content.
-        category: category of the prompt.
         decoded: number of tokens after the first one of each chat turn, which prefill delivers.
         steps: number of decoding steps in which the trained drafter would have produced them.
     """
@@ -63,15 +61,12 @@ class ReplayRow(Settings):
     """Results of a drafter at a temperature.
 
     Attributes:
-        drafter: name of the drafter.
-        temperature: sampling temperature of the texts.
         tau: tokens per decoding step, pooled over trainings and prompts, with the 95% interval over
             prompts and, if there are several, trainings; and tau of each training.
         ratio: tau divided by that of the first drafter, with the same kind of interval. The
             trainings of both are paired by their order.
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
             to check at this depth that accepted one of them, pooled over trainings.
-        counts: counts of each prompt, for each training.
     """
 
     drafter: str
@@ -103,13 +98,7 @@ _Tally = dict[str, list[DecodeStats]]  # for each prompt's hash, the counts of a
 
 
 class Replay:
-    """A comparison of drafters by the tokens per decoding step that they would have reached.
-
-    Args:
-        settings: settings of the comparison, whose methods are trained drafters.
-        subject: the target, and how it computes.
-        name_or_path: folder or hub id that the target was loaded from.
-    """
+    """A comparison of drafters by the tokens per decoding step that they would have reached."""
 
     def __init__(self, settings: ComparisonSettings, subject: Subject, name_or_path: str) -> None:
         names = parse_replayed_methods(settings.methods)

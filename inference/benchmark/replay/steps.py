@@ -32,10 +32,6 @@ def replay(run: DecodeRun, answers: Sequence[Sequence[int]]) -> list[DecodeStats
         run: a run that has not started yet, and drafts in every step; it is closed afterwards.
         answers: tokens after the prompt of each request, at least one and at most as many as the
             request allows.
-
-    Raises:
-        ConfigError: the drafter samples its candidates or learns from decoding steps, or the sizes
-            of its trees depend on measured times.
     """
     context = run.context
     try:

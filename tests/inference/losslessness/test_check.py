@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
 from inference.losslessness.check import check_greedy, verify_losslessness
-from inference.losslessness.records import Check, SupportCheck, VerifyReport, VerifySettings
+from inference.losslessness.records import Check, VerifySettings
 from inference.losslessness.reference import NEAR_TIE_ULPS, Reference, Tokens, rounding
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
@@ -118,15 +118,6 @@ def test_in_half_precision_a_near_tie_is_counted_but_is_not_a_failure(
     assert check.differences[0].is_near_tie == passes
     assert ("0 differences, 1 near-tie;" in str(check)) == passes
     assert str(check).endswith("equal to those of generate(): 0, to those without drafts: 1")
-
-
-@pytest.mark.parametrize(("dtype", "advises"), [("bfloat16", True), ("float32", False)])
-def test_a_failure_in_half_precision_advises_single_precision(dtype: str, advises: bool) -> None:
-    failed = SupportCheck(prompt=1, tokens=9, impossible=1, at_the_cut=0, drafted=1)
-    report = VerifyReport(target="t", dtype=dtype, settings=SETTINGS, checks=(failed,))
-    assert not report.passed
-    assert report.summary.startswith("0 of 1 checks passed")
-    assert ("float32" in report.summary) == advises
 
 
 def test_rounding_is_units_in_the_last_place_of_the_largest_logit() -> None:
