@@ -56,7 +56,7 @@ def _write_states(settings: "TrainSettings", out: Path, *, check: bool) -> None:
     writer = TargetStateWriter(inputs, out)
     if check and (damaged := writer.folder.drop_damaged()):
         typer.echo(f"damaged: {', '.join(damaged)}")
-    typer.echo(str(writer.plan))
+    typer.echo(str(writer))
     move_target(inputs.target, device, needs_layers=True)
     if _write(writer):
         typer.echo(f"all target states are in {writer.folder.path}")
@@ -69,5 +69,5 @@ def _write(writer: "TargetStateWriter") -> bool:
     from jakiro.utils.progress import ProgressDisplay
 
     with ProgressDisplay() as bar:
-        task = bar.add_task("Sequences", total=writer.plan.num_sequences_left)
+        task = bar.add_task("Sequences", total=writer.num_sequences_left)
         return writer.write(lambda count: bar.advance(task, count))

@@ -20,7 +20,6 @@ from training.planning.simulation import Simulation, drafter_on_meta, simulate, 
 from training.planning.zero_memory import StateBytes, state_bytes
 from training.setup.adapters import add_adapters
 from training.setup.preparation import count_steps
-from training.target_states.plan import ExpectedBytes, expected_bytes
 
 USABLE = 0.9  # fraction of a device's memory; the rest is left for runtime and fragmentation
 _CHECKPOINT_BYTES = 12  # bytes per parameter: weight and two moments in fp32
@@ -38,7 +37,6 @@ class Estimate:
         states: bytes of the drafter's parameters, gradients and optimizer states.
         micro_batch: memory and operations of one micro-batch, computed as if all parameters were
             trained.
-        shards: bytes of the target states on disk; 0 if the run does not read any from disk.
     """
 
     settings: TrainSettings
@@ -48,7 +46,6 @@ class Estimate:
     target: int
     states: StateBytes
     micro_batch: Simulation
-    shards: ExpectedBytes
 
     @property
     def device_bytes(self) -> int:
@@ -67,13 +64,13 @@ class Estimate:
         checkpoints = min(written, settings.checkpoint.keep + 1)
         drafters = 1 + 2 * settings.keeps_best  # the best drafter exists twice while it is replaced
         checkpoint = _CHECKPOINT_BYTES * self.parameters
-        return self.shards.size + drafters * drafter + checkpoints * checkpoint
+        return drafters * drafter + checkpoints * checkpoint
 
     @property
     def flops(self) -> int:
         """The floating-point operations of an optimizer step on one process."""
         flops = self.micro_batch.drafter_flops
-        if self.shards.size == 0:  # the target runs during training
+        if self.settings.target_states.source == "online":  # the target runs during training
             flops += self.micro_batch.target_flops
         return flops * self.settings.batch.accumulation(self.num_processes)
 
@@ -119,7 +116,6 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
         target=sum(part.nbytes for part in target.model.parameters()),
         states=state_bytes(module, settings, num_processes, device),
         micro_batch=simulate(settings, target),
-        shards=expected_bytes(settings, config, target.spec),
     )
 
 
@@ -240,8 +236,7 @@ def render(run: Estimate, memory: int, flops_per_second: float | None) -> Table:
         "a micro-batch": f"{batch.micro_batch_size} of {batch.global_batch_size} sequences, "
         f"{counted(run.num_processes, 'process', 'processes')}",
         "main memory of a process while loading": size_text(run.target + states.host),
-        "target states on disk, at most": size_text(run.shards.size),
-        "disk, total": size_text(run.disk_bytes),
+        "disk for drafters and checkpoints": size_text(run.disk_bytes),
         "optimizer steps": f"{settings.num_steps:,}",
         "tokens read": f"{run.tokens:,}",
         "an optimizer step": f"{run.flops / 1e12:,.2f} TFLOP",

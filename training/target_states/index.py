@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
-from jakiro.utils.dtype_names import dtype_name, short_dtype
+from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import checksum, fingerprint, write_atomically
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import Settings
@@ -80,20 +80,6 @@ def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
     )
 
 
-def ways_to_repeat(name: str, recorded: str) -> str:
-    """Return the first part of a remedy if a setting can repeat a property; otherwise nothing."""
-    of_dtype = {"dtype": "target_states.dtype", "target_dtype": "target.dtype"}
-    if name in of_dtype:
-        return f"set {of_dtype[name]} to {short_dtype(recorded)}, as for these target states; or "
-    packing = ("packing", "sequence_length", "num_sequences", "num_validation_sequences")
-    if name not in packing:
-        return ""
-    return (
-        "set data.split, data.sequence_length, data.validation_size and data.fraction to the "
-        "values with which the target states were written; or "
-    )
-
-
 def packed_sequence(inputs: RunInputs, number: int) -> PackedSequence:
     """Return a packed sequence by its index; validation sequences follow training sequences.
 
@@ -139,13 +125,6 @@ INDEX = "index.json"
 NORMALIZERS = {"log_sum": torch.float32, "best": torch.int32}
 
 
-def bytes_of(widths: Mapping[str, int], dtype: TargetStateDtype, has_normalizers: bool) -> int:
-    """Return the number of bytes that all parts of one position take."""
-    normalizers = NORMALIZERS.values() if has_normalizers else ()
-    of_states = sum(widths.values()) * TORCH_DTYPES[dtype].itemsize
-    return of_states + sum(own.itemsize for own in normalizers)
-
-
 class Shard(Settings):
     """Index entry of a shard, a file with the states of consecutive sequences."""
 
@@ -183,11 +162,9 @@ class TargetStateIndex(Settings):
     @property
     def bytes_per_position(self) -> int:
         """The number of bytes that all parts of one position take."""
-        return bytes_of(self.widths, self.fingerprint.dtype, self.has_normalizers)
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the given parts that the shards lack."""
-        return [name for name in names if name not in self.widths]
+        normalizers = NORMALIZERS.values() if self.has_normalizers else ()
+        of_states = sum(self.widths.values()) * TORCH_DTYPES[self.fingerprint.dtype].itemsize
+        return of_states + sum(dtype.itemsize for dtype in normalizers)
 
     def sequences_of(self, number: int) -> range:
         """Return the indices of the sequences in a shard, given by its number."""
@@ -222,10 +199,7 @@ def read_index(folder: Path) -> TargetStateIndex | None:
         return None
     except (OSError, ValidationError) as error:
         raise CheckpointError(
-            f"the index of the target states in {folder} cannot be read",
-            expected="an index that `jakiro features` has written",
-            got=summary_of(error),
-            remedy="write the target states again into another folder",
+            f"the index of the target states in {folder} cannot be read", got=summary_of(error)
         ) from error
 
 

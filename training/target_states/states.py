@@ -66,17 +66,13 @@ class States(NamedTuple):
         return parts
 
 
-def needs_normalizers(config: JakiroConfig, head: nn.Module | None = None) -> bool:
+def needs_normalizers(config: JakiroConfig, head: nn.Module) -> bool:
     """Return whether the training of a drafter is faster with normalizers on disk.
 
     Without them, all logits of the target are computed for each batch, also for tokens that are
     never drafted. A head that is not a plain linear layer computes all logits in any case.
-
-    Args:
-        head: the target's head; None if it is not loaded, and assumed to be a linear layer.
     """
-    is_linear = head is None or type(head) is nn.Linear
-    return is_linear and config.settings.draft_vocab_size is not None
+    return type(head) is nn.Linear and config.settings.draft_vocab_size is not None
 
 
 def view_of(

@@ -1,35 +1,27 @@
 """Reader of target states, which maps shards into memory and reads sequences on demand."""
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
-from platformdirs import user_cache_path
 from safetensors import safe_open
 from torch import Tensor
 
 from jakiro.errors import CheckpointError
-from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
-from training.loss.heads import keeps_logits
 from training.loss.normalizers import Normalizers
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
     NORMALIZERS,
-    Shard,
     TargetStateIndex,
     fingerprint_of,
-    is_intact,
     is_whole,
     read_index,
-    ways_to_repeat,
 )
-from training.target_states.states import States, needs_normalizers
+from training.target_states.states import States
 
 _OPEN_SHARDS = 256  # largest number of shards that are mapped at a time
 
@@ -76,8 +68,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
     If the source is "available", and the folder lacks states that the drafter reads, the target
-    runs. The sizes of all shards are checked. The checksum of a shard is verified only if this
-    machine has not verified it since the shard was last written.
+    runs. The sizes of all shards are checked; `jakiro features --check` also checks their bytes.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:
@@ -85,27 +76,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     folder = settings.folder.expanduser().absolute()
     index = read_index(folder)
     if index is None:
-        raise _unusable(folder, "a shard index", "no index")
-    needed = list(States.needed_by(inputs.drafter_config).widths(inputs.target.spec))
-    _check_fingerprint(folder, index, inputs)
-    if settings.source == "available" and (missing := index.missing(needed)):
-        _logger.info(f"the target runs, because {folder} lacks {', '.join(missing)}")
-        return None
-    _check_parts(folder, index, needed)
-    _check_shards(folder, index)
-    needs_them = needs_normalizers(inputs.drafter_config, inputs.target.head)
-    needs_them &= keeps_logits(inputs.settings.objective.token_temperature)
-    if needs_them and not index.has_normalizers:
-        _logger.info(
-            f"{folder} lacks the normalizers of the target's distributions, because it was written "
-            "for a drafter without a draft vocabulary or by an earlier version; steps would take "
-            "less time with states that are written again into another folder"
-        )
-    _check_bytes_once(folder, index.shards, inputs.settings.data.cache_folder)
-    return TargetStateStore(folder, index, needed)
-
-
-def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: RunInputs) -> None:
+        raise _unusable(folder, "there is no index")
     difference = index.fingerprint.difference(fingerprint_of(inputs))
     if difference is not None:
         name, got, expected = difference
@@ -113,66 +84,35 @@ def _check_fingerprint(folder: Path, index: TargetStateIndex, inputs: RunInputs)
             f"the target states in {folder} do not belong to this run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name, str(got))}set target_states.folder to a folder with "
-            "states of this target and data, or write these states with `jakiro features`",
+            remedy="set target_states.folder to a folder with states of this target and data, or "
+            "write these states with `jakiro features`",
         )
-
-
-def _check_parts(folder: Path, index: TargetStateIndex, needed: Iterable[str]) -> None:
-    if index.missing(needed):
+    needed = list(States.needed_by(inputs.drafter_config).widths(inputs.target.spec))
+    if missing := [name for name in needed if name not in index.widths]:
+        if settings.source == "available":
+            _logger.info(f"the target runs, because {folder} lacks {', '.join(missing)}")
+            return None
         raise CheckpointError(
             f"the target states in {folder} lack states that this drafter reads",
             expected=", ".join(needed),
             got=", ".join(index.widths),
             remedy="write target states with this drafter's settings",
         )
+    _check_shards(folder, index)
+    return TargetStateStore(folder, index, needed)
 
 
 def _check_shards(folder: Path, index: TargetStateIndex) -> None:
     if len(index.shards) < index.num_shards:
-        expected, got = f"{index.num_shards} shards", str(len(index.shards))
-        raise _unusable(folder, expected, got)
+        raise _unusable(folder, f"{len(index.shards)} of {index.num_shards} shards are written")
     for shard in index.shards:
         if not is_whole(folder, shard):
-            path = folder / shard.file
-            got = f"{path.stat().st_size:,} bytes" if path.is_file() else "no such file"
-            raise _unusable(folder, f"{shard.num_bytes:,} bytes in {shard.file}", got)
+            raise _unusable(folder, f"{shard.file} is missing or does not have its full size")
 
 
-def _check_bytes_once(folder: Path, shards: Iterable[Shard], cache_folder: Path | None) -> None:
-    """Verify the checksums of shards that this machine has not verified since they were written."""
-    cache = ensure_writable_folder(cache_folder or user_cache_path("jakiro") / "features")
-    record = cache / f"features-{fingerprint(str(folder))[:32]}.json"
-    with FileLock(record.with_suffix(".lock")):
-        known = _read_record(record)
-        found = {shard.file: _state_of(folder, shard) for shard in shards}
-        new = [shard for shard in shards if known.get(shard.file) != found[shard.file]]
-        if new:
-            _logger.info(f"verifying the checksums of {len(new):,} shards in {folder}")
-        for shard in new:
-            if not is_intact(folder, shard):
-                raise _unusable(folder, f"the original bytes of {shard.file}", "different bytes")
-        write_atomically(record, json.dumps(found))
-
-
-def _state_of(folder: Path, shard: Shard) -> list[Any]:
-    """Return values that change whenever the file of a shard is written."""
-    status = (folder / shard.file).stat()
-    return [shard.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
-def _unusable(folder: Path, expected: str, got: str) -> CheckpointError:
+def _unusable(folder: Path, got: str) -> CheckpointError:
     return CheckpointError(
         f"the target states in {folder} are incomplete or damaged",
-        expected=expected,
         got=got,
-        remedy="run `jakiro features --check` with this configuration and folder; this command "
-        "writes missing and damaged shards again",
+        remedy="run `jakiro features --check` with this configuration and folder",
     )

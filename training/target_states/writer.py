@@ -20,7 +20,7 @@ from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import checksum, ensure_writable_folder
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
-from jakiro.utils.wording import summary_of
+from jakiro.utils.wording import counted, summary_of
 from training.data.packing import collate
 from training.loss.batch import Batch
 from training.loss.normalizers import Normalizers, normalizers_of
@@ -35,9 +35,7 @@ from training.target_states.index import (
     is_whole,
     packed_sequence,
     read_index,
-    ways_to_repeat,
 )
-from training.target_states.plan import TargetStatePlan
 from training.target_states.states import States, needs_normalizers
 
 _logger = get_logger(__name__)
@@ -102,7 +100,7 @@ def _require_same(folder: Path, found: TargetStateIndex, wanted: TargetStateInde
             f"the folder {folder} contains target states of a different run ({name} differs)",
             expected=expected,
             got=got,
-            remedy=f"{ways_to_repeat(name, str(got))}choose another folder",
+            remedy="choose another folder",
         )
 
 
@@ -133,16 +131,23 @@ class TargetStateWriter:
             )
 
     @property
-    def plan(self) -> TargetStatePlan:
-        """The size of all shards, and of the shards that are still to be written."""
-        left, index = self.folder.unfinished(), self.folder.index
-        return TargetStatePlan(
-            sequence_length=self._sequence_length,
-            num_sequences=index.fingerprint.total_sequences,
-            num_sequences_left=sum(len(index.sequences_of(number)) for number in left),
-            bytes_per_position=index.bytes_per_position,
-            num_shards=index.num_shards,
-            dtype=index.fingerprint.dtype,
+    def num_sequences_left(self) -> int:
+        """The number of sequences that are not written yet."""
+        left = self.folder.unfinished()
+        return sum(len(self.folder.index.sequences_of(number)) for number in left)
+
+    def __str__(self) -> str:
+        """Return the size of all shards, and of those that are still to be written."""
+        index = self.folder.index
+        per_sequence = self._sequence_length * index.bytes_per_position
+        total, left = (
+            f"{count * per_sequence / 2**30:,.2f} GiB"
+            for count in (index.fingerprint.total_sequences, self.num_sequences_left)
+        )
+        num_tokens = index.fingerprint.total_sequences * self._sequence_length
+        return (
+            f"{num_tokens:,} tokens x {index.bytes_per_position:,} bytes = {total} in "
+            f"{counted(index.num_shards, 'shard')}, {left} still to be written"
         )
 
     def write(self, advance: Advance = lambda _count: None) -> bool:
@@ -151,7 +156,6 @@ class TargetStateWriter:
         Returns:
             Whether all shards are finished. If not, other processes are still writing some shards.
         """
-        self.plan.check_disk(self.folder.path)
         for number in self.folder.unfinished():
             with self.folder.claim(number) as is_mine:
                 if is_mine:
@@ -188,7 +192,6 @@ class TargetStateWriter:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot write {final}",
-                expected="enough free disk space",
                 got=summary_of(error),
                 remedy="free disk space and run the command again; finished shards are kept",
             ) from error

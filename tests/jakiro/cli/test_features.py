@@ -1,6 +1,5 @@
 """`jakiro features` prints the size, then writes shards from which a run can be trained."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -56,16 +55,3 @@ def test_damaged_shards_are_replaced_on_request(
     assert run(folder, "--check") == 0
     assert capsys.readouterr().out.startswith(f"damaged: {shard.name}\n")
     assert shard.read_bytes() == content
-
-
-def test_a_disk_that_is_too_small_is_one_line_after_the_size(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(folder)._replace(free=2000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    assert run(folder) == 2
-    captured = capsys.readouterr()
-    assert " tokens x 256 bytes = " in captured.out
-    last = captured.err.splitlines()[-1]
-    assert last.startswith("error: the target states do not fit on the disk")
-    assert not list((folder / "features").glob("*.safetensors"))

@@ -27,9 +27,6 @@ from training.planning.estimate import (
     render,
 )
 from training.planning.simulation import simulate, target_on_meta
-from training.setup.preparation import prepare
-from training.target_states.states import States
-from training.target_states.writer import TargetStateWriter
 from training.train import train
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -156,23 +153,6 @@ def test_target_states_on_disk_save_the_forward_of_the_target(workshop: Path) ->
     offline = estimate(tiny_run(workshop, target_states=states), 1)
     steps = tiny_run(workshop).batch.accumulation(1)
     assert online.flops - offline.flops == steps * online.micro_batch.target_flops > 0
-
-
-def test_target_states_on_disk_are_part_of_the_disk_space(workshop: Path) -> None:
-    states = {"source": "offline", "folder": str(workshop / "states")}
-    settings = tiny_run(workshop, target_states=states)
-    guessed = estimate(settings, 1)
-    assert estimate(tiny_run(workshop), 1).shards.size == 0
-    assert guessed.disk_bytes - estimate(tiny_run(workshop), 1).disk_bytes == guessed.shards.size
-    inputs = prepare(settings)
-    writer = TargetStateWriter(inputs, workshop / "states")
-    widths = States.needed_by(inputs.drafter_config).widths(inputs.target.spec)
-    read = settings.steps * settings.batch.global_batch_size * settings.data.sequence_length
-    assert guessed.shards.size == read * sum(widths.values()) * 2
-    assert writer.write()
-    written = sum(path.stat().st_size for path in (workshop / "states").glob("*.safetensors"))
-    counted = estimate(settings, 1)
-    assert counted.shards.size == pytest.approx(written, rel=0.01)
 
 
 @pytest.mark.slow

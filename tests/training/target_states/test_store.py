@@ -1,7 +1,6 @@
 """Runs refuse incomplete target states and those of other runs before creating a folder."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from transformers import AutoModelForCausalLM
 from jakiro.errors import CheckpointError, ConfigError
 from training.config import TrainSettings
 from training.setup.preparation import prepare
-from training.target_states import store
-from training.target_states.index import Shard, fingerprint_of, is_intact
-from training.target_states.plan import expected_bytes
+from training.target_states.index import fingerprint_of
 from training.target_states.store import open_target_states
 from training.train import train
 
@@ -47,7 +44,7 @@ def refuse(settings: TrainSettings, message: str, model: Any = None) -> None:
 
 
 def test_missing_target_states_are_refused(workshop: Path) -> None:
-    refuse(offline_run(workshop), "expected: a shard index; got: no index; remedy: run `jakiro")
+    refuse(offline_run(workshop), "there is no index")
 
 
 def test_available_states_are_read_and_otherwise_the_target_runs(
@@ -61,8 +58,6 @@ def test_available_states_are_read_and_otherwise_the_target_runs(
         changed = tiny_run(workshop, steps=2, target_states=group, drafter=drafter)
         inputs = prepare(changed)
         assert (open_target_states(inputs) is not None) is is_stored
-        expected = expected_bytes(changed, inputs.drafter_config, inputs.target.spec)
-        assert (expected.size > 0) is is_stored
     shards(settings)[0].unlink()
     refuse(some, "incomplete or damaged")
 
@@ -79,47 +74,21 @@ def test_too_few_shards_are_refused(settings: TrainSettings) -> None:
     count = len(values["shards"])
     del values["shards"][1]
     index.write_text(json.dumps(values))
-    refuse(settings, f"expected: {count} shards; got: {count - 1}")
+    refuse(settings, f"{count - 1} of {count} shards are written")
 
 
 def test_a_lost_or_cut_shard_is_refused(settings: TrainSettings) -> None:
     path = shards(settings)[1]
     content = path.read_bytes()
     path.unlink()
-    refuse(settings, rf"bytes in {path.name}; got: no such file")
+    refuse(settings, f"{path.name} is missing")
     path.write_bytes(content[:-8])
-    refuse(settings, rf"{len(content):,} bytes in {path.name}; got: {len(content) - 8:,} bytes")
-
-
-def test_other_bytes_of_the_same_size_are_refused(settings: TrainSettings) -> None:
-    path = shards(settings)[1]
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    refuse(settings, f"expected: the original bytes of {path.name}; got: different bytes")
+    refuse(settings, f"{path.name} is missing or does not have its full size")
 
 
 def test_an_unreadable_index_is_refused(settings: TrainSettings) -> None:
     shards(settings)[0].with_name("index.json").write_text("{")
     refuse(settings, "the index of the target states in .* cannot be read")
-
-
-def test_checksums_are_compared_once_and_again_when_a_shard_changes(
-    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-
-    def is_intact_and_seen(folder: Path, shard: Shard) -> bool:
-        seen.append(shard.file)
-        return is_intact(folder, shard)
-
-    monkeypatch.setattr(store, "is_intact", is_intact_and_seen)
-    inputs = prepare(settings)
-    open_target_states(inputs)
-    assert seen == [path.name for path in shards(settings)]
-    open_target_states(inputs)
-    assert len(seen) == len(shards(settings))
-    os.utime(shards(settings)[2], ns=(1, 1))
-    open_target_states(inputs)
-    assert seen[len(shards(settings)) :] == [shards(settings)[2].name]
 
 
 def test_target_states_of_other_data_are_refused(settings: TrainSettings, workshop: Path) -> None:
@@ -130,21 +99,16 @@ def test_target_states_of_other_data_are_refused(settings: TrainSettings, worksh
 def test_target_states_of_other_sequences_are_refused(
     settings: TrainSettings, workshop: Path
 ) -> None:
-    remedy = "remedy: set data.split, data.sequence_length, .* to the values with which"
     for changes in ({"sequence_length": 32}, {"validation_size": 1}, {"split": "never"}):
-        refuse(offline_run(workshop, data=changes), rf"{COMPLAINT} \(packing differs\).*{remedy}")
+        refuse(offline_run(workshop, data=changes), rf"{COMPLAINT} \(packing differs\)")
 
 
 def test_target_states_of_another_precision_are_refused(
     settings: TrainSettings, workshop: Path
 ) -> None:
-    message = (
-        r"\(dtype differs\); expected: bf16; got: fp32; remedy: set target_states.dtype to fp32"
-    )
-    refuse(offline_run(workshop, "bf16"), message)
+    refuse(offline_run(workshop, "bf16"), r"\(dtype differs\); expected: bf16; got: fp32")
     halved = offline_run(workshop, target={"dtype": "bf16"})
     message = COMPLAINT + r" \(target_dtype differs\); expected: bfloat16; got: float32"
-    message += r"; remedy: set target\.dtype to fp32"
     refuse(halved, message)
 
 

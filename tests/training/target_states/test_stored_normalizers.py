@@ -27,7 +27,6 @@ from training.loss.normalizers import normalizers_of
 from training.setup.preparation import prepare
 from training.target_states import writer
 from training.target_states.index import read_index
-from training.target_states.plan import expected_bytes
 from training.target_states.store import open_target_states
 from training.train import train
 
@@ -78,9 +77,7 @@ def check_normalizers(settings: TrainSettings, model: CausalLM | None = None) ->
     ("target", "stored", "engine"),
     [
         ("fp32", "fp32", "fp32"),
-        ("fp32", "bf16", "fp32"),
         ("fp32", "bf16", "bf16"),
-        ("bf16", "fp32", "bf16"),
         ("bf16", "bf16", "fp32"),
     ],
 )
@@ -102,9 +99,7 @@ def test_features_that_are_rounded_again_have_no_stored_normalizers(folder: Path
     assert all(offline.normalizers is None for _, offline in both_views(settings))
 
 
-def test_a_head_without_rows_of_its_own_stores_no_normalizers(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_without_rows_of_its_own_stores_no_normalizers(folder: Path) -> None:
     class Quantized(nn.Linear):
         pass
 
@@ -113,7 +108,6 @@ def test_a_head_without_rows_of_its_own_stores_no_normalizers(
     settings = drafted_run(folder)
     assert not write_target_states(settings, model).folder.index.has_normalizers
     assert open_target_states(prepare(settings, model)) is not None
-    assert "lacks the normalizers" not in caplog.text
 
 
 def test_an_offline_run_with_a_draft_vocabulary_has_nearly_the_curve_of_the_online_one(
@@ -153,20 +147,16 @@ def test_only_drafters_with_a_draft_vocabulary_store_normalizers(workshop: Path)
         settings = settings.model_copy(
             update={"target": tiny_run(workshop).target, "data": tiny_run(workshop).data}
         )
-        inputs = prepare(settings)
-        guessed = expected_bytes(settings, inputs.drafter_config, inputs.target.spec)
         write_target_states(settings)
         assert settings.target_states.folder is not None
         index = read_index(settings.target_states.folder)
         assert index is not None
         assert index.has_normalizers == (num_bytes > 0)
         assert index.bytes_per_position == 4 * sum(index.widths.values()) + num_bytes
-        read = settings.steps * settings.batch.global_batch_size * 48
-        assert guessed.size == read * index.bytes_per_position
 
 
 def test_folders_of_earlier_versions_are_read_and_completed(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = drafted_run(workshop, steps=2, evaluation={"num_prompts": 0})
     folder = settings.target_states.folder
@@ -180,5 +170,4 @@ def test_folders_of_earlier_versions_are_read_and_completed(
     next(folder.glob("*.safetensors")).unlink()
     write_target_states(settings)
     assert all(offline.normalizers is None for _, offline in both_views(settings))
-    assert "lacks the normalizers" in caplog.text
     train(settings)
