@@ -19,7 +19,7 @@ from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, 
 from jakiro.utils.settings import dump_settings
 from training.config import EvaluationSettings, TrainSettings
 from training.evaluation.metrics import read_evaluations, read_metrics
-from training.setup.preparation import length_of, prepare
+from training.setup.preparation import prepare
 from training.train import main, train
 
 
@@ -239,22 +239,6 @@ def test_a_number_of_epochs_is_turned_into_steps(
     settings = tiny_run(workshop, steps=None, epochs=epochs, optimizer=rising)
     assert len(prepare(settings).sequences) == 9  # a step takes 4 of them
     assert settings.with_steps(9).num_steps == expected
-
-
-@pytest.mark.parametrize(("kind", "is_unused"), [("feedback", True), ("hybrid", False)])
-def test_a_memory_that_no_trunk_reads_is_warned_of(
-    workshop: Path, kind: str, is_unused: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    drafter = {"trunk": {"kind": kind}, "memory": {"num_heads": 4}}
-    prepare(tiny_run(workshop, drafter=drafter))
-    assert ("drafter.memory has no effect" in caplog.text) == is_unused
-
-
-def test_a_step_that_reads_more_than_all_data_is_explained(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=None, epochs=1, optimizer={"warmup_steps": "auto"})
-    length = length_of(settings.with_steps(3), 3)[0]  # a step takes 4 sequences
-    assert length.endswith("= 1.3 epochs (each step reads 4 sequences, and the data has 3)")
-    assert length_of(settings.with_steps(4), 4)[0].endswith("= 1.0 epochs")
 
 
 def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(workshop: Path) -> None:

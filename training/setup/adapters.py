@@ -4,7 +4,6 @@ Adapters are separate from the weights only during training. They are merged int
 a drafter is evaluated or exported, because drafting reads slices of the weights without adapters.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ _STACKED = 3  # number of axes of a stack of matrices, such as one matrix for ea
 def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) -> None:
     """Freeze a drafter's weights, and add adapters that do not change its output yet."""
     linears, stacks = adaptable(drafter)
-    names = _adapted((*linears, *stacks), settings.targets)
+    names = adapted_names(drafter, settings)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -37,11 +36,6 @@ def add_adapters(drafter: JakiroDrafter, settings: LoraSettings, seed: int = 0) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the same adapters on every process
         inject_adapter_in_model(config, drafter)
-
-
-def check_adapters(drafter: JakiroDrafter, settings: LoraSettings) -> None:
-    """Raise an error if the settings name layers that a drafter does not have."""
-    _adapted([name for kind in adaptable(drafter) for name in kind], settings.targets)
 
 
 def adaptable(drafter: JakiroDrafter) -> tuple[list[str], list[str]]:
@@ -85,18 +79,19 @@ def save_adapters(drafter: JakiroDrafter, folder: Path, base: str) -> None:
     save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _adapted(known: Iterable[str], targets: Iterable[str] | None) -> set[str]:
-    known = list(known)
-    if targets is None:
+def adapted_names(drafter: JakiroDrafter, settings: LoraSettings) -> set[str]:
+    """Return the names of the layers that get adapters."""
+    known = [name for kind in adaptable(drafter) for name in kind]
+    if settings.targets is None:
         return {name for name in known if not name.endswith("router")}
     adapted: set[str] = set()
-    for target in targets:
-        found = {name for name in known if f".{name}".endswith(f".{target}")}
-        if not found:
+    for target in settings.targets:
+        names = {name for name in known if f".{name}".endswith(f".{target}")}
+        if not names:
             raise ConfigError(
                 "lora.targets names a layer that the drafter does not have",
                 expected=f"one of these names, or the end of one of them: {', '.join(known)}",
                 got=target,
             )
-        adapted |= found
+        adapted |= names
     return adapted

@@ -57,13 +57,13 @@ def initialize(
     attention = _attention_to_start_from(settings, target, heads, is_logged=True)
     if attention is None:
         return
-    _warn(attention, drafter.trunk, heads.rope_theta, target)
+    _warn_of_left_behind(attention, drafter.trunk)
     start_from(drafter.trunk, attention)
     views_layer = settings.initialize.memory == "target_layer"
     if views_layer:
         start_memory(drafter, _layer_index(settings) % len(layers_of(target)))
     if not is_fitted(settings, target):
-        _log_why_attention_alone(settings)
+        _logger.info("only the trunk's attention starts with weights of the target")
     elif batches is not None:
         nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
         start_as_layer(drafter, target, attention, batches, settings.seed, views_layer)
@@ -123,81 +123,28 @@ def _check_trunk(trunk: TrunkSettings) -> None:
     if trunk.num_layers != 1:
         raise ConfigError(
             "only a trunk of one layer can start with a layer of the target",
-            expected="drafter.trunk.num_layers of 1",
-            got=trunk.num_layers,
             remedy="set initialize.attention_layer to null",
         )
     if not trunk.attention_norm:  # as with every wide input
         raise ConfigError(
-            "the trunk's attention does not have the form of a target layer's attention",
-            expected="drafter.trunk.attention_norm=true and drafter.trunk.input=join",
-            got=f"attention_norm={str(trunk.attention_norm).lower()} and input={trunk.input}",
+            "only a trunk with attention_norm can start with a layer of the target",
             remedy="set initialize.attention_layer to null",
         )
 
 
-def _warn(
-    attention: LayerAttention, trunk: Trunk, rope_theta: float, target: TargetAdapter
-) -> None:
-    taken = _counterparts(attention, trunk)
-    left = tuple(name for name in attention.left_behind if name not in taken)
+def _warn_of_left_behind(attention: LayerAttention, trunk: Trunk) -> None:
+    own = trunk.self_attention
+    assert own is not None
+    has = {
+        "q_proj.bias": own.project.bias is not None,
+        "k_proj.bias": own.project.bias is not None,
+        "v_proj.bias": own.project.bias is not None,
+        "o_proj.bias": own.output.bias is not None,
+        "q_norm.weight": own.query_norm is not None and attention.head_gains is not None,
+        "k_norm.weight": own.query_norm is not None and attention.head_gains is not None,
+    }
+    left = [name for name in attention.left_behind if not has.get(name)]
     warn_of_left_behind("drafter.trunk", left)
-    own = trunk.self_attention
-    assert own is not None
-    if trunk.cross_attention is not None:  # it has neither biases nor norms of heads
-        warn_of_left_behind("the cross-attention of drafter.trunk", taken)
-    elif "q_proj.bias" in left:
-        form = "all" if "o_proj.bias" in left else "qkv"
-        _logger.warning(f"to start with these biases, set drafter.trunk.attention_bias={form}")
-    elif "q_norm.weight" in left and attention.head_gains is not None:
-        _logger.warning("to start with these norms, set drafter.trunk.qk_norm=true")
-    if own.query_norm is not None and attention.head_gains is None:
-        _logger.warning(
-            "the target's layer does not normalize each query and key, as drafter.trunk.qk_norm "
-            "does, so the trunk does not start as this layer"
-        )
-    if not attention.has_same_base:
-        _logger.warning(
-            f"drafter.trunk.rope_theta={rope_theta:g} differs from the rotary embedding of "
-            f"the target's layer: {_rotation_in_config(target)}"
-        )
-
-
-def _log_why_attention_alone(settings: TrainSettings) -> None:
-    drafter, start = settings.drafter, settings.initialize
-    if not drafter.trunk.input_bias:
-        _logger.info(
-            "only the trunk's attention starts with weights of the target: a fit of the drafter's "
-            "input needs drafter.trunk.input_bias=true"
-        )
-    elif drafter.trunk.tokens != "single":
-        _logger.info(
-            "only the trunk's attention starts with weights of the target: a fit of the drafter's "
-            "input needs drafter.trunk.tokens=single"
-        )
-    elif start.fit_tokens and drafter.trunk.reads_features:
-        _logger.info(
-            "only the trunk's attention starts with weights of the target: "
-            f"initialize.attention_layer is {start.attention_layer}, but the drafter replaces "
-            f"layer {replaced_layer(drafter)}"
-        )
-
-
-def _counterparts(attention: LayerAttention, trunk: Trunk) -> tuple[str, ...]:
-    """Return the names of the layer's biases and norms of heads that self-attention has, too."""
-    own = trunk.self_attention
-    assert own is not None
-    names = [] if own.project.bias is None else ["q_proj.bias", "k_proj.bias", "v_proj.bias"]
-    names += [] if own.output.bias is None else ["o_proj.bias"]
-    has_norms = own.query_norm is not None and attention.head_gains is not None
-    names += ["q_norm.weight", "k_norm.weight"] if has_norms else []
-    return tuple(name for name in attention.left_behind if name in names)
-
-
-def _rotation_in_config(target: TargetAdapter) -> str:
-    """Return the parameters of the rotary embedding in the target's config."""
-    found = getattr(target.config, "rope_parameters", None)
-    return str(found) if found else "see the target's config"
 
 
 def check_view(drafter: DrafterSettings, num_layers: int, index: int) -> None:
@@ -212,10 +159,6 @@ def check_view(drafter: DrafterSettings, num_layers: int, index: int) -> None:
         f"memory cannot start as the view of layer {state} of the target",
         expected="a trunk of kind moa or hybrid, and drafter.memory with source hidden, "
         f"layer_attention false, no common_width, and {state} among its layers",
-        got=f"kind {drafter.trunk.kind}, source {memory.source}, layer_attention "
-        f"{str(memory.layer_attention).lower()}, common_width {memory.common_width}, layers "
-        f"{memory.layers}",
-        remedy="change drafter.memory, or set initialize.memory to random",
     )
 
 

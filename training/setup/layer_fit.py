@@ -167,7 +167,11 @@ def fit_layer(
         _sums_of(drafter, target, layer, feed_forward, batch.to(target.device)) for batch in batches
     )
     sums = reduce(add, parts)
-    _require_finite(sums)
+    if not all(bool(part.isfinite().all()) for part in sums):
+        raise NumericalError(
+            "hidden states of the target are not finite on the first training sequences",
+            remedy="choose another target.dtype, or set initialize.fit_tokens to 0",
+        )
     return _solve(sums, target.spec.hidden_size, feed_forward)
 
 
@@ -195,17 +199,6 @@ def _sums_of(
         outputs=outputs.square().sum(0),
         predicted=(outputs * predicted).sum(0),
         units=parts.get("units", inputs[:, :0]).square().sum(0),
-    )
-
-
-def _require_finite(sums: _Sums) -> None:
-    if all(bool(part.isfinite().all()) for part in sums):
-        return
-    raise NumericalError(
-        "cannot initialize the drafter from a layer of the target",
-        expected="finite hidden states of the target on the first training sequences",
-        got="NaN or infinity",
-        remedy="choose another target.dtype, or set initialize.fit_tokens to 0",
     )
 
 

@@ -1,6 +1,6 @@
 """Initialization of a drafter with the weights of the target's layer that the drafter replaces."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,7 @@ def _set_gain(norm: nn.Module, gain: Tensor) -> None:
     norm.weight.copy_(gain)
 
 
-def warn_of_left_behind(part: str, names: tuple[str, ...]) -> None:
+def warn_of_left_behind(part: str, names: Sequence[str]) -> None:
     """Warn about a layer's parameters that have no counterpart in a part of the drafter."""
     if names:
         _logger.warning(

@@ -8,15 +8,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inference.generation.prompt_file import read_prompts
-from inference.generation.prompts import Prompt, encode_prompt
-from inference.generation.unsupported import check_length
+from inference.generation.prompts import Prompt
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings, MemorySettings
 from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
-from jakiro.target.record import hash_weights, record_target
+from jakiro.target.record import TargetRecord, hash_weights, record_target
 from jakiro.target.tail import TargetTail
 from jakiro.utils.logs import get_logger
 from training.config import TrainSettings
@@ -25,7 +23,7 @@ from training.data.draft_vocabulary import choose_draft_ids
 from training.data.held_out import Documents, prompts_of, split_validation
 from training.data.packing import PackedSequences
 from training.data.token_store import TokenStore, open_tokens
-from training.setup.adapters import check_adapters
+from training.setup.adapters import adapted_names
 from training.setup.initialization import check_initialization
 from training.setup.loading import (
     load_model,
@@ -89,7 +87,6 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> RunInputs:
     """Load the target and the data of a run; errors are the same as for `train`."""
-    _warn_of_unused_memory(settings.drafter)
     tokenizer = tokenizer or load_tokenizer(settings.target)
     store = open_store(settings, tokenizer, model)
     train, validation = split_validation(
@@ -97,33 +94,31 @@ def prepare(
     )
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     settings.data.check_context(target.spec.max_position)
-    check_initialization(settings, target)
-    check_tail(settings, target)
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
-    start = _start(settings, config_for(settings.drafter, record))
+    start = _checked_start(settings, target, record)
     sequences = _pack(store, train, settings)
     settings.with_steps(len(sequences))  # raises an error if the warm-up is too long
-    draft_ids = _draft_ids(settings, store, train, target, start)
+    size = settings.drafter.draft_vocab_size
+    draft_ids = (
+        choose_draft_ids(store, train, size, target.spec.vocab_size)
+        if start is None
+        else start.draft_ids
+    )
+    drafter = settings.drafter.model_copy(
+        update={"draft_vocab_size": None if draft_ids is None else len(draft_ids)}
+    )
     return RunInputs(
         settings=settings,
         target=target,
         tokenizer=tokenizer,
-        drafter_config=config_for(_with_size_of(settings.drafter, draft_ids), record),
+        drafter_config=config_for(drafter, record),
         sequences=sequences,
         validation=PackedSequences(store, validation, settings.data.sequence_length),
-        prompts=_prompts(settings, store, validation, target, tokenizer),
+        prompts=_prompts(settings, store, validation, target),
         data_fingerprint=store.fingerprint,
         draft_ids=draft_ids,
         start=start,
     )
-
-
-def _warn_of_unused_memory(drafter: DrafterSettings) -> None:
-    if drafter.trunk.kind == "feedback" and drafter.memory != MemorySettings():
-        _logger.warning(
-            "drafter.memory has no effect, because drafter.trunk.kind is feedback; to train with "
-            "memory, set drafter.trunk.kind to hybrid or moa"
-        )
 
 
 def count_steps(settings: TrainSettings) -> TrainSettings:
@@ -147,9 +142,6 @@ def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     num_read = settings.num_steps * settings.batch.global_batch_size
     epochs = num_read / num_sequences
     length = f"{num_read * settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
-    size = settings.batch.global_batch_size
-    if size > num_sequences:
-        length += f" (each step reads {size} sequences, and the data has {num_sequences})"
     if settings.minutes is not None:
         return f"{settings.minutes:g} minutes of training, and at most {length}", False
     if epochs > _MANY_EPOCHS:
@@ -173,44 +165,25 @@ def open_store(
 
 
 def check_arm(settings: TrainSettings, inputs: RunInputs) -> dict[str, str]:
-    """Raise an error if an arm of a study cannot be trained with the given target and data."""
-    check_initialization(settings, inputs.target)
-    start = _start(settings, config_for(settings.drafter, inputs.drafter_config.target_record))
-    check_tail(settings, inputs.target)
+    """Return what distinguishes an arm's runs; raise an error if the arm cannot be trained."""
+    start = _checked_start(settings, inputs.target, inputs.drafter_config.target_record)
     return inputs.facts_with(start)
 
 
-def check_tail(settings: TrainSettings, target: TargetAdapter) -> None:
-    """Raise an error if the target's last layers are needed, but cannot run separately."""
+def _checked_start(
+    settings: TrainSettings, target: TargetAdapter, record: TargetRecord
+) -> JakiroDrafter | None:
+    """Return the drafter to start from; raise an error if the run cannot be initialized.
+
+    Errors come before a run folder is made, and before the first arm of a study is trained.
+    """
+    check_initialization(settings, target)
     if settings.drafter.tail_layers:
         TargetTail(target, settings.drafter.tail_layers)
-
-
-def _start(settings: TrainSettings, config: JakiroConfig) -> JakiroDrafter | None:
-    start = read_start(settings, config)
+    start = read_start(settings, config_for(settings.drafter, record))
     if start is not None and settings.lora is not None:
-        check_adapters(start, settings.lora)
+        adapted_names(start, settings.lora)
     return start
-
-
-def _draft_ids(
-    settings: TrainSettings,
-    store: TokenStore,
-    train: Documents,
-    target: TargetAdapter,
-    start: JakiroDrafter | None,
-) -> Tensor | None:
-    """Return the ids of the draft vocabulary; if there is a start drafter, its ids are used."""
-    if start is not None:
-        return start.draft_ids
-    size = settings.drafter.draft_vocab_size
-    return choose_draft_ids(store, train, size, target.spec.vocab_size)
-
-
-def _with_size_of(drafter: DrafterSettings, draft_ids: Tensor | None) -> DrafterSettings:
-    """Return the settings with the size of the draft vocabulary as a number or None."""
-    size = None if draft_ids is None else len(draft_ids)
-    return drafter.model_copy(update={"draft_vocab_size": size})
 
 
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedSequences:
@@ -228,24 +201,16 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
 
 
 def _prompts(
-    settings: TrainSettings,
-    store: TokenStore,
-    validation: Documents,
-    target: TargetAdapter,
-    tokenizer: PreTrainedTokenizerBase,
+    settings: TrainSettings, store: TokenStore, validation: Documents, target: TargetAdapter
 ) -> list[Prompt]:
-    evaluation, longest = settings.evaluation, target.spec.max_position
+    evaluation = settings.evaluation
     if evaluation.prompts is None:
         return prompts_of(
             store,
             validation,
             prompt_tokens=evaluation.prompt_tokens,
-            longest=longest - evaluation.max_new_tokens,
+            longest=target.spec.max_position - evaluation.max_new_tokens,
             count=evaluation.num_prompts,
         )
     read = read_prompts(evaluation.prompts, evaluation.num_prompts, training_records=True)
-    prompts = [prompt.first for prompt in read]
-    for number, prompt in enumerate(prompts, start=1):  # checked now, not at the first evaluation
-        length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
-        check_length(length, length + evaluation.max_new_tokens, longest, number)
-    return prompts
+    return [prompt.first for prompt in read]

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.step import StepInput
-from moa.rotary import Rotary
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -77,43 +75,22 @@ def left_behind_by(
 _POSITIONS = 8  # number of positions at which keys are compared
 _TOLERANCE = 0.02  # share of the keys' mean magnitude, above the rounding error of half precision
 
-Keys = Float[Tensor, "positions heads 1 dim"]
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """A rotary embedding of whole heads.
-
-    Attributes:
-        is_interleaved: whether the channels of a rotated pair are adjacent, not half a head apart.
-    """
-
-    is_interleaved: bool
-    keys: Keys
-
-    def has_base(self, base: float) -> bool:
-        """Return whether the keys are rotated with this `rope_theta`."""
-        positions = torch.arange(len(self.keys), device=self.keys.device)[:, None]
-        first = self.keys[:1].repeat(len(self.keys), 1, 1, 1)
-        return not _differ(Rotary(self.keys.shape[-1], base)(first, positions), self.keys)
-
 
 @torch.no_grad()
-def rotation_of(target: TargetAdapter, layer: int) -> Rotation | None:
-    """Return the rotation of a layer's keys; None if they are not rotated.
+def is_interleaved(target: TargetAdapter, layer: int) -> bool | None:
+    """Return whether the channels of a rotated pair of keys are adjacent, not half a head apart.
 
-    For layouts in which the channels of a pair are half a head apart, None is also returned if only
-    a part of the head is rotated. For adjacent channels, a partial rotation is not detected here,
-    because unrotated pairs look like slowly rotating pairs; `Rotation.has_base` detects it.
+    The result is None if keys are not rotated or, unless channels are adjacent, if only a part of
+    the head is rotated: unrotated adjacent pairs look like slowly rotating pairs.
     """
     keys = _keys_of_one_token(target, layer)
     if not _differ(keys[:1], keys):
         return None
-    for is_interleaved in (False, True):
-        halves = in_halves(keys) if is_interleaved else keys
+    for is_adjacent in (False, True):
+        halves = in_halves(keys) if is_adjacent else keys
         lengths = torch.hypot(*halves.chunk(2, dim=-1))  # a rotation keeps the lengths of pairs
         if not _differ(lengths[:1], lengths):
-            return Rotation(is_interleaved, halves)
+            return is_adjacent
     return None
 
 
@@ -122,7 +99,7 @@ def in_halves(heads: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]
     return torch.cat((heads[..., ::2], heads[..., 1::2]), dim=-1)
 
 
-def _keys_of_one_token(target: TargetAdapter, layer: int) -> Keys:
+def _keys_of_one_token(target: TargetAdapter, layer: int) -> Float[Tensor, "positions heads 1 dim"]:
     """Return a layer's keys of the same token at several positions, each in a separate sequence.
 
     Because each key is computed from the same token alone, the keys differ only by their positions.
@@ -158,7 +135,6 @@ class LayerAttention(NamedTuple):
             norms, or norms over all heads together.
         left_behind: names of parameters that only some trunks have, such as biases and norms of
             heads, or that no trunk has.
-        has_same_base: whether the layer rotates with the `rope_theta` of the trunk's settings.
     """
 
     query: Float[Tensor, "queries hidden"]
@@ -170,7 +146,6 @@ class LayerAttention(NamedTuple):
     output_bias: Float[Tensor, " hidden"]
     head_gains: tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]] | None
     left_behind: tuple[str, ...]
-    has_same_base: bool
 
 
 @torch.no_grad()
@@ -183,15 +158,17 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
     biases = (_bias_of(getattr(attention, name)) for name in _PROJECTIONS)
     query_bias, key_bias, value_bias, output_bias = biases
     _check_heads(target, number, heads, (query, key, value, output))
-    rotation = _required_rotation(target, number)
-    if rotation.is_interleaved:
+    are_adjacent = is_interleaved(target, number)
+    if are_adjacent is None:
+        raise _unusable(number, "keys that are rotated over the whole head", "other keys")
+    if are_adjacent:
         query, key = (_rows_in_halves(part, heads.head_dim) for part in (query, key))
         query_bias, key_bias = (
             _rows_in_halves(part[:, None], heads.head_dim)[:, 0] for part in (query_bias, key_bias)
         )
     norm = next((getattr(layer, name) for name in _NORMS if hasattr(layer, name)), None)
     factor = _score_factor(attention, heads.head_dim)
-    gains = _head_gains(attention, query.new_empty(1, heads.head_dim), rotation)
+    gains = _head_gains(attention, query.new_empty(1, heads.head_dim), are_adjacent)
     return LayerAttention(
         query=query * factor,
         key=key,
@@ -202,7 +179,6 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         output_bias=output_bias * residual_factor_of(layer),
         head_gains=None if gains is None else (gains[0] * factor, gains[1]),
         left_behind=left_behind_by(attention, _PROJECTIONS, norm),
-        has_same_base=rotation.has_base(heads.rope_theta),
     )
 
 
@@ -270,22 +246,11 @@ def _check_heads(
         raise ConfigError(
             f"the heads of drafter.trunk differ in number or size from those of layer {number} "
             "of the target",
-            expected=_listed(wanted),
-            got=_listed(got_heads),
+            expected=wanted,
+            got=got_heads,
             remedy="set the expected values in drafter.trunk, or set initialize.attention_layer "
             "to null",
         )
-
-
-def _required_rotation(target: TargetAdapter, number: int) -> Rotation:
-    rotation = rotation_of(target, number)
-    if rotation is None:
-        raise _unusable(
-            number,
-            "keys that are rotated by their position, over the whole head",
-            "a different encoding of positions, or a rotation of only a part of the head",
-        )
-    return rotation
 
 
 def _rows_in_halves(matrix: Tensor, head_dim: int) -> Tensor:
@@ -294,7 +259,7 @@ def _rows_in_halves(matrix: Tensor, head_dim: int) -> Tensor:
 
 
 def _head_gains(
-    attention: nn.Module, like: Float[Tensor, "1 dim"], rotation: Rotation
+    attention: nn.Module, like: Float[Tensor, "1 dim"], are_adjacent: bool
 ) -> tuple[Tensor, Tensor] | None:
     """Return the gains of the norms of queries and of keys; None if no norm is that of a head."""
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
@@ -303,7 +268,7 @@ def _head_gains(
     ):
         return None
     query, key = (gain_of(norm, like) for norm in norms)
-    return (in_halves(query), in_halves(key)) if rotation.is_interleaved else (query, key)
+    return (in_halves(query), in_halves(key)) if are_adjacent else (query, key)
 
 
 def _bias_of(linear: nn.Module) -> Tensor:
@@ -320,10 +285,6 @@ def _score_factor(attention: nn.Module, head_dim: int) -> float:
     """Return the factor for queries that yields the layer's scores after division by sqrt(dim)."""
     usual = float(head_dim**-0.5)
     return float(getattr(attention, "scaling", usual)) / usual
-
-
-def _listed(values: dict[str, int]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _unusable(number: int, expected: str, got: str) -> ConfigError:

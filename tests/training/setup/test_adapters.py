@@ -176,7 +176,6 @@ def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_righ
         ({"lora": {}}, r"initialize\.drafter when lora is set"),
         ({"lora": {}, "optimizer": {"kind": "muon"}}, r"optimizer\.kind adamw"),
         ({"lora": {}, "engine": {"zero_stage": 3}}, r"zero_stage at most 2"),
-        ({"lora": {"r": 4}}, r"unknown key 'lora\.r'"),
     ],
 )
 def test_settings_of_adapters_that_make_no_sense_are_refused(

@@ -123,15 +123,6 @@ def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
     assert "random experts, because they cannot use the layer's feed-forward weights" in caplog.text
 
 
-def test_biases_of_the_feed_forward_part_are_left_out_with_a_warning(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    target = TargetAdapter(tiny_family("llama, grouped heads", mlp_bias=True))
-    _loss_at_the_start(target, workshop, 300)
-    assert "drafter.experts has no counterpart for these parameters" in caplog.text
-    assert "without them: gate_proj.bias, up_proj.bias, down_proj.bias" in caplog.text
-
-
 def _first_loss(settings: TrainSettings) -> float:
     return float(next(line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line))
 

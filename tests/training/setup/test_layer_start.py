@@ -1,6 +1,5 @@
 """A drafter that starts from a layer of the target computes what that layer computes."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -17,22 +16,16 @@ from jakiro.target.attention_shape import AttentionShape
 from moa.trunk import Trunk
 from training.setup.layer_fit import LayerFit
 from training.setup.layer_start import (
-    replaced_layer,
     scale_to_features,
     start_as_layer,
     start_from,
-    warn_of_left_behind,
 )
 from training.setup.target_layer import read_attention, read_feed_forward
 
 SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama, grouped heads": {},
-    "llama, one head for each query head": {},
-    "llama, one head for all": {},
     "llama, wide heads": {},
-    "mistral": {},
-    "mixtral": {"rms_norm_eps": 1e-6},
     "gemma": {},  # norms add 1 to their weight
     # Attention scores are divided by the square root of the scalar.
     "gemma2": {"query_pre_attn_scalar": 3, "attn_logit_softcapping": None},
@@ -80,7 +73,6 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     target = TargetAdapter(model)
     settings = _trunk_for(target, layer=1, base=_base_of(model))
     attention = read_attention(target, 1, settings)
-    assert attention.has_same_base
     trunk = Trunk(hidden=32, **settings.model_dump())
     start_from(trunk, attention)
     stream = torch.randn(2, 9, 32)
@@ -192,18 +184,3 @@ def test_experts_leave_out_different_units() -> None:
     assert units.sum(dim=-1).tolist() == [42, 42]  # 7/8 of 48
     first, second = drafter.experts.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]
     assert not torch.equal(first, second)
-
-
-def test_a_drafter_with_layers_of_the_target_replaces_the_layer_before_them() -> None:
-    for tail_layers in (0, 1):
-        assert replaced_layer(layer_settings("hybrid", 1, 20, tail_layers)) == -1 - tail_layers
-
-
-def test_parameters_without_a_counterpart_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_left_behind("drafter.trunk", ())
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING):
-        warn_of_left_behind("drafter.trunk", ("q_norm.weight", "k_norm.weight"))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("drafter.trunk has no counterpart")
-    assert record.getMessage().endswith("without them: q_norm.weight, k_norm.weight")
