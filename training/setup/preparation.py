@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inference.generation.prompt_file import read_prompts
-from inference.generation.prompts import Prompt
+from inference.generation.prompts import Prompt, encode_prompt
+from inference.generation.unsupported import check_length
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import DataError
@@ -114,7 +115,7 @@ def prepare(
         drafter_config=config_for(drafter, record),
         sequences=sequences,
         validation=PackedSequences(store, validation, settings.data.sequence_length),
-        prompts=_prompts(settings, store, validation, target),
+        prompts=_prompts(settings, store, validation, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=draft_ids,
         start=start,
@@ -201,16 +202,24 @@ def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> P
 
 
 def _prompts(
-    settings: TrainSettings, store: TokenStore, validation: Documents, target: TargetAdapter
+    settings: TrainSettings,
+    store: TokenStore,
+    validation: Documents,
+    target: TargetAdapter,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[Prompt]:
-    evaluation = settings.evaluation
+    evaluation, longest = settings.evaluation, target.spec.max_position
     if evaluation.prompts is None:
         return prompts_of(
             store,
             validation,
             prompt_tokens=evaluation.prompt_tokens,
-            longest=target.spec.max_position - evaluation.max_new_tokens,
+            longest=longest - evaluation.max_new_tokens,
             count=evaluation.num_prompts,
         )
     read = read_prompts(evaluation.prompts, evaluation.num_prompts, training_records=True)
-    return [prompt.first for prompt in read]
+    prompts = [prompt.first for prompt in read]
+    for number, prompt in enumerate(prompts, start=1):  # checked now, not at the first evaluation
+        length = len(encode_prompt(prompt, tokenizer, target.spec.vocab_size))
+        check_length(length, length + evaluation.max_new_tokens, longest, number)
+    return prompts
