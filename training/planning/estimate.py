@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import torch
@@ -107,7 +106,6 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
     if settings.lora is not None:
         add_adapters(drafter, settings.lora)
     module = TrainingModule(drafter, settings.objective, settings.engine.activation_checkpointing)
-    config: Any = drafter.config
     return Estimate(
         settings=settings,
         num_processes=num_processes,
