@@ -26,15 +26,6 @@ from training.target_states.store import TargetStateStore
 class TargetReader:
     """Runs the frozen target over batches, or reads its states from disk.
 
-    Args:
-        target: the frozen target, which may compute in a dtype different from the drafter's.
-        drafter: the drafter that reads the target's states.
-        sequence_length: length of a packed sequence, in tokens.
-        dtype: dtype in which the drafter computes.
-        target_states: stored states of the target for all sequences; None to run the target. The
-            target's embeddings and head are needed in any case. The target's last layers are needed
-            if the drafter's output goes through them.
-
     Raises:
         TargetNotSupported: the drafter needs the target's last layers, but these layers cannot be
             run separately.
@@ -91,8 +82,6 @@ def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bo
     """Move the target to the device on which the run computes.
 
     Args:
-        target: the frozen target.
-        device: the device on which the run computes.
         needs_layers: whether the target's layers will be run; if not, only the target's embeddings
             and head are moved to the device, and the layers are moved to the CPU.
     """
@@ -110,14 +99,7 @@ OnOutput = Callable[[int, ExpertsOutput], None]
 
 
 class TrainingModule(nn.Module):
-    """Computes the summed loss of a batch; contains the drafter and no part of the target.
-
-    Args:
-        drafter: the drafter to train; the only submodule with parameters.
-        settings: weights of the loss terms.
-        recompute: whether the backward pass recomputes the drafter's activations, so that the
-            forward pass does not store them.
-    """
+    """Computes the summed loss of a batch; contains the drafter and no part of the target."""
 
     def __init__(
         self, drafter: JakiroDrafter, settings: ObjectiveSettings, recompute: bool = False
@@ -137,12 +119,8 @@ class TrainingModule(nn.Module):
         """Return the loss terms summed over all anchor samples.
 
         Args:
-            view: outputs of the frozen target for the batch, without gradients.
-            batch: the packed sequences.
             reader: reader of the target, passed as an argument so that no weight of the target is
                 registered in this module.
-            on_output: callback that receives the index of each anchor sample and the drafter's
-                output for it.
         """
         is_rolled_out = self.drafter.trunk.feature_input is not None
         heads = reader.heads.at(self.settings.token_temperature)
@@ -168,13 +146,7 @@ _PER_LEVEL = {
 
 
 class Meter:
-    """Adds up loss terms on the device; the host waits for the device only when it reads the sums.
-
-    Args:
-        processes: the processes over which `read` and `count_tokens` add up the sums.
-        num_levels: number of draft levels in the loss terms.
-        num_experts: number of experts of the drafter.
-    """
+    """Adds up loss terms on the device; the host waits for the device only when it reads the sums."""
 
     def __init__(self, processes: Processes, num_levels: int, num_experts: int) -> None:
         self._processes = processes
@@ -183,12 +155,7 @@ class Meter:
         self._sums = self._zeros()
 
     def add(self, terms: LossTerms, num_tokens: int) -> None:
-        """Add the loss terms of a micro-batch.
-
-        Args:
-            terms: loss terms, summed over the positions of the micro-batch.
-            num_tokens: number of tokens in the micro-batch, without padding.
-        """
+        """Add the loss terms of a micro-batch."""
         columns = [column.detach().reshape(-1).double() for column in terms]
         self._sums += torch.cat([*columns, torch.full_like(columns[0], num_tokens)])
 

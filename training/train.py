@@ -53,19 +53,10 @@ def train(
     is returned unchanged.
 
     Args:
-        settings: settings of the run.
         model: the loaded target, with or without PEFT adapters; None to load the target that the
             settings name.
-        tokenizer: the target's tokenizer; None to load the tokenizer that the settings name.
-        progress: display that shows the optimizer steps; None for a new display on standard error.
 
     Raises:
-        ConfigError: settings do not fit together, or the run folder belongs to another run.
-        DataError: data is missing or malformed, or contains nothing to learn from.
-        PromptError: the evaluation prompts cannot be read or used.
-        CheckpointError: the target or a checkpoint cannot be loaded.
-        TargetNotSupported: drafting for this target is not supported.
-        NumericalError: a loss or a gradient is not finite.
         ResourceError: there is too little memory or disk space, or another process of the run
             ended.
     """
@@ -92,12 +83,6 @@ def inputs_fingerprint(settings: TrainSettings) -> str | None:
     """Return a hash of the settings and of the sizes and times of the files that a run reads.
 
     Without a local copy of the target or of the drafter that the run starts from, return None.
-
-    Args:
-        settings: settings of the run.
-
-    Raises:
-        DataError: a data file is missing.
     """
     start = settings.initialize.drafter
     models = {name: model_files(name) for name in (settings.target.name_or_path, start) if name}
@@ -114,12 +99,7 @@ def inputs_fingerprint(settings: TrainSettings) -> str | None:
 
 
 def finished_drafter(settings: TrainSettings, inputs: str | None) -> Path | None:
-    """Return the drafter of a run if it is finished and was trained with these inputs.
-
-    Args:
-        settings: settings of the run.
-        inputs: result of `inputs_fingerprint`.
-    """
+    """Return the drafter of a run if it is finished and was trained with these inputs."""
     folder = RunFolder(settings.run_folder)
     record = folder.path / _RECORD
     if inputs is None or not folder.is_finished or not record.is_file():
@@ -131,12 +111,7 @@ def finished_drafter(settings: TrainSettings, inputs: str | None) -> Path | None
 
 
 def store_inputs(settings: TrainSettings, inputs: str | None) -> None:
-    """Store the inputs of a finished run in its folder.
-
-    Args:
-        settings: settings of the run.
-        inputs: result of `inputs_fingerprint` before the run started.
-    """
+    """Store the inputs of a finished run in its folder."""
     if inputs is not None:
         with suppress(OSError):  # the record only saves time
             write_atomically(RunFolder(settings.run_folder).path / _RECORD, inputs)

@@ -43,7 +43,6 @@ def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Te
     All processes must exhaust this iterator. Only one kind of state is in main memory at a time.
 
     Args:
-        engine: DeepSpeed engine between two optimizer steps.
         is_kept: whether this process receives the tensors; if not, the dictionaries are empty.
     """
     access = _access(engine)
@@ -62,10 +61,6 @@ def scatter_state(engine: Any, state: Mapping[str, Parts]) -> None:
     """Load the weights and optimizer states that `gather_state` yielded into the engine.
 
     All processes must call this function with the complete state.
-
-    Args:
-        engine: DeepSpeed engine before its first step.
-        state: tensors, by kind of state and by parameter name.
 
     Raises:
         ValueError: the parameters in `state` differ from the engine's in name or shape.
@@ -91,12 +86,7 @@ def scaler_state(engine: Any) -> dict[str, float]:
 
 
 def set_scaler_state(engine: Any, state: Mapping[str, float]) -> None:
-    """Load the state of the loss scaler.
-
-    Args:
-        engine: DeepSpeed engine.
-        state: the state that `scaler_state` returned.
-    """
+    """Load the state of the loss scaler."""
     for key, value in state.items():
         setattr(engine.optimizer.loss_scaler, key, value)
 
@@ -227,13 +217,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorErr
 
 
 class Checkpoints:
-    """The checkpoints of one run; all processes take part, and the first process writes the files.
-
-    Args:
-        folder: folder of the checkpoints, which all processes must be able to read.
-        keep: number of most recent checkpoints that stay on disk.
-        processes: the processes of the run.
-    """
+    """The checkpoints of one run; all processes take part, and the first process writes the files."""
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
         self._folder = folder
@@ -245,15 +229,7 @@ class Checkpoints:
         return max(self._finished(), default=None)
 
     def save(self, engine: Any, state: RunState) -> None:
-        """Write a checkpoint; an interruption leaves the earlier checkpoints unchanged.
-
-        Args:
-            engine: DeepSpeed engine between two optimizer steps.
-            state: progress of the run.
-
-        Raises:
-            ResourceError: the checkpoint cannot be written; earlier checkpoints are unchanged.
-        """
+        """Write a checkpoint; an interruption leaves the earlier checkpoints unchanged."""
         partial = self._folder / ".partial"
         with self._writing(partial) as writes:
             if writes:
@@ -276,9 +252,6 @@ class Checkpoints:
         """Load the latest undamaged checkpoint, if any, and return the progress of the run.
 
         Later checkpoints, which are damaged, are renamed.
-
-        Raises:
-            CheckpointError: all checkpoints are damaged.
         """
         damaged: dict[Path, JakiroError] = {}
         for folder in reversed(self._finished()):

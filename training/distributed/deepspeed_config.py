@@ -19,12 +19,7 @@ def build_deepspeed_config(
     vectorized.
 
     Args:
-        settings: settings of the run.
-        num_processes: number of processes among which the sequences of a step are divided.
         device: "cpu" or "cuda"; None for the device that `engine.device` selects on this machine.
-
-    Raises:
-        ConfigError: the sequences of a step cannot be divided evenly.
     """
     batch, engine = settings.batch, settings.engine
     # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
@@ -46,11 +41,7 @@ def build_deepspeed_config(
 
 
 def check_precision(settings: TrainSettings) -> None:
-    """Raise an error if DeepSpeed does not support the run's precision on this device.
-
-    Raises:
-        ConfigError: the drafter cannot be trained in `engine.dtype`.
-    """
+    """Raise an error if DeepSpeed does not support the run's precision on this device."""
     accelerator: Any = import_deepspeed().accelerator.get_accelerator()
     dtype = settings.engine.dtype
     is_there = {

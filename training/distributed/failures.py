@@ -25,11 +25,6 @@ class FiniteWatch:
 
     Only `require_finite` waits for the device. The records are shared among all processes, so that
     all processes stop at the same step.
-
-    Args:
-        sampler: sampler of the training sequences; errors name the sources of these sequences.
-        settings: settings of the run.
-        processes: the processes of the run.
     """
 
     def __init__(self, sampler: Sampler, settings: TrainSettings, processes: Processes) -> None:
@@ -43,12 +38,7 @@ class FiniteWatch:
         self._steps: list[tuple[int, Tensor]] = []
 
     def add(self, first_sequence: int, loss: Tensor) -> None:
-        """Record whether the loss of a micro-batch is finite.
-
-        Args:
-            first_sequence: index of the micro-batch's first sequence within the optimizer step.
-            loss: loss of the micro-batch.
-        """
+        """Record whether the loss of a micro-batch is finite."""
         self._marks[first_sequence // self._size] = ~loss.detach().isfinite()
 
     def close(self, step: int, gradient_norm: Tensor | float) -> None:
@@ -57,7 +47,6 @@ class FiniteWatch:
         All processes must call this method. In fp16, norms may overflow and are not recorded.
 
         Args:
-            step: number of the optimizer step, from 0.
             gradient_norm: norm of the gradient; -1 if DeepSpeed found that the norm is not finite.
         """
         if not self._may_overflow:
@@ -68,16 +57,7 @@ class FiniteWatch:
         self._marks = self._none()
 
     def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise an error if the loss or gradient of a recorded step is not finite.
-
-        Args:
-            latest: function that returns the checkpoint from which the run can resume, or None if
-                there is no checkpoint.
-            is_last: whether to check the most recent step as well; this waits for the device.
-
-        Raises:
-            NumericalError: a loss or a gradient was not finite.
-        """
+        """Raise an error if the loss or gradient of a recorded step is not finite."""
         num_waiting = 0 if is_last else 1
         while len(self._steps) > num_waiting:
             step, marks = self._steps.pop(0)
@@ -112,15 +92,7 @@ class FiniteWatch:
 
 @contextmanager
 def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) -> Iterator[None]:
-    """Turn errors about a lack of memory or disk space into errors that name the remedy.
-
-    Args:
-        settings: settings of the run.
-        evaluates: whether the block runs an evaluation rather than optimizer steps.
-
-    Raises:
-        ResourceError: memory or disk space ran out in the block.
-    """
+    """Turn errors about a lack of memory or disk space into errors that name the remedy."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError, SafetensorError) as error:
@@ -140,15 +112,7 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
 def lost_processes_explained(
     processes: Processes | None = None, last_step: Callable[[], int] = lambda: 0
 ) -> Iterator[None]:
-    """Turn errors about a lost connection into an error that says that another process ended.
-
-    Args:
-        processes: the processes of the run; None while they join or leave.
-        last_step: function that returns the number of finished optimizer steps.
-
-    Raises:
-        ResourceError: another process of the run ended in the block.
-    """
+    """Turn errors about a lost connection into an error that says that another process ended."""
     try:
         yield
     except RuntimeError as error:
@@ -175,31 +139,14 @@ def _described(processes: Processes | None, last_step: Callable[[], int]) -> str
 
 @contextmanager
 def writing(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
-    """Yield whether this process writes; an error in one process stops all processes.
-
-    Args:
-        what: name of the object that is written, for the error message.
-        folder: folder that is written to.
-        processes: the processes of the run, which must all enter this context.
-
-    Raises:
-        ResourceError: writing failed.
-    """
+    """Yield whether this process writes; an error in one process stops all processes."""
     with processes.together(), storing(what, folder):
         yield processes.is_first
 
 
 @contextmanager
 def storing(what: str, folder: Path) -> Iterator[None]:
-    """Turn the errors of a failed write into an error that names the folder and the remedy.
-
-    Args:
-        what: name of the object that is written, for the error message.
-        folder: folder that is written to.
-
-    Raises:
-        ResourceError: writing failed.
-    """
+    """Turn the errors of a failed write into an error that names the folder and the remedy."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries

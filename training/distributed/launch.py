@@ -21,12 +21,8 @@ class LaunchOptions:
     """The number of a run's processes, their machines, and options of the launcher.
 
     Attributes:
-        per_node: number of processes on each machine; None for one process per GPU, or for a
-            single process if there is no GPU.
         hostfile: file that lists the machines, one per line as `NAME slots=NUMBER`; None to use
             only this machine.
-        nodes: number of machines to use, in the order of the hostfile; None to use all.
-        options: further arguments for DeepSpeed's launcher.
     """
 
     per_node: int | None = None
@@ -35,11 +31,7 @@ class LaunchOptions:
     options: tuple[str, ...] = ()
 
     def local(self, settings: TrainSettings) -> int:
-        """Return the number of processes on each machine.
-
-        Raises:
-            ConfigError: the number is below 1.
-        """
+        """Return the number of processes on each machine."""
         if self.per_node is not None and self.per_node < 1:
             raise ConfigError(
                 "no process would start", expected="--processes of at least 1", got=self.per_node
@@ -50,12 +42,7 @@ class LaunchOptions:
         return torch.cuda.device_count() if is_gpu else 1
 
     def count(self, settings: TrainSettings) -> int:
-        """Return the total number of processes on all machines.
-
-        Raises:
-            ConfigError: the number is below 1, or the hostfile cannot be read or lists too few
-                machines.
-        """
+        """Return the total number of processes on all machines."""
         if self.hostfile is None:
             return self.local(settings) * (self.nodes or 1)
         slots = self._slots(self.hostfile)
@@ -84,17 +71,7 @@ class LaunchOptions:
 def command(
     settings: TrainSettings, config: Path, overrides: Sequence[str], processes: LaunchOptions
 ) -> list[str]:
-    """Return the command that starts a run's processes.
-
-    Args:
-        settings: settings of the run.
-        config: file of the settings, which every process reads.
-        overrides: values that replace those in the file, as `key.path=value`.
-        processes: the number of processes to start, and their machines.
-
-    Raises:
-        ConfigError: the number of processes is below 1.
-    """
+    """Return the command that starts a run's processes."""
     words = [sys.executable, "-m", "deepspeed.launcher.runner"]
     if processes.hostfile is not None:
         words += ["--hostfile", str(processes.hostfile)]
@@ -116,10 +93,6 @@ def launch(words: Sequence[str], settings: TrainSettings) -> int:
     until the launcher has ended the processes of the run. A request to terminate (SIGTERM) is
     passed on to the launcher as an interruption, because the launcher would not pass SIGTERM on to
     the processes of the run.
-
-    Args:
-        words: the command and its arguments.
-        settings: settings of the run, which determine the device that DeepSpeed uses.
     """
     device = choose_device(settings.engine.device).type
     started = subprocess.Popen(words, env=os.environ | {"DS_ACCELERATOR": device})

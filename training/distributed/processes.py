@@ -29,9 +29,6 @@ class Processes:
     """The processes of a run, through which this process communicates with the others.
 
     Attributes:
-        rank: index of this process, from 0.
-        count: number of processes.
-        device: device on which this process computes.
         locations: name of the machine and process id of each process, by rank; empty if unknown.
     """
 
@@ -103,11 +100,7 @@ class Processes:
 
 @contextmanager
 def join_processes(device: Device) -> Iterator[Processes]:
-    """Join the run's processes; leave them at the end, so that another run can start here.
-
-    Args:
-        device: device to compute on; "auto" uses a GPU if there is one.
-    """
+    """Join the run's processes; leave them at the end, so that another run can start here."""
     deepspeed = import_deepspeed()
     was_joined = dist.is_initialized()
     own = choose_device(device)
@@ -147,11 +140,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def launch_environment(device: Device) -> Iterator[None]:
-    """Set the environment variables that DeepSpeed reads at start-up; restore them afterwards.
-
-    Args:
-        device: device to compute on; "auto" uses a GPU if there is one.
-    """
+    """Set the environment variables that DeepSpeed reads at start-up; restore them afterwards."""
     wanted = {"DS_ACCELERATOR": choose_device(device).type}
     if "RANK" not in os.environ:  # without RANK, DeepSpeed looks for MPI
         wanted |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

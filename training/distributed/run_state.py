@@ -16,12 +16,7 @@ class RunState:
     """The progress of a run.
 
     Attributes:
-        step: number of optimizer steps taken.
         tokens: number of tokens read, without padding.
-        seconds: time spent on optimizer steps, in seconds.
-        losses: the most recently recorded losses and other metrics.
-        best_metric: quantity by which the best drafter is chosen; None before it was measured.
-        best_value: highest value of that quantity in all evaluations so far.
         best_step: number of optimizer steps before the evaluation with that value.
         num_without_gain: number of evaluations after that one, none of which was better.
     """
@@ -39,10 +34,6 @@ class RunState:
         """Record the result of an evaluation at this step; return whether it is the best so far.
 
         If the quantity differs from the earlier one, the value counts as the best so far.
-
-        Args:
-            metric: measured quantity.
-            value: value of the quantity; higher is better.
         """
         if metric != self.best_metric or self.best_value is None or value > self.best_value:
             self.best_metric, self.best_value, self.best_step = metric, value, self.step
@@ -54,11 +45,7 @@ class RunState:
         return False
 
     def add_kept(self, kept: Mapping[str, Any] | None) -> None:
-        """Take over the score of the drafter in `best`, which may be newer than the checkpoint.
-
-        Args:
-            kept: fields of the `RunState` stored with that drafter; None if there is no drafter.
-        """
+        """Take over the score of the drafter in `best`, which may be newer than the checkpoint."""
         if kept is None or kept["best_value"] is None:
             return
         is_same = kept["best_metric"] == self.best_metric and self.best_value is not None
@@ -69,20 +56,12 @@ class RunState:
 
 
 def state_of(drafter: Path) -> dict[str, Any]:
-    """Return the run's state when a drafter was written, from the record in its config.
-
-    Raises:
-        CheckpointError: the config is damaged.
-    """
+    """Return the run's state when a drafter was written, from the record in its config."""
     return asdict(_record_of(drafter)[0])
 
 
 def evaluation_of(drafter: Path) -> dict[str, Any]:
-    """Return the results of a drafter's evaluation, from the record in its config.
-
-    Raises:
-        CheckpointError: the config is damaged.
-    """
+    """Return the results of a drafter's evaluation, from the record in its config."""
     return _record_of(drafter)[1]
 
 

@@ -15,12 +15,7 @@ NUM_BINS = 20
 
 
 class Histogram:
-    """Histograms of several series of values from 0 to 1, counted without waiting for the device.
-
-    Args:
-        num_series: number of series, each of which has its own histogram.
-        device: device of the values.
-    """
+    """Histograms of several series of values from 0 to 1, counted without waiting for the device."""
 
     def __init__(self, num_series: int, device: torch.device) -> None:
         self.counts: Float[Tensor, "series bins"] = torch.zeros(
@@ -43,8 +38,6 @@ class Diversity:
     """Sums, over drafted positions, of the experts' overlap and of the router's entropy.
 
     Args:
-        processes: processes over which `read` adds up the sums.
-        num_experts: number of experts of the drafter.
         num_components: number of separate distributions: with `combine: mixture`, one for each
             active expert.
     """
@@ -61,13 +54,7 @@ class Diversity:
     def add(
         self, output: ExpertsOutput, selected: Bool[Tensor, "batch sequence"], logits: Logits
     ) -> None:
-        """Add the selected positions of one of the drafter's outputs to the sums.
-
-        Args:
-            output: output of the experts at every position.
-            selected: mask of the positions to add, such as a mask from `drafted`.
-            logits: function from features to logits.
-        """
+        """Add the selected positions of one of the drafter's outputs to the sums."""
         gate = output.gate[selected].double()
         self._gates.add(gate)
         overlap = gate.new_zeros(())

@@ -26,13 +26,7 @@ _logger = get_logger(__name__)
 
 
 class Evaluation:
-    """Evaluation on validation sequences and prompts, which are divided among the processes.
-
-    Args:
-        inputs: inputs of the run.
-        reader: reader of the target's states.
-        processes: the processes of the run.
-    """
+    """Evaluation on validation sequences and prompts, which are divided among the processes."""
 
     def __init__(self, inputs: RunInputs, reader: TargetReader, processes: Processes) -> None:
         self._inputs = inputs
@@ -166,7 +160,6 @@ class Score(NamedTuple):
     Attributes:
         metric: "agreement", the share of held-out positions at which the drafter's and the target's
             most likely next tokens are the same, or "tau", averaged over temperatures.
-        value: value of the metric; higher is better.
     """
 
     metric: Literal["agreement", "tau"]
@@ -182,9 +175,6 @@ def score_of(results: Mapping[str, Any]) -> Score | None:
     """Return the score by which drafters of a run are compared; None if nothing was measured.
 
     Agreement is measured at many more positions than tau, so it is preferred.
-
-    Args:
-        results: results of `Evaluation.measure`.
     """
     validation = results.get("validation")
     if validation is not None and validation["positions"]:
@@ -194,11 +184,7 @@ def score_of(results: Mapping[str, Any]) -> Score | None:
 
 
 def summary_of(results: Mapping[str, Any]) -> str:
-    """Return the agreement and tau of an evaluation as text; empty if nothing was measured.
-
-    Args:
-        results: results of `Evaluation.measure`.
-    """
+    """Return the agreement and tau of an evaluation as text; empty if nothing was measured."""
     score = score_of(results)
     agreement = [str(score)] if score is not None and score.metric == "agreement" else []
     taus = [

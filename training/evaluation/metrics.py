@@ -25,7 +25,6 @@ class MetricsLog:
     A resumed run drops the metrics of the steps that it repeats.
 
     Args:
-        folder: run folder.
         first_step: number of optimizer steps done before the run was resumed; 0 for a new run.
     """
 
@@ -44,12 +43,7 @@ class MetricsLog:
         )
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
-        """Write the metrics after `step` optimizer steps.
-
-        Args:
-            step: number of optimizer steps done.
-            record: metrics, which may be nested.
-        """
+        """Write the metrics after `step` optimizer steps."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
         for name, value in _scalars(record):
@@ -98,7 +92,6 @@ def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
 
     Args:
         given: the caller's display; None for a new display, whose tasks need a field `rate`.
-        is_shown: whether a new display is visible.
     """
     if given is not None:
         yield given

@@ -24,13 +24,7 @@ _logger = get_logger(__name__)
 
 
 class Exporter:
-    """Writes drafters with a record of their training; only the first process writes files.
-
-    Args:
-        inputs: inputs of the run.
-        folder: folder of the run.
-        processes: the processes of the run.
-    """
+    """Writes drafters with a record of their training; only the first process writes files."""
 
     def __init__(self, inputs: RunInputs, folder: RunFolder, processes: Processes) -> None:
         self._inputs = inputs
@@ -48,14 +42,8 @@ class Exporter:
         """Export the best drafter so far to `best`, unless `checkpoint.keep_best` is false.
 
         Args:
-            drafter: drafter with merged adapters.
             as_trained: function that all processes must call, and that returns the same drafter
                 before its adapters, if it has any, were merged.
-            evaluation: results of the drafter's evaluation.
-            state: progress of the run, with the score of this evaluation.
-
-        Raises:
-            ResourceError: the drafter cannot be written.
         """
         if not self._settings.checkpoint.keep_best:
             return
@@ -77,15 +65,6 @@ class Exporter:
 
         The finished drafter is the one in `best` if its agreement on held-out data is higher than
         that of the last drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
-
-        Args:
-            drafter: the last drafter, with merged adapters.
-            as_trained: the same drafter before its adapters, if it has any, were merged.
-            evaluation: results of the last drafter's evaluation.
-            state: progress of the run at its end.
-
-        Raises:
-            ResourceError: the drafter cannot be written.
         """
         drafter.config.record = self._record(evaluation, state)
         with writing("a drafter", self._folder.path, self._processes) as is_writing:
@@ -153,14 +132,7 @@ def check_untrained(
     All processes must call this function. If one of them finds a problem, all raise an error.
 
     Args:
-        drafter: the drafter before the first step, unpartitioned on every process.
-        inputs: inputs of the run; the target must already be on the run's device.
-        folder: folder of the run.
-        processes: the processes of the run.
         decodes: whether the target can be run; if not, decoding is not checked.
-
-    Raises:
-        CheckpointError: the loaded weights differ from the saved ones, or decoding fails.
     """
     used, problem = _saved_and_loaded(drafter, folder) if processes.is_first else (drafter, None)
     if decodes and problem is None:

@@ -18,9 +18,6 @@ class Interruption:
     The first signal is only recorded, so that the run can save its state at the end of a step. A
     second SIGINT raises KeyboardInterrupt at once. In threads other than the main thread, which
     receive no signals, the block does nothing.
-
-    Args:
-        processes: the processes of the run.
     """
 
     def __init__(self, processes: Processes) -> None:

@@ -31,7 +31,6 @@ def orthogonalize(
     The iterations compute in bfloat16 on devices with instructions for it, otherwise in float32.
 
     Args:
-        matrices: a batch of matrices, each of any scale.
         num_steps: number of iterations of the Newton-Schulz quintic, each with three matrix
             products.
     """
@@ -53,11 +52,8 @@ class Muon(torch.optim.Optimizer):
     Embeddings, output heads and vectors need a different optimizer.
 
     Args:
-        parameters: matrices; matrices of the same shape are updated in one batch.
         lr: approximate spectral norm of the update of a square matrix; the update of a matrix with
             more rows than columns is larger by a factor of the square root of rows over columns.
-        momentum: fraction of the previous momentum that each step keeps.
-        num_steps: number of iterations of `orthogonalize`.
     """
 
     def __init__(
@@ -96,16 +92,7 @@ def take_muon_step(
     momentum: float = 0.95,
     num_steps: int = 5,
 ) -> None:
-    """Update matrices, or stacks of matrices, from their gradients, which must exist.
-
-    Args:
-        parameters: tensors of shape [..., rows, columns]; tensors of the same shape are updated in
-            one batch.
-        state: state of an optimizer, in which each parameter's momentum is kept.
-        lr: learning rate, as for `Muon`.
-        momentum: fraction of the previous momentum that each step keeps.
-        num_steps: number of iterations of `orthogonalize`.
-    """
+    """Update matrices, or stacks of matrices, from their gradients, which must exist."""
     for alike in _by_shape(parameters):
         gradients = [_gradient(parameter) for parameter in alike]
         directions = [_direction(parameter, state) for parameter in alike]

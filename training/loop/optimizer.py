@@ -45,12 +45,7 @@ class MuonBesideAdamW(AdamW):
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return the optimizer of all trainable parameters; AdamW decays the weights of matrices only.
-
-    Args:
-        module: the module to train.
-        settings: kind of optimizer, learning rate, decay rates and weight decay.
-    """
+    """Return the optimizer of all trainable parameters; AdamW decays the weights of matrices only."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     if settings.kind == "muon":
         return _build_muon(module, settings)
@@ -89,9 +84,6 @@ def learning_rate(
     The rate is a function of the step and the time, so checkpoints contain no state of a scheduler.
 
     Args:
-        settings: peak, warm-up and decay of the rate.
-        step: number of the step, from 0.
-        steps: number of steps of the whole run.
         elapsed: fraction of the run's time limit that has passed, from 0 to 1; 0 without a limit.
     """
     warmup = settings.warmup_for(steps)
@@ -107,7 +99,6 @@ def set_learning_rate(optimizer: Any, rate: float) -> None:
     """Set the learning rate of all parameters, even if DeepSpeed has wrapped the optimizer.
 
     Args:
-        optimizer: the optimizer or its wrapper.
         rate: learning rate; AdamW gets a fraction of this rate if Muon is used as well.
     """
     for group in optimizer.param_groups:

@@ -40,10 +40,6 @@ class Run:
     """Carries out a prepared run, or the rest of an interrupted one.
 
     All processes take part, and the first process writes the files.
-
-    Args:
-        inputs: inputs of the run.
-        processes: the processes of the run.
     """
 
     def __init__(self, inputs: RunInputs, processes: Processes) -> None:
@@ -71,15 +67,7 @@ class Run:
         return self._state.step
 
     def complete(self, progress: Progress | None = None) -> Path:
-        """Complete the run and return the finished drafter's folder.
-
-        Raises:
-            ConfigError: the run folder cannot be used, the batch cannot be divided evenly, or the
-                device does not support the precision.
-            CheckpointError: a checkpoint or the target's states cannot be loaded.
-            NumericalError: a loss or a gradient is not finite.
-            ResourceError: there is too little memory or disk space.
-        """
+        """Complete the run and return the finished drafter's folder."""
         self._settings.batch.accumulation(self._processes.count)
         check_precision(self._settings)
         is_finished = self._folder.is_finished_for(self._settings, self._inputs.facts)
@@ -196,11 +184,7 @@ class Run:
         return None
 
     def _end_interrupted(self, *, is_saved: bool) -> NoReturn:
-        """End the run after a signal, and log whether its state was saved.
-
-        Args:
-            is_saved: whether the last step has a checkpoint.
-        """
+        """End the run after a signal, and log whether its state was saved."""
         if self._processes.is_first:
             step = f"step {self._state.step}"
             if self._settings.minutes is None:
@@ -304,11 +288,7 @@ class Run:
         )
 
     def _is_due(self, every: int | None) -> bool:
-        """Return whether the current step is a multiple of `every` or the last step of the run.
-
-        Args:
-            every: interval in steps; None if the action never happens.
-        """
+        """Return whether the current step is a multiple of `every` or the last step of the run."""
         return every is not None and (self._state.step % every == 0 or self._is_over)
 
     @property
@@ -322,11 +302,7 @@ class Run:
         return self._share_done == 1
 
     def _fraction_of(self, seconds: float) -> float:
-        """Return the fraction of the run's time limit that has passed, the same in all processes.
-
-        Args:
-            seconds: seconds that the steps took in this process.
-        """
+        """Return the fraction of the run's time limit that has passed, the same in all processes."""
         if (minutes := self._settings.minutes) is None:
             return 0.0
         return self._processes.gather(seconds)[0] / (60 * minutes)

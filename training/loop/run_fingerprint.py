@@ -32,24 +32,14 @@ _OPTIONAL = {"start_fingerprint"}  # recorded only if a run starts from another 
 
 
 def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings and fingerprints that determine a run's result.
-
-    Args:
-        settings: settings of the run.
-        facts: fingerprints of the target and the data.
-    """
+    """Return the settings and fingerprints that determine a run's result."""
     return {"settings": settings.model_dump(mode="json", exclude=_FREE), **facts}
 
 
 def difference(
     recorded: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """Return the name and both values of the first difference; None if there is no difference.
-
-    Args:
-        recorded: fingerprint of the recorded run.
-        wanted: fingerprint of the run to compare with the recorded run.
-    """
+    """Return the name and both values of the first difference; None if there is no difference."""
     then, now = _named(recorded), _named(wanted)
     names = sorted(then.keys() | now.keys())
     triples = ((name, then.get(name), now.get(name)) for name in names)
@@ -60,10 +50,6 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
     """Return the first name that only one of two fingerprints has; None if their formats agree.
 
     A group such as `lora` that is None in one of them is a difference in value, not in format.
-
-    Args:
-        recorded: fingerprint of the recorded run.
-        wanted: fingerprint of the run to compare with the recorded run.
     """
     for name in sorted((recorded.keys() | wanted.keys()) - _OPTIONAL):
         if name not in recorded or name not in wanted:
@@ -77,12 +63,7 @@ def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | N
 
 
 def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether the wanted run continues the recorded run with more steps.
-
-    Args:
-        recorded: fingerprint of the recorded run.
-        wanted: fingerprint of the run to compare with the recorded run.
-    """
+    """Return whether the wanted run continues the recorded run with more steps."""
     before, now = (
         {name: run["settings"].get(name) for name in LENGTH} for run in (recorded, wanted)
     )

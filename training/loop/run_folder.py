@@ -35,11 +35,7 @@ _logger = get_logger(__name__)
 
 
 class RunFolder:
-    """The folder of one run; other runs cannot overwrite its results.
-
-    Args:
-        path: path of the folder, which is created when it is claimed.
-    """
+    """The folder of one run; other runs cannot overwrite its results."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
@@ -70,12 +66,7 @@ class RunFolder:
         return self.drafter.is_dir()
 
     def is_finished_for(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
-        """Return whether the run is finished and these settings do not continue it.
-
-        Args:
-            settings: settings of the run.
-            facts: fingerprints of the target and the data.
-        """
+        """Return whether the run is finished and these settings do not continue it."""
         return self.is_finished and not self._is_continued(settings, facts)
 
     @property
@@ -100,15 +91,6 @@ class RunFolder:
 
         A folder that contains only the settings of an earlier run may be claimed by any run. A
         finished run may be continued with more steps; the folder of its drafter is then renamed.
-
-        Args:
-            settings: settings of the run, which are written to `config.yaml`.
-            facts: fingerprints of the target and the data.
-
-        Raises:
-            ConfigError: the folder is not writable, is in use, or belongs to another run, or its
-                record has a different format from the one that this version writes.
-            ResourceError: the settings cannot be written.
         """
         with self._locked():
             self._check_or_found(settings, facts)
@@ -129,16 +111,7 @@ class RunFolder:
             ) from error
 
     def check(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Raise an error if the folder belongs to another run.
-
-        Args:
-            settings: settings of the run.
-            facts: fingerprints of the target and the data.
-
-        Raises:
-            ConfigError: the folder belongs to another run, or its record has a different
-                format from the one that this version writes.
-        """
+        """Raise an error if the folder belongs to another run."""
         if not self.holds_work:
             return
         self._check_format(settings, facts)
@@ -154,12 +127,7 @@ class RunFolder:
             )
 
     def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
-        """Write the adapters of a drafter separately from its weights; see `save_adapters`.
-
-        Args:
-            drafter: drafter with adapters that are not merged.
-            base: folder or hub id of the drafter to which the adapters belong.
-        """
+        """Write the adapters of a drafter separately from its weights; see `save_adapters`."""
         partial = self.path / ".adapter.partial"
         shutil.rmtree(partial, ignore_errors=True)
         save_adapters(drafter, partial, base)
@@ -167,24 +135,12 @@ class RunFolder:
         publish(partial, self.adapter)
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        """Write the finished drafter with its tokenizer and its model card, in full or not at all.
-
-        Args:
-            drafter: drafter with the record of its training, from which the model card is written.
-            tokenizer: the target's tokenizer.
-
-        Returns:
-            The folder of the drafter.
-        """
+        """Write the finished drafter with its tokenizer and its model card, in full or not at all."""
         publish(self._export(drafter, tokenizer), self.drafter)
         return self.drafter
 
     def publish_best(self) -> Path:
-        """Write the drafter in `best`, with its adapters if it has any, as the finished drafter.
-
-        Returns:
-            The folder of the drafter.
-        """
+        """Write the drafter in `best`, with its adapters if it has any, as the finished drafter."""
         if (self.best / _ADAPTER).is_dir():
             self._publish_copy(self.best / _ADAPTER, self.adapter)
         self._publish_copy(self.best, self.drafter)
@@ -204,17 +160,7 @@ class RunFolder:
         as_trained: JakiroDrafter | None = None,
         base: str = "",
     ) -> Path:
-        """Replace `best` with this drafter and its tokenizer in a single step.
-
-        Args:
-            drafter: drafter with the record of its training.
-            tokenizer: the target's tokenizer.
-            as_trained: the same drafter before its adapters were merged; None if it has none.
-            base: folder or hub id of the drafter to which the adapters belong.
-
-        Returns:
-            The folder of the drafter.
-        """
+        """Replace `best` with this drafter and its tokenizer in a single step."""
         folder = self.path / f".best-{uuid.uuid4().hex}"
         partial = self._export(drafter, tokenizer)
         if as_trained is not None:

@@ -27,13 +27,6 @@ class Trainer:
     The loss is a sum over positions, divided by the number of positions with a loss in the whole
     step. This number is a sum over all micro-batches and processes, which may contain unequal
     numbers of such positions.
-
-    Args:
-        drafter: the drafter to train; from now on, only the engine may change its weights.
-        reader: reader of the frozen target, which stays outside the engine.
-        sampler: sampler of the training sequences.
-        settings: settings of the run.
-        processes: the processes of the run.
     """
 
     def __init__(
@@ -60,12 +53,7 @@ class Trainer:
         )
 
     def step(self, number: int, elapsed: float = 0.0) -> float:
-        """Take an optimizer step, and return its learning rate.
-
-        Args:
-            number: number of the step, from 0.
-            elapsed: fraction of the run's time limit that has passed; see `learning_rate`.
-        """
+        """Take an optimizer step, and return its learning rate."""
         batches = self._batches(number)
         # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
         share = self._processes.count * self._accumulation / self._count_positions(batches.values())
@@ -80,11 +68,6 @@ class Trainer:
         """Raise an error on all processes if the loss or gradient of a step was not finite.
 
         See `FiniteWatch.require_finite`.
-
-        Args:
-            latest: function that returns the checkpoint from which the run can resume, or None if
-                there is no checkpoint.
-            is_last: whether to check the most recent step as well; this waits for the device.
         """
         self._watch.require_finite(latest, is_last=is_last)
 

@@ -44,7 +44,6 @@ def expected_accepted_length(
 
     Args:
         log_probs: draft log-probability of each token of a text, given those before it.
-        exists: whether there is such a token.
         children: number k of candidates below each node.
     """
     hit = 1 - (1 - log_probs.exp().clamp(max=1)).pow(children)
@@ -56,11 +55,6 @@ def text_log_probs(examples: Examples, heads: Heads, chunk_size: int) -> Float[T
 
     The distributions of only one chunk of positions are in memory at a time, because the backward
     pass computes them again.
-
-    Args:
-        examples: positions that carry a loss.
-        heads: heads of target and drafter.
-        chunk_size: number of positions in a chunk.
     """
     parts = (examples.features, examples.log_weights, examples.next_tokens)
     chunks = zip(*(part.split(chunk_size) for part in parts), strict=True)
@@ -100,9 +94,6 @@ class AcceptedLength:
 
     Args:
         settings: weights of the objective; if that of the length is 0, nothing is computed.
-        heads: heads of target and drafter.
-        batch: the packed sequences.
-        is_rolled_out: whether the anchor samples are the passes of a rollout.
     """
 
     def __init__(
@@ -113,12 +104,7 @@ class AcceptedLength:
         self._log_probs: list[Tensor] = []  # of each anchor sample, [batch, length, levels]
 
     def add(self, output: ExpertsOutput, sample: int) -> None:
-        """Add an anchor sample.
-
-        Args:
-            output: the drafter's output at every position.
-            sample: index of the anchor sample, in ascending order.
-        """
+        """Add an anchor sample."""
         if not self._settings.accepted_length_weight:
             return
         shape = self._batch.token_ids.shape

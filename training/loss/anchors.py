@@ -36,11 +36,7 @@ class AnchorRule:
     """The rule by which the anchors of a packed sequence are selected.
 
     Attributes:
-        kind: "drafting" samples an anchor for each position, "blocks" samples one anchor for
-            several consecutive positions, "previous" uses the preceding position, and "ttt"
-            uses distance 1 in the first anchor sample, distance 2 in the second, and so on.
         num_levels: number A of autoregressive levels in the drafter's schedule.
-        num_samples: number of anchors of each position.
         near_share: share of the sampled anchors whose distance occurs in decoding.
         far_share: share of the documents with far anchors, for each anchor sample.
     """
@@ -57,8 +53,6 @@ class AnchorRule:
         """Return anchors of shape [samples, length].
 
         Args:
-            document_starts: index, within the sequence, of the first token of each position's
-                document, shape [length].
             seed: seed of the random numbers, such as (seed, epoch, sequence), which must be the
                 same on every process.
             is_response: whether each token belongs to a response, shape [length], by which far
@@ -100,8 +94,6 @@ def sample_anchors(
     never occurs in decoding, the position carries no loss.
 
     Args:
-        document_starts: index of the first token of each position's document, shape [length].
-        num_levels: number A of autoregressive levels in the drafter's schedule.
         seed: seed of the random numbers, such as (seed, epoch, sequence, sample), which must be the
             same on every process.
         near_share: share of the positions whose d is uniform.
@@ -129,9 +121,6 @@ def sample_blocks(
     document.
 
     Args:
-        document_starts: index of the first token of each position's document, shape [length].
-        num_levels: number A of autoregressive levels in the drafter's schedule.
-        seed: seed of the random numbers, as for `sample_anchors`.
         near_share: share of the documents whose block length is `num_levels`.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
@@ -158,10 +147,6 @@ def ttt_anchors(document_starts: Indices, distance: int) -> Indices:
     """For each index i, return the anchor i - distance, or i if that index is outside the document.
 
     A position that is its own anchor carries no loss.
-
-    Args:
-        document_starts: index of the first token of each position's document, shape [length].
-        distance: distance of every position from its anchor, at least 1.
     """
     index = np.arange(len(document_starts))
     anchors = index - distance
@@ -187,10 +172,7 @@ def with_far_anchors(
 
     Args:
         anchors: anchors of a sequence, shape [length].
-        document_starts: index of the first token of each position's document, shape [length].
         is_response: whether each token belongs to a response, shape [length]; None if unknown.
-        share: share of the documents that get such an anchor.
-        seed: seed of the random numbers, which must be the same on every process.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     found = anchors.copy()

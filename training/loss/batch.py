@@ -14,13 +14,11 @@ class Batch:
     Each piece of a split document is treated as a document.
 
     Attributes:
-        token_ids: the tokens.
         positions: position of each token in its document, from 0.
         documents: index of each token's document within its sequence, from 0; -1 for padding.
         is_response: whether the drafter learns to predict each token.
         anchors: for every anchor sample and position, the index, within the sequence, of the last
             verified token from which the position is drafted.
-        is_narrow: whether self-attention in a sequence is limited to the tokens after the anchor.
         sequence_ids: indices of the sequences among all sequences of the run, by which stored
             target states are found. They stay on the CPU, and may be empty if target states are
             computed online.
@@ -40,11 +38,7 @@ class Batch:
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:
-        """Return whether the token `ahead` positions later is in a response of the same document.
-
-        Args:
-            ahead: distance from a position to the token that it predicts, at least 1.
-        """
+        """Return whether the token `ahead` positions later is in a response of the same document."""
         exists = torch.zeros_like(self.is_response)
         same = self.documents[:, ahead:] == self.documents[:, :-ahead]
         real = self.documents[:, :-ahead] >= 0

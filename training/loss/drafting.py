@@ -56,10 +56,6 @@ def draft_all_positions(
     The target's state is encoded once for all anchor samples.
 
     Args:
-        drafter: the drafter.
-        view: outputs of the target, with `tail_kv` if there is a tail.
-        batch: the packed sequences.
-        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
         recompute: whether the backward pass recomputes the drafter's activations, so that they need
             not be kept; this does not change the gradients.
     """
@@ -127,11 +123,6 @@ def _own_mask(
 
     In that case, the first token attends only to itself, because attention over no keys is not
     finite. Its output carries no loss, and no other position reads it.
-
-    Args:
-        drafter: the drafter; the first token is excluded if its `attends_first` is False.
-        visible: True where a position may attend to a key of one or several passes.
-        batch: the packed sequences.
     """
     if not drafter.attends_first:
         length = batch.token_ids.shape[1]
@@ -216,13 +207,6 @@ def through_tail(
     A predicted state attends to the target's own keys and values up to the anchor of the state's
     position. After the anchor, the state attends to keys and values of predicted states. All
     positions between an anchor and a position that uses this anchor must use the same anchor.
-
-    Args:
-        output: output of a drafter with `combine` set to "sum" and without parallel levels.
-        tail: the target's last layers.
-        view: outputs of the target, with `tail_kv`.
-        batch: the packed sequences.
-        sample: index of the anchor sample that the output was computed for.
     """
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     same = same_document(batch.documents)

@@ -26,14 +26,10 @@ class Heads(NamedTuple):
     """The heads of target and drafter, which map features to logits.
 
     Attributes:
-        target: the target's head over the whole vocabulary.
-        draft: the drafter's head over the draft vocabulary.
         token_ids: ids of the draft vocabulary, in ascending order; None for the whole vocabulary.
-        parameters: trained parameters that `draft` computes with.
         target_drafted: the target's head over the draft vocabulary, which reads only the rows of
             these tokens; None if there is no draft vocabulary, or if the head has no such rows. If
             the drafter has a head or an output norm of its own, it keeps a copy of the rows.
-        num_tokens: number of tokens of the whole vocabulary; 0 if unknown.
         temperature: temperature, at least 0, of the distributions that the token loss compares.
     """
 
@@ -67,9 +63,6 @@ class Heads(NamedTuple):
 
         This takes one product with all rows of the target's head, and one with the rows of the
         draft vocabulary for each use, instead of one with all rows for each use.
-
-        Args:
-            num_uses: number of uses of the target's distribution at a position.
         """
         if self.target_drafted is None or self.token_ids is None:
             return False
@@ -87,7 +80,6 @@ class Heads(NamedTuple):
         At temperature 0, the most likely token has the probability 1, and the others have 0.
 
         Args:
-            features: the target's features.
             known: normalizers of the target's distributions at the temperature (at temperature 0,
                 those of temperature 1); None to compute the logits of the whole vocabulary.
         """

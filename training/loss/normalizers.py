@@ -24,7 +24,6 @@ class Normalizers(NamedTuple):
 
     Attributes:
         log_sum: logarithm of the sum of exp(logit) over the whole vocabulary.
-        best: the target's most likely token.
     """
 
     log_sum: Float[Tensor, "*positions"]
@@ -53,10 +52,7 @@ def normalizers_of(
     """Return the normalizers of the target's distributions; zeros where they are not needed.
 
     Args:
-        features: the target's features.
         needed: positions at which the drafter learns the target's distribution.
-        logits: the target's head over the whole vocabulary.
-        chunk_size: number of positions whose logits are in memory at a time.
     """
     known = Normalizers(
         torch.zeros(needed.numel(), device=features.device),

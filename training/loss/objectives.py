@@ -33,12 +33,8 @@ def contrastive_loss(
     most likely token is the same.
 
     Args:
-        predicted: features that the drafter predicts.
-        goal: features of the target.
-        target_best: the target's most likely next token at each position.
         valid: whether the target feature of each position exists; the loss of a position without a
             target feature is meaningless.
-        sequence_sizes: number of consecutive positions that belong to each packed sequence.
         temperature: divisor of the cosine similarities.
     """
     pieces = [part.split(sequence_sizes) for part in (predicted, goal, target_best, valid)]
@@ -64,10 +60,7 @@ class Goals(NamedTuple):
     from the features (`schedule.parallel_heads` of `transfer`).
 
     Attributes:
-        features: the target's features.
         state: the target's states at the input of the tail layers.
-        predicted: the drafter's prediction of `state`.
-        normalizers: normalizers of the target's distributions, if they are known already.
     """
 
     features: Float[Tensor, "batch length hidden"]
@@ -90,13 +83,6 @@ def shared_normalizers(
 
     The positions whose distribution a later level learns are among those whose distribution level 0
     learns, so only these need normalizers.
-
-    Args:
-        view: the target's outputs for the batch.
-        batch: the packed sequences.
-        heads: heads of target and drafter.
-        num_levels: number of levels of the drafter's output.
-        chunk_size: number of positions whose logits are in memory at a time.
     """
     if view.normalizers is not None and heads.keeps_logits:
         return view.normalizers
@@ -139,12 +125,7 @@ def drafter_loss(
     """Return the loss of one anchor sample (an anchor for every position), as sums over positions.
 
     Args:
-        output: the drafter's output at every position.
         goals: features and states of the frozen target, to be predicted at every position.
-        batch: the packed sequences.
-        sample: index of the anchor sample that the output was computed for.
-        heads: heads of target and drafter.
-        settings: weights of the terms.
     """
     examples = gather_examples(
         output, goals.features, batch, sample, settings.distance_decay, goals.normalizers

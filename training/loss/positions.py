@@ -24,15 +24,8 @@ class Examples(NamedTuple):
     """The gathered positions, one sequence after another.
 
     Attributes:
-        features: the drafter's features.
-        log_weights: logarithms of the mixture weights of the components.
-        gate: weights that the router assigns to the experts.
         targets: the target's features that the drafter learns to predict. Where a level has none,
             the feature of level 0 takes its place.
-        next_tokens: the token of the text that each level predicts.
-        valid: whether the target's feature to be predicted at each level exists.
-        weight: weight of the position in the loss.
-        sequence_sizes: number of gathered positions of each packed sequence.
         indices: index of each gathered position among all positions of the batch.
         chosen: indices of the active experts; None if all experts are active.
         normalizers: normalizers of the target's distributions at `targets`; None if they are not
@@ -63,12 +56,7 @@ def gather_examples(
     """Return the positions whose next token is a response token and whose distance is at least 1.
 
     Args:
-        output: the drafter's output at every position.
-        target_features: the target's feature Y at every position.
-        batch: the packed sequences.
-        sample: index of the anchor sample that the output was computed for.
         decay: factor gamma; the weight of a position at distance d is gamma^(d - 1).
-        normalizers: normalizers of the target's distribution at every position, if they are known.
     """
     levels, count = output.features.shape[2], batch.token_ids.shape[1]
     index = torch.arange(count, device=batch.token_ids.device)

@@ -18,10 +18,6 @@ class TargetView(NamedTuple):
     """Outputs of the frozen target for a batch.
 
     Attributes:
-        features: last hidden states.
-        state: hidden states or keys and values that the drafter reads.
-        embeddings: embeddings of the tokens.
-        tail_input: hidden states at the input of the tail layers; None if there are no tail layers.
         tail_kv: keys and values of the tail layers; empty if there are no tail layers.
         normalizers: normalizers of the target's distributions at temperature 1; None if they are
             not known.
@@ -55,12 +51,8 @@ def look_at_target(
     """Run the target over the packed sequences and return its features and per-layer state.
 
     Args:
-        target: the frozen target.
-        batch: packed sequences of at most `cache.capacity` tokens.
-        sources: states that the drafter reads, from `JakiroDrafter.state_sources`.
         cache: cache for all sequences of the batch. It must keep the hidden states that
             `states_kept` lists; its content is overwritten.
-        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
     """
     output = read_batch(target, batch, cache)
     slots = output.step.slots
@@ -73,13 +65,7 @@ def look_at_target(
 
 
 def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
-    """Run the target over the packed sequences, and return the output with the tokens' cache slots.
-
-    Args:
-        target: the frozen target.
-        batch: packed sequences of at most `cache.capacity` tokens.
-        cache: cache for all sequences of the batch; its content is overwritten.
-    """
+    """Run the target over the packed sequences, and return the output with the tokens' cache slots."""
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(
         token_ids=batch.token_ids,
@@ -93,11 +79,6 @@ def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOut
 
 
 def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ...]:
-    """Return the indices of the hidden states that a cache must keep for `look_at_target`.
-
-    Args:
-        sources: states that the drafter reads, from `JakiroDrafter.state_sources`.
-        tail: the target's last layers, if the drafter's output goes through them; otherwise None.
-    """
+    """Return the indices of the hidden states that a cache must keep for `look_at_target`."""
     wanted = {*sources.hidden_states, *(() if tail is None else (tail.input_state,))}
     return tuple(sorted(wanted))

@@ -34,9 +34,7 @@ def token_losses(
     least -log m.
 
     Args:
-        kind: name of the loss.
         target: log-probabilities log p of the draft vocabulary, on which p may sum to less than 1.
-        draft: log-probabilities log q of the draft vocabulary.
     """
     match kind:
         case "cross_entropy":
@@ -62,7 +60,6 @@ def choice_losses(
 
     Args:
         joint_at_token: `log(w_e p_e(t))` for each component e.
-        log_weights: `log w_e` for each component.
     """
     absent = log_weights.isneginf()
     log_probs = torch.where(absent, float("-inf"), joint_at_token - log_weights)
@@ -82,10 +79,6 @@ class TokenResults(NamedTuple):
     """Results at each position and level, from the distributions of target and drafter.
 
     Attributes:
-        token_loss: token loss, not weighted.
-        choice_loss: multiple-choice loss, not weighted; 0 if its weight is 0.
-        target_best: the target's most likely token.
-        correct: whether the drafter's most likely token is the same as the target's.
         weights: mixture weights of the components: the prior at level 0, then the posterior.
     """
 
@@ -110,12 +103,7 @@ def compare_distributions(
     the distributions of only one chunk are in memory at a time.
 
     Args:
-        examples: positions that carry a loss.
         importance: weight of each loss in the sum; a loss with weight 0 is ignored.
-        heads: heads of target and drafter.
-        kind: name of the loss.
-        chunk_size: number of positions in a chunk.
-        weights: weights of the token loss and of the multiple-choice loss.
     """
     features, log_weights = examples.features, examples.log_weights
     kept = examples.normalizers or ()
@@ -259,7 +247,6 @@ def at_token(
 
     Args:
         joint: values of all tokens that may be drafted.
-        tokens: one token per position.
         drafted: ids of the tokens that may be drafted, in ascending order; None for all tokens.
     """
     indices = tokens

@@ -20,9 +20,6 @@ class GateResult(NamedTuple):
     """The tau of three drafters on the same prompts.
 
     Attributes:
-        own: tau of the drafter itself, without what it has learned.
-        before: tau of the drafter in use.
-        after: tau of the new one.
         low: lower end of the 95% interval of after / before.
         older: on the older half of the prompts, the smaller one of after / before and after / own.
         harm: lower end of the 95% interval of own / before.
@@ -55,9 +52,7 @@ class Drafters(NamedTuple):
     """Drafters that are compared.
 
     Attributes:
-        own: drafter with its own weights.
         current: drafter in use; the same object as `own` if nothing was learned yet.
-        candidate: new drafter.
     """
 
     own: JakiroDrafter
@@ -73,10 +68,7 @@ def compare_drafters(
     All give the same texts, so only the numbers of decoding steps differ.
 
     Args:
-        target: frozen target.
-        drafters: drafters, which are not changed.
         held_out: prompts with continuations, the oldest first.
-        recipe: number of tokens to decode, and lengths.
     """
     decoders = {id(drafter): _decoder(target, drafter) for drafter in drafters}
     counts = {key: np.zeros((2, len(held_out))) for key in decoders}  # tokens or steps, prompt
@@ -95,8 +87,6 @@ def compare_counts(own: Floats, before: Floats, after: Floats) -> GateResult:
 
     Args:
         own: tokens and steps of each prompt with the drafter itself [2, prompts].
-        before: the same with the drafter in use.
-        after: the same with the new drafter.
     """
     taus = {"own": _tau(own), "before": _tau(before), "after": _tau(after)}
     if own.shape[1] < FEWEST:

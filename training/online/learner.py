@@ -66,7 +66,6 @@ def learn(lesson: Lesson, parent_process: int | None = None) -> LessonResult:
     the outcome is "harmful".
 
     Args:
-        lesson: texts, and the drafter to start from.
         parent_process: id of the server, with which this process ends; None for its parent.
 
     Raises:
@@ -113,17 +112,7 @@ def teach(
     lesson: Lesson,
     parent_process: int | None = None,
 ) -> JakiroDrafter:
-    """Return a copy of a drafter that has learned from the texts of a lesson.
-
-    Args:
-        target: frozen target.
-        drafter: drafter in single precision, which is not changed.
-        lesson: texts and recipe.
-        parent_process: id of the process with which this one ends; None for none.
-
-    Raises:
-        NumericalError: the loss is not finite.
-    """
+    """Return a copy of a drafter that has learned from the texts of a lesson."""
     recipe = lesson.recipe
     pupil = deepcopy(drafter)
     rank, ends = recipe.rank, adapted_ends(pupil)

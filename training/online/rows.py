@@ -17,7 +17,6 @@ def cut(passage: Passage, max_length: int) -> Passage:
     Then the prompt loses its beginning.
 
     Args:
-        passage: prompt and continuation.
         max_length: largest number of tokens, at least 2.
     """
     room = max(max_length // 2, max_length - passage.prompt_length)
@@ -32,13 +31,6 @@ def batches(
     """Yield batches of all passages, each time in another random order.
 
     A batch is as long as its longest passage.
-
-    Args:
-        passages: passages that were cut.
-        size: number of passages of a batch; the last batch of each pass may have fewer.
-        passes: number of times that each passage is yielded.
-        rule: rule by which anchors are sampled.
-        seed: seed of the orders and anchors.
     """
     for number in range(passes):
         order = np.random.default_rng((seed, number)).permutation(len(passages))

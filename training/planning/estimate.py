@@ -30,10 +30,8 @@ class Estimate:
     """Memory and operations that one process of a run needs, and disk space of the whole run.
 
     Attributes:
-        settings: settings of the run, with the number of steps.
         frozen: number of frozen parameters of the drafter; 0 unless only adapters are trained.
         target: bytes of the target's weights, all of which every process keeps.
-        states: bytes of the drafter's parameters, gradients and optimizer states.
         micro_batch: memory and operations of one micro-batch, computed as if all parameters were
             trained.
     """
@@ -90,14 +88,6 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
 
     Args:
         settings: settings of the run; if they set `epochs`, the data is read to count the steps.
-        num_processes: number of processes of the run.
-        device: kind of device that the run is planned for; None for the device of this machine.
-
-    Raises:
-        ConfigError: the settings do not fit the target, the target's context is shorter than a
-            sequence, or a batch cannot be divided evenly among the processes.
-        CheckpointError: the target's config cannot be read.
-        TargetNotSupported: the target is not supported.
     """
     settings = count_steps(settings)
     target = target_on_meta(settings.target)
@@ -120,18 +110,7 @@ def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = 
 def choose_micro_batch(
     settings: TrainSettings, num_processes: int, memory: int, device: Kind | None = None
 ) -> TrainSettings:
-    """Return the settings with the largest micro-batch that fits into a device's memory.
-
-    Args:
-        settings: settings of the run; `batch.micro_batch_size` is ignored.
-        num_processes: number of processes of the run.
-        memory: bytes of memory of a device.
-        device: kind of device, as for `estimate`.
-
-    Raises:
-        ConfigError: a batch cannot be divided evenly among the processes, or a single sequence does
-            not fit.
-    """
+    """Return the settings with the largest micro-batch that fits into a device's memory."""
     own = _with_micro_batch(settings, 1).batch.accumulation(num_processes)
     sizes = [size for size in range(1, own + 1) if own % size == 0]
     with_length = count_steps(settings)
@@ -171,12 +150,8 @@ def planned_kind(settings: TrainSettings, device_memory: float | None) -> Kind:
     """Return the kind of device of a run.
 
     Args:
-        settings: settings of the run.
         device_memory: memory of the device; None for the device of this machine. If it is given,
             and this machine has no GPU, then the run is planned for a GPU of another machine.
-
-    Raises:
-        ConfigError: `engine.device` is cuda, and neither a GPU nor its memory is known.
     """
     device = settings.engine.device
     if device == "cpu" or (device_memory is None and choose_device(device).type == "cpu"):
@@ -185,12 +160,7 @@ def planned_kind(settings: TrainSettings, device_memory: float | None) -> Kind:
 
 
 def memory_here(kind: Kind, num_local: int) -> int:
-    """Return the bytes of memory of a process; processes share the main memory of a machine.
-
-    Args:
-        kind: kind of device.
-        num_local: number of processes on this machine.
-    """
+    """Return the bytes of memory of a process; processes share the main memory of a machine."""
     if kind == "cuda":
         return int(torch.cuda.get_device_properties(choose_device("cuda")).total_memory)
     return int(psutil.virtual_memory().total) // num_local
@@ -208,14 +178,7 @@ def product_rate(settings: TrainSettings) -> float:
 
 
 def render(run: Estimate, memory: int, flops_per_second: float | None) -> Table:
-    """Return the table that `jakiro train --dry-run` prints.
-
-    Args:
-        run: estimate to be printed.
-        memory: bytes of memory of a device.
-        flops_per_second: floating-point operations per second of large matrix products on a device;
-            None if it is unknown.
-    """
+    """Return the table that `jakiro train --dry-run` prints."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     total = f"{size_text(run.device_bytes)} of {size_text(memory)}"
     table.add_column("estimate", "peak memory of each device, at most")

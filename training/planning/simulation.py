@@ -30,12 +30,7 @@ from training.module import TargetReader, TrainingModule
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counter of the bytes of live tensors that were created inside its context.
-
-    Attributes:
-        now: number of live bytes.
-        peak: largest number of bytes that were alive at once.
-    """
+    """Counter of the bytes of live tensors that were created inside its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +72,6 @@ class Simulation:
     Attributes:
         target_states: bytes of the target's states that the drafter reads, including the cache.
         activations: peak number of bytes in addition to the target's states.
-        target_flops: floating-point operations of the target's forward pass.
-        drafter_flops: floating-point operations of the forward and backward passes of the drafter
-            and its losses.
     """
 
     target_states: int
@@ -89,25 +81,12 @@ class Simulation:
 
 
 def target_on_meta(settings: TargetSettings) -> TargetAdapter:
-    """Return a target without weights, built from its config.
-
-    Raises:
-        CheckpointError: the target's config cannot be read.
-        TargetNotSupported: the target is not supported.
-    """
+    """Return a target without weights, built from its config."""
     return _target_on_meta(settings.name_or_path, TORCH_DTYPES[settings.dtype])
 
 
 def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDrafter:
-    """Return a run's drafter without weights.
-
-    Args:
-        settings: settings of the run.
-        target: target without weights, from `target_on_meta`.
-
-    Raises:
-        ConfigError: the settings do not fit the target.
-    """
+    """Return a run's drafter without weights."""
     config = config_for(settings.drafter, record_target(target.spec, settings.target.name_or_path))
     return _drafter_on_meta(config)
 
@@ -117,10 +96,6 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
 
     The simulated attention stores its scores, as real attention does if no fused kernel supports
     the masks and heads.
-
-    Args:
-        settings: settings of the run.
-        target: target without weights, from `target_on_meta`.
     """
     dtype = TORCH_DTYPES[settings.engine.dtype]
     drafter = drafter_on_meta(settings, target)

@@ -51,15 +51,6 @@ def starter_yaml(name_or_path: str, paths: Sequence[str]) -> str:
 
     The drafter's shape and the optimizer are those of the drafter for SmolLM2-135M-Instruct that
     comes with the project.
-
-    Args:
-        name_or_path: folder, GGUF file, hub id or fetched name of the target; only its config is
-            read.
-        paths: training data, as in `data.paths`.
-
-    Raises:
-        CheckpointError: the target's config cannot be read.
-        TargetNotSupported: the target is not supported.
     """
     dtype = _DTYPES[str(default_dtype())]
     target = target_on_meta(TargetSettings(name_or_path=name_or_path, dtype=dtype))
@@ -96,12 +87,7 @@ def validation_size(paths: Sequence[str]) -> int:
 
 
 def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:
-    """Return the hidden states that EAGLE-3 (arXiv 2503.01840) fuses; None if there are too few.
-
-    Args:
-        num_hidden_states: number of the target's hidden states, the embedding included; None if
-            they cannot be read.
-    """
+    """Return the hidden states that EAGLE-3 (arXiv 2503.01840) fuses; None if there are too few."""
     num_layers = (num_hidden_states or 1) - 1
     states = (max(1, num_layers // 10), num_layers // 2, num_layers - 3)
     return states if states[0] < states[1] < states[2] else None
@@ -109,9 +95,6 @@ def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:
 
 def attention_form(target: TargetAdapter) -> dict[str, str]:
     """Return the settings with which a trunk's attention has the form of the target's last layer.
-
-    Args:
-        target: the target, of which only the names and shapes of parameters are read.
 
     Returns:
         `attention_bias` and `qk_norm` in `drafter.trunk`, where they differ from the defaults.
@@ -130,10 +113,6 @@ def attention_form(target: TargetAdapter) -> dict[str, str]:
 
 
 def short_name(name_or_path: str) -> str:
-    """Return the last part of a target's name, for the names of files and folders.
-
-    Args:
-        name_or_path: folder, GGUF file, hub id or fetched name of the target.
-    """
+    """Return the last part of a target's name, for the names of files and folders."""
     last = name_or_path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf").lower()
     return re.sub(r"[^a-z0-9._-]+", "-", last)

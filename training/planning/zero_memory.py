@@ -21,11 +21,9 @@ class StateBytes:
     """Bytes that one process keeps for the drafter.
 
     Attributes:
-        parameters: bytes of the parameters, in the dtype of the computation.
         gradients: bytes of the gradients after a backward pass, and of the gradients that the
             optimizer reads.
         optimizer: bytes of separate master weights, if there are any, and of the moments.
-        buffers: bytes of buffers for gradients in transit and for gathered parameters.
         host: part of the bytes above that is in main memory instead of the device's memory.
     """
 
@@ -59,17 +57,7 @@ def state_bytes(
     num_processes: int,
     device: Kind | None = None,
 ) -> StateBytes:
-    """Return the bytes that one process keeps for a module, without allocating them.
-
-    Args:
-        module: training module of the drafter, which may be on the meta device.
-        settings: settings of the run.
-        num_processes: number of processes of the run.
-        device: kind of device that the run is planned for; None for the device of this machine.
-
-    Raises:
-        ConfigError: the sequences of a step cannot be divided evenly among the processes.
-    """
+    """Return the bytes that one process keeps for a module, without allocating them."""
     kind = device or choose_device(settings.engine.device).type
     config = build_deepspeed_config(settings, num_processes, kind)
     groups = _groups(build_optimizer(module, settings.optimizer).param_groups)

@@ -19,11 +19,6 @@ class ArmFacts:
     """Properties of an arm that are known from its training.
 
     Attributes:
-        name: name of the arm, which is also the name of its method in the documents.
-        parameters: number of trainable parameters.
-        training_tokens: number of tokens read in training, for each seed.
-        validation_agreement: agreement with the target on validation data, for each seed for which
-            it was measured.
         experts: diversity of the experts (`training.evaluation.diversity`), for each seed for which
             it was measured.
     """
@@ -73,15 +68,7 @@ class ArmFacts:
 
 
 def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[ArmFacts]) -> StudyResults:
-    """Return the results of a study.
-
-    Args:
-        documents: comparisons of all arms and autoregressive decoding, by seed.
-        arms: properties of the arms, including the base.
-
-    Raises:
-        DataError: the methods were measured on different prompts or on too few prompts.
-    """
+    """Return the results of a study."""
     methods = next(iter(documents.values())).methods
     prompts = sorted({sample.prompt for sample in methods[0].samples})
     index_of = {prompt: index for index, prompt in enumerate(prompts)}

@@ -35,13 +35,7 @@ _WIDTH = "drafter.experts.intermediate_size"
 
 @dataclass(frozen=True)
 class Arm:
-    """The base or a variant of it.
-
-    Attributes:
-        name: name of the arm.
-        settings: complete settings of the arm.
-        delta: file with the settings that differ from the base; None for the base.
-    """
+    """The base or a variant of it."""
 
     name: str
     settings: TrainSettings
@@ -54,16 +48,8 @@ def read_arms(
     """Return the base and one arm for each delta.
 
     Args:
-        base: YAML file of the base, with the settings of a training run.
-        deltas: YAML files with the settings that differ from the base; each arm is named after its
-            file.
-        overrides: overrides `key.path=value`, merged into the base and thus into every arm.
         max_steps: largest number of optimizer steps, which also replaces a number of epochs; None
             for the number in the settings.
-
-    Raises:
-        ConfigError: a file is unusable, two arms have the same name, or a delta changes nothing or
-            settings that all arms must share.
     """
     common = apply_overrides(read_layered_yaml(base), overrides)
     arms = [Arm(BASE, _settings(common, str(base), max_steps))]
@@ -168,8 +154,6 @@ def equally_sized(
     choose different experts, so such an arm still drafts more slowly than the base.
 
     Args:
-        arms: the base, followed by the other arms.
-        target: record of the target.
         any_size: whether an arm that no expert width makes as large as the base keeps the width in
             its settings, and thus a size of its own.
         base_config: config of the base's drafter, with the size of the draft vocabulary that the
@@ -206,24 +190,14 @@ def _with_vocabulary(arm: Arm, size: int | Literal["auto"] | None) -> Arm:
 
 
 def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
-    """Return the number of trainable parameters of a drafter, without allocating them.
-
-    Args:
-        settings: settings of the drafter.
-        target: record of the target.
-    """
+    """Return the number of trainable parameters of a drafter, without allocating them."""
     with torch.device("meta"):
         drafter = JakiroDrafter(config_for(settings, target))
     return sum(part.numel() for part in drafter.parameters() if part.requires_grad)
 
 
 def num_active_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
-    """Return the number of trainable parameters that a drafter computes with for one token.
-
-    Args:
-        settings: settings of the drafter.
-        target: record of the target.
-    """
+    """Return the number of trainable parameters that a drafter computes with for one token."""
     changes = {"num_experts": settings.experts.num_active, "active_experts": None}
     experts = settings.experts.model_copy(update=changes)
     return num_parameters(settings.model_copy(update={"experts": experts}), target)

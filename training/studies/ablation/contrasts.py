@@ -22,8 +22,6 @@ class Counts:
     Attributes:
         tau: tokens after the first token, per forward pass of the target after prefill.
         speed: tokens per second, including prefill.
-        conditional_acceptance_rate: rate at each depth, averaged over seeds.
-        seconds_per_draft: seconds of drafting per forward pass of the target.
     """
 
     tau: Rate
@@ -38,17 +36,7 @@ def counts_of(
     temperature: float,
     index_of: Mapping[str, int],
 ) -> Counts:
-    """Return the counts of a method in all documents, summed over the samples of each prompt.
-
-    Args:
-        documents: one document for each seed.
-        name: name of the method.
-        temperature: sampling temperature of the method.
-        index_of: index of every prompt.
-
-    Raises:
-        DataError: the method was measured on different prompts.
-    """
+    """Return the counts of a method in all documents, summed over the samples of each prompt."""
     figures = [document.figures(name, temperature) for document in documents]
     if any({sample.prompt for sample in one.samples} != index_of.keys() for one in figures):
         raise DataError(
@@ -100,9 +88,6 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
 
     The base must be one of the four. If several arms have both experts and contrastive loss, the
     first one that is part of such a comparison counts.
-
-    Args:
-        arms: settings of the arms, including the base, by name.
     """
     for both in arms.values():
         if not (_has_experts(both) and _has_contrast(both)):
@@ -119,13 +104,7 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
 
 
 def two_by_two(cells: Cells, temperature: float, rates: Mapping[str, Rate]) -> TwoByTwo:
-    """Return the effects of experts and contrastive loss, and the interaction, as ratios of tau.
-
-    Args:
-        cells: names of the four arms.
-        temperature: sampling temperature of the measurement.
-        rates: tau of every arm, by name.
-    """
+    """Return the effects of experts and contrastive loss, and the interaction, as ratios of tau."""
     both, only_experts, only_contrast, neither = (rates[name] for name in cells)
 
     def effect(*exponents: float) -> Ratio:

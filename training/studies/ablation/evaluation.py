@@ -22,15 +22,6 @@ def measure(
 
     The timings are interleaved, so that speeds can be compared. Stored results are reused unless an
     arm was trained again or the settings of the measurement have changed.
-
-    Args:
-        runs: finished runs of one seed.
-        study: settings of the study.
-        prompts: prompt file of `jakiro bench`.
-        folder: folder of the measurements.
-
-    Raises:
-        JakiroError: the measurement failed.
     """
     seed = runs[0].seed
     path = ensure_writable_folder(folder) / f"seed-{seed}.json"

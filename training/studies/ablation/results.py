@@ -14,20 +14,10 @@ class ArmRow(Settings):
     """Results of one arm at one temperature.
 
     Attributes:
-        parameters: number of trainable parameters.
-        intermediate_size: expert width that made the arm as large as the base.
-        training_tokens: number of tokens read in training, for each seed.
         validation_agreement: fraction of validation positions at which drafter and target agree on
             the most likely token, averaged over seeds; None if it was not measured.
-        tau: tokens per forward pass of the target, pooled over seeds and prompts; 1 for
-            autoregressive decoding.
-        tau_ratio: tau divided by tau of the base.
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
             to check at this depth that accepted one of them, averaged over seeds.
-        tokens_per_second: tokens per second, including prefill, pooled over seeds and prompts.
-        seconds_per_draft: seconds of drafting per decoding step, pooled over seeds and prompts.
-        speed_ratio: tokens per second divided by those of the base.
-        speedup: tokens per second divided by those of autoregressive decoding.
         verdict: "better" if the interval of `tau_ratio` lies above 1, "worse" if it lies below 1,
             "not resolved" if it contains 1, and "base" for the base.
     """
@@ -54,7 +44,6 @@ class TwoByTwo(Settings):
     Here, an arm "with experts" has several experts, and an arm "without experts" has only one.
 
     Attributes:
-        both, only_experts, only_contrast, neither: names of the four arms.
         experts: ratio of tau with experts to tau without experts, as the geometric mean of the
             ratios with and without contrastive loss.
         contrast: ratio of tau with contrastive loss to tau without contrastive loss, as the
@@ -62,7 +51,6 @@ class TwoByTwo(Settings):
         interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). A value above
             1 means that experts increase tau by a larger factor with contrastive loss than without
             it, and vice versa.
-        sentence: the effects in words.
     """
 
     temperature: float
@@ -99,14 +87,8 @@ class StudyResults(Settings):
     """All results of a study.
 
     Attributes:
-        version: version of this schema.
-        seeds: number of seeds with which every arm was trained.
-        prompts: number of prompts on which every arm was measured.
-        note: sentence on the meaning of the intervals.
-        rows: results of the arms in the study's order, for every temperature.
         interactions: interactions for every temperature; empty unless the study contains all four
             arms of a 2 x 2 comparison.
-        experts: diversity of every arm's experts; empty if it was not measured.
     """
 
     version: int = SCHEMA_VERSION

@@ -30,7 +30,6 @@ class ArmRun:
 
     Attributes:
         seed: seed of the initial weights, the order of the sequences, and the anchors.
-        settings: complete settings of the run, including its run folder.
     """
 
     arm: str
@@ -52,11 +51,6 @@ def runs_of(arms: Sequence[SizedArm], num_seeds: int, folder: Path) -> list[ArmR
     """Return the runs of every arm with every seed, seed by seed.
 
     Arms with the same seed read the same sequences in the same order.
-
-    Args:
-        arms: arms of equal size.
-        num_seeds: number of consecutive seeds, starting with the seed of the base.
-        folder: folder of the study.
     """
     first = arms[0].arm.settings.seed
     return [
@@ -83,18 +77,7 @@ def train_runs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train the unfinished runs; an interrupted run is resumed from its last checkpoint.
-
-    Args:
-        runs: runs in the order of training.
-        launcher: "inline" to train in this process, "deepspeed" to train on all devices of this
-            machine.
-        model: the target, for runs in this process.
-        tokenizer: the target's tokenizer, for runs in this process.
-
-    Raises:
-        JakiroError: a run cannot be trained, or its launcher failed.
-    """
+    """Train the unfinished runs; an interrupted run is resumed from its last checkpoint."""
     for number, run in enumerate(runs, start=1):
         if run.folder.is_finished:
             continue

@@ -15,24 +15,12 @@ class StudySettings(Settings):
     """Arms of a study, and settings of their training and measurement.
 
     Attributes:
-        base: YAML file of the base, with the settings of a training run.
-        config: YAML files of the ablations, each with the settings that differ from the base.
-        out: folder of runs and results.
-        overrides: overrides `key.path=value`, merged into the base and thus into every arm.
-        seeds: number of seeds with which every arm is trained.
         max_steps: largest number of optimizer steps of a run, which replaces a number of epochs;
             None for the number in the settings.
-        any_size: whether arms that cannot be made as large as the base keep their own size.
         cell: name of the measurement and of the folder of its results inside `out`; None to write
             results into `out` itself.
-        launcher: "inline" to train in this process, "deepspeed" to train on all devices of this
-            machine.
         prompts: prompt file of `jakiro bench`; None for the beginnings of validation documents.
-        num_prompts: largest number of prompts.
-        max_new_tokens: largest number of new tokens for each prompt.
-        temperatures: sampling temperatures; 0 is greedy decoding.
         trees: draft trees of all arms, written as the options of a drafter in `jakiro bench`.
-        repeats: number of times that each prompt is decoded.
     """
 
     base: Path

@@ -27,12 +27,7 @@ _logger = get_logger(__name__)
 
 
 class Study:
-    """A study of several arms, which are variants of one training run.
-
-    Raises:
-        ConfigError: the arms cannot be compared, or there are too few prompts to measure them on.
-        JakiroError: the target, the data or the prompts cannot be used.
-    """
+    """A study of several arms, which are variants of one training run."""
 
     def __init__(self, settings: StudySettings) -> None:
         self.settings = settings
@@ -86,15 +81,7 @@ class Study:
         )
 
     def train(self, names: Sequence[str] = ()) -> None:
-        """Train unfinished runs; several processes may train different arms at the same time.
-
-        Args:
-            names: names of the arms; empty for all arms.
-
-        Raises:
-            ConfigError: an arm does not exist, or another process is training it.
-            JakiroError: a run failed.
-        """
+        """Train unfinished runs; several processes may train different arms at the same time."""
         known = [arm.name for arm in self.arms]
         if unknown := set(names) - set(known):
             raise ConfigError(f"there is no arm {', '.join(unknown)}; arms: {', '.join(known)}")
@@ -105,11 +92,7 @@ class Study:
         train_runs(runs, self.settings.launcher, self.inputs.target.model, self.inputs.tokenizer)
 
     def complete(self) -> StudyResults:
-        """Finish all training runs and measurements, and write the results.
-
-        Raises:
-            JakiroError: a run or a measurement failed.
-        """
+        """Finish all training runs and measurements, and write the results."""
         self.train()
         folder = ensure_writable_folder(self.folder / (self.settings.cell or ""))
         prompts = self.settings.prompts or self._write_prompts(folder / "prompts.jsonl")
