@@ -146,7 +146,7 @@ _PER_LEVEL = {
 
 
 class Meter:
-    """Adds up loss terms on the device; the host waits for the device only when it reads the sums."""
+    """Adds up loss terms on the device; the host waits only when it reads the sums."""
 
     def __init__(self, processes: Processes, num_levels: int, num_experts: int) -> None:
         self._processes = processes

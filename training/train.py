@@ -2,14 +2,12 @@
 
 Users run `jakiro train`. A launcher runs `deepspeed --module training.train --config FILE
 [--set key.path=value ...]` for any number of processes, or `python -m training.train --config FILE`
-for a single process. A finished run is recognized by its settings and files, without loading
-target or data.
+for a single process.
 """
 
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.progress import Progress
@@ -22,22 +20,13 @@ from jakiro.errors import (
     ResourceError,
 )
 from jakiro.target.checks import CausalLM
-from jakiro.utils.files import file_states, fingerprint, write_atomically
-from jakiro.utils.logs import get_logger, quiet_libraries
-from jakiro.utils.pretrained import model_files
+from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.data.sources import FileSource, find_sources
 from training.distributed.failures import lost_processes_explained
 from training.distributed.processes import is_first_process, join_processes, launch_environment
 from training.loop.run import Run
-from training.loop.run_fingerprint import run_fingerprint
-from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
-
-_RECORD = "inputs.txt"  # in the run folder
-
-_logger = get_logger(__name__)
 
 
 def train(
@@ -62,59 +51,14 @@ def train(
     """
     # Models are loaded and saved before and during the steps; only the steps have a progress bar.
     with quiet_libraries(), launch_environment(settings.engine.device):
-        is_loaded = model is not None or tokenizer is not None  # they may differ from the files
-        known = None if is_loaded else inputs_fingerprint(settings)
-        if (finished := finished_drafter(settings, known)) is not None:
-            return finished
         inputs = prepare(settings, model, tokenizer)
         with (
             lost_processes_explained(),
             join_processes(settings.engine.device) as processes,
         ):
             run = Run(inputs, processes)
-            with lost_processes_explained(processes, lambda: run.last_step):
-                drafter = run.complete(progress)
-            if processes.is_first:
-                store_inputs(settings, known)
-            return drafter
-
-
-def inputs_fingerprint(settings: TrainSettings) -> str | None:
-    """Return a hash of the settings and of the sizes and times of the files that a run reads.
-
-    Without a local copy of the target or of the drafter that the run starts from, return None.
-    """
-    start = settings.initialize.drafter
-    models = {name: model_files(name) for name in (settings.target.name_or_path, start) if name}
-    if any(files is None for files in models.values()):
-        return None
-    sources = [
-        (source.name, file_states([source.path]))
-        if isinstance(source, FileSource)
-        else (source.name, source.split)
-        for source in find_sources(settings.data.paths)
-    ]
-    facts = {"split": settings.data.split}  # a run compares what it makes of this setting
-    return fingerprint(run_fingerprint(settings, facts), sources, models)
-
-
-def finished_drafter(settings: TrainSettings, inputs: str | None) -> Path | None:
-    """Return the drafter of a run if it is finished and was trained with these inputs."""
-    folder = RunFolder(settings.run_folder)
-    record = folder.path / _RECORD
-    if inputs is None or not folder.is_finished or not record.is_file():
-        return None
-    if record.read_text(encoding="utf-8", errors="replace") != inputs:
-        return None
-    _logger.info(f"the run in {folder.path} is already finished")
-    return folder.drafter
-
-
-def store_inputs(settings: TrainSettings, inputs: str | None) -> None:
-    """Store the inputs of a finished run in its folder."""
-    if inputs is not None:
-        with suppress(OSError):  # the record only saves time
-            write_atomically(RunFolder(settings.run_folder).path / _RECORD, inputs)
+            with lost_processes_explained(lambda: run.last_step):
+                return run.complete(progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,6 @@
 """Runs from data to drafter, in this process: learning, and refusal of bad input."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,24 +171,6 @@ def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
     assert record["evaluation"]["decoding"][0]["tokens"] == 8
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"prompt": "def " * 200}, "prompt 1 and its new tokens do not fit"),
-        ({"turns": ["def"]}, "the tokenizer has no chat template"),
-        ({"prompt": [300]}, "ids outside the target's vocabulary"),
-    ],
-)
-def test_prompts_that_cannot_be_decoded_are_refused_before_the_first_step(
-    workshop: Path, record: dict[str, Any], message: str
-) -> None:
-    write_jsonl(workshop / "prompts.jsonl", [record])
-    settings = tiny_run(workshop, evaluation={"prompts": str(workshop / "prompts.jsonl")})
-    with pytest.raises(PromptError, match=message):
-        train(settings)
-    assert not settings.run_folder.exists()
-
-
 @pytest.fixture
 def config_file(workshop: Path) -> Callable[..., str]:
     def write(**changes: Any) -> str:
@@ -272,47 +253,6 @@ def test_automatic_evaluations_are_ten_if_there_is_anything_to_measure(
     every: Any, num_steps: int, has_data: bool, expected: int | None
 ) -> None:
     assert EvaluationSettings(every=every).interval(num_steps, has_data=has_data) == expected
-
-
-def _fail(*_: Any, **__: Any) -> None:
-    raise AssertionError("the target or the data is loaded")
-
-
-def test_a_finished_run_says_so_before_it_loads_anything(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = tiny_run(workshop, steps=2)
-    folder = train(settings)
-    with monkeypatch.context() as patch, caplog.at_level("INFO"):
-        patch.setattr("training.train.prepare", _fail)
-        assert train(settings) == folder
-    assert f"the run in {settings.run_folder} is already finished" in caplog.text
-
-
-def _change_weights(folder: Path) -> None:
-    os.utime(folder / "target" / "model.safetensors", ns=(1, 1))
-
-
-def _change_data(folder: Path) -> None:
-    write_jsonl(folder / "texts.jsonl", ({"text": f"text number {n} " * 9} for n in range(9)))
-
-
-@pytest.mark.parametrize("change", [_change_weights, _change_data])
-def test_changed_files_are_read_again(
-    workshop: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tiny_run(workshop, steps=2)
-    train(settings)
-    change(workshop)
-    with monkeypatch.context() as patch:
-        patch.setattr("training.train.prepare", _fail)
-        with pytest.raises(AssertionError, match="is loaded"):
-            train(settings)
-    if change is _change_data:
-        with pytest.raises(ConfigError, match="data_fingerprint differs"):
-            train(settings)
-    else:  # the weights themselves are the same
-        assert train(settings) == settings.run_folder / "drafter"
 
 
 def test_other_settings_are_compared_with_the_whole_run(workshop: Path) -> None:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from jakiro.errors import CheckpointError, JakiroError, ResourceError
+from jakiro.errors import CheckpointError, ResourceError
 from jakiro.utils.files import publish, write_atomically
 from jakiro.utils.logs import get_logger
 from training.distributed.failures import writing
@@ -83,12 +83,6 @@ def scaler_state(engine: Any) -> dict[str, float]:
     """Return the state of the loss scaler; the dictionary is empty unless the run uses fp16."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return {} if not engine.fp16_enabled() else {key: getattr(scaler, key) for key in _SCALER}
-
-
-def set_scaler_state(engine: Any, state: Mapping[str, float]) -> None:
-    """Load the state of the loss scaler."""
-    for key, value in state.items():
-        setattr(engine.optimizer.loss_scaler, key, value)
 
 
 class _Whole:
@@ -217,7 +211,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorErr
 
 
 class Checkpoints:
-    """The checkpoints of one run; all processes take part, and the first process writes the files."""
+    """The checkpoints of a run; all processes take part, and the first one writes the files."""
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
         self._folder = folder
@@ -249,45 +243,23 @@ class Checkpoints:
                 self._prune()
 
     def restore(self, engine: Any) -> RunState:
-        """Load the latest undamaged checkpoint, if any, and return the progress of the run.
+        """Load the latest checkpoint, if any, and return the progress of the run.
 
-        Later checkpoints, which are damaged, are renamed.
+        Raises:
+            CheckpointError: the checkpoint is damaged.
         """
-        damaged: dict[Path, JakiroError] = {}
-        for folder in reversed(self._finished()):
-            try:
-                state = self._load(engine, folder)
-            except JakiroError as error:
-                damaged[folder] = error
-                continue
-            for later, damage in damaged.items():
-                self._set_aside(later)
-                _logger.warning(f"{damage}; the run resumes from {folder} instead")
-            return state
-        if damaged:
-            raise next(iter(damaged.values()))
-        return RunState()
-
-    def _load(self, engine: Any, folder: Path) -> RunState:
+        folder = self.latest()
+        if folder is None:
+            return RunState()
         with self._processes.together(), _reading(folder):
             facts = json.loads((folder / _STATE).read_bytes())
-            kinds = {path.stem: load_file(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
-            scaler, expected = facts.pop("scaler"), facts.pop("kinds", list(kinds))
-            state = TypeAdapter(RunState).validate_python(facts)
-            _require_equal("the step", state.step, int(folder.name.removeprefix(_STEP_PREFIX)))
-            _require_equal("the kinds of states", sorted(kinds), sorted(expected))
+            kinds = {kind: load_file(folder / f"{kind}{_SUFFIX}") for kind in facts.pop("kinds")}
+            scaler, state = facts.pop("scaler"), TypeAdapter(RunState).validate_python(facts)
         with self._processes.together(), _reading(folder):
             scatter_state(engine, kinds)
-            set_scaler_state(engine, scaler)
-            return state
-
-    def _set_aside(self, folder: Path) -> None:
-        """Rename a damaged checkpoint, because the run will write another one for this step."""
-        with writing("a checkpoint", self._folder, self._processes) as is_writing:
-            if is_writing:
-                renamed = folder.with_name(f"damaged-{folder.name}")
-                shutil.rmtree(renamed, ignore_errors=True)
-                folder.rename(renamed)
+            for key, value in scaler.items():
+                setattr(engine.optimizer.loss_scaler, key, value)
+        return state
 
     def _finished(self) -> list[Path]:
         return sorted(self._folder.glob(f"{_STEP_PREFIX}*"))
@@ -308,11 +280,6 @@ class Checkpoints:
         except ResourceError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-
-
-def _require_equal(what: str, got: object, expected: object) -> None:
-    if got != expected:
-        raise ValueError(f"{what}: {got} instead of {expected}")
 
 
 @contextmanager

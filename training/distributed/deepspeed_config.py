@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import choose_device
 from training.config import EngineSettings, TrainSettings
-from training.distributed.processes import import_deepspeed
 
 
 def build_deepspeed_config(
@@ -38,24 +36,6 @@ def build_deepspeed_config(
         "steps_per_print": None,
         "wall_clock_breakdown": False,
     }
-
-
-def check_precision(settings: TrainSettings) -> None:
-    """Raise an error if DeepSpeed does not support the run's precision on this device."""
-    accelerator: Any = import_deepspeed().accelerator.get_accelerator()
-    dtype = settings.engine.dtype
-    is_there = {
-        "fp16": accelerator.is_fp16_supported,
-        "bf16": accelerator.is_bf16_supported,
-        "fp32": lambda: True,
-    }
-    if not is_there[dtype]():
-        raise ConfigError(
-            f"this device cannot train in {dtype}",
-            expected="a precision that DeepSpeed supports on this device",
-            got=accelerator.device_name(),
-            remedy=f"choose engine.dtype {'bf16' if dtype == 'fp16' else 'fp32'}",
-        )
 
 
 def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class FiniteWatch:
 
 
 @contextmanager
-def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) -> Iterator[None]:
+def exhaustion_explained(settings: TrainSettings) -> Iterator[None]:
     """Turn errors about a lack of memory or disk space into errors that name the remedy."""
     try:
         yield
@@ -100,41 +100,31 @@ def exhaustion_explained(settings: TrainSettings, *, evaluates: bool = False) ->
             raise _cannot_write("records of the run", settings.run_folder, error) from error
         if not is_out_of_memory(error):
             raise
-        what = "an evaluation" if evaluates else "an optimizer step"
         raise ResourceError(
-            f"there is too little memory for {what}",
+            "there is too little memory",
             got=summary_of(error),
-            remedy=_remedy(settings, evaluates=evaluates),
+            remedy="lower batch.micro_batch_size, objective.chunk_size or evaluation.num_prompts, "
+            "set engine.activation_checkpointing=true, or raise engine.zero_stage; then start "
+            "again, and the run resumes from its last checkpoint",
         ) from error
 
 
 @contextmanager
-def lost_processes_explained(
-    processes: Processes | None = None, last_step: Callable[[], int] = lambda: 0
-) -> Iterator[None]:
+def lost_processes_explained(last_step: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Turn errors about a lost connection into an error that says that another process ended."""
     try:
         yield
     except RuntimeError as error:
-        if not is_lost_connection(error):
+        is_typed = isinstance(error, torch.distributed.DistError)
+        if not (is_typed or re.search(r"Connection (closed|reset) by peer", str(error))):
             raise
         raise ResourceError(
-            "another process of this run ended" + _described(processes, last_step),
-            expected="all processes until the end of the run",
+            f"another process of this run ended after step {last_step()}",
             got=summary_of(error),
             remedy="see whether that process printed an error, or whether the system killed it, "
             "for example for lack of memory; the same command resumes the run from its last "
             "checkpoint",
         ) from error
-
-
-def _described(processes: Processes | None, last_step: Callable[[], int]) -> str:
-    """Return the ranks of the processes that ended, if known, and the last finished step."""
-    if processes is None:
-        return ""
-    ended = processes.find_ended()
-    ranks = f" (rank {', '.join(map(str, ended))})" if ended else ""
-    return f"{ranks} after step {last_step()}"
 
 
 @contextmanager
@@ -160,45 +150,3 @@ def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:
         got=error,
         remedy="free disk space and start again; the run resumes from its last checkpoint",
     )
-
-
-def is_lost_connection(error: RuntimeError) -> bool:
-    """Return whether an error reports that the connection to another process was lost."""
-    is_typed = isinstance(error, torch.distributed.DistError)
-    return is_typed or bool(re.search(r"Connection (closed|reset) by peer", str(error)))
-
-
-def _remedy(settings: TrainSettings, *, evaluates: bool) -> str:
-    if evaluates:
-        return (
-            f"lower evaluation.max_new_tokens ({settings.evaluation.max_new_tokens}), "
-            f"evaluation.num_prompts ({settings.evaluation.num_prompts}) or batch.micro_batch_size "
-            f"({settings.batch.micro_batch_size}) and start again; the run then resumes from its "
-            "last checkpoint"
-        )
-    other = "start another run with a shorter data.sequence_length"
-    savings = ", or ".join(_savings(settings))
-    if not savings:
-        return other
-    return (
-        f"{savings}; then start again, and the run resumes from its last checkpoint; "
-        f"alternatively, {other}"
-    )
-
-
-def _savings(settings: TrainSettings) -> Iterator[str]:
-    """Yield changes to the settings that would save memory, least costly first."""
-    batch, engine = settings.batch, settings.engine
-    if batch.micro_batch_size > 1:
-        yield f"lower batch.micro_batch_size ({batch.micro_batch_size})"
-    if settings.objective.chunk_size > 1:
-        yield f"lower objective.chunk_size ({settings.objective.chunk_size})"
-    if not engine.activation_checkpointing:
-        yield "set engine.activation_checkpointing=true"
-    if settings.optimizer.kind == "muon":  # Muon needs unpartitioned matrices
-        return
-    if engine.zero_stage < (2 if settings.lora else 3):
-        yield f"raise engine.zero_stage ({engine.zero_stage})"
-    if not engine.offload_optimizer:
-        needed = "" if engine.zero_stage else "engine.zero_stage=1 and "
-        yield f"set {needed}engine.offload_optimizer=true"

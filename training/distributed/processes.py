@@ -3,14 +3,12 @@
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
-import psutil
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -20,22 +18,14 @@ from jakiro.utils.pretrained import Device, choose_device
 
 T = TypeVar("T")
 
-# A process loses its connections shortly before it has ended.
-_SECONDS_TO_END = 1.0
-
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a run, through which this process communicates with the others.
-
-    Attributes:
-        locations: name of the machine and process id of each process, by rank; empty if unknown.
-    """
+    """The processes of a run, through which this process communicates with the others."""
 
     rank: int
     count: int
     device: torch.device
-    locations: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -72,26 +62,6 @@ class Processes:
             if message is not None:
                 raise JakiroError(message)
 
-    def find_ended(self) -> list[int]:
-        """Return the ranks of the processes that have ended, after one of them has.
-
-        Of three or more processes, only those on this machine can be found.
-        """
-        if self.count == 2:
-            return [1 - self.rank]
-        end = time.monotonic() + _SECONDS_TO_END
-        while not (ended := self._ended_here()) and time.monotonic() < end:
-            time.sleep(0.05)
-        return ended
-
-    def _ended_here(self) -> list[int]:
-        here = socket.gethostname()
-        return [
-            rank
-            for rank, (machine, process) in enumerate(self.locations)
-            if machine == here and _has_ended(process)
-        ]
-
     def wait(self) -> None:
         """Wait until all processes have called this method."""
         if self.count > 1:
@@ -110,9 +80,7 @@ def join_processes(device: Device) -> Iterator[Processes]:
     num_threads = torch.get_num_threads()
     _share_cores()
     try:
-        alone = Processes(dist.get_rank(), dist.get_world_size(), own)
-        locations = alone.gather((socket.gethostname(), os.getpid()))
-        yield replace(alone, locations=tuple(locations))
+        yield Processes(dist.get_rank(), dist.get_world_size(), own)
     finally:
         torch.set_num_threads(num_threads)
         if not was_joined:
@@ -155,14 +123,6 @@ def launch_environment(device: Device) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _has_ended(process: int) -> bool:
-    """Return whether a process of this machine has ended, even if its parent does not know yet."""
-    try:
-        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _share_cores() -> None:

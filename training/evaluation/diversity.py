@@ -4,29 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from jakiro.experts import ExpertsOutput
 from training.distributed.processes import Processes
 from training.loss.batch import Batch
-
-NUM_BINS = 20
-
-
-class Histogram:
-    """Histograms of several series of values from 0 to 1, counted without waiting for the device."""
-
-    def __init__(self, num_series: int, device: torch.device) -> None:
-        self.counts: Float[Tensor, "series bins"] = torch.zeros(
-            num_series, NUM_BINS, dtype=torch.float64, device=device
-        )
-
-    def add(self, values: Float[Tensor, "n series"]) -> None:
-        """Add n values of each series to its histogram; the value 1 belongs to the last bin."""
-        bins: Int[Tensor, "series n"] = (values.T * NUM_BINS).long().clamp(0, NUM_BINS - 1)
-        self.counts.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))
-
 
 TOP = 4  # number of each expert's most likely tokens that are compared
 _CHUNK = 2048  # largest number of expert distributions that are in memory at once
@@ -47,8 +30,6 @@ class Diversity:
         self._num_components = num_components
         self._have_pairs = num_components > 1
         self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
-        self._gates = Histogram(num_experts, processes.device)
-        self._tops = Histogram(num_components, processes.device)
 
     @torch.no_grad()
     def add(
@@ -56,14 +37,11 @@ class Diversity:
     ) -> None:
         """Add the selected positions of one of the drafter's outputs to the sums."""
         gate = output.gate[selected].double()
-        self._gates.add(gate)
         overlap = gate.new_zeros(())
         if self._have_pairs:
             features = output.features[:, :, 0][selected]
             for part in features.split(max(1, _CHUNK // self._num_components)):
-                found = logits(part)
-                overlap = overlap + top_overlap(found).double().sum()
-                self._tops.add(found.float().softmax(dim=-1).amax(dim=-1))
+                overlap = overlap + top_overlap(logits(part)).double().sum()
         count = torch.full_like(overlap, len(gate))
         self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
 
@@ -74,16 +52,10 @@ class Diversity:
         averaged over pairs of experts.
         `router_entropy` is the mean entropy of the gates, in nats. It measures how uncertain the
         router is at a position. `load_entropy` is the entropy of the mean gate, in nats. It
-        measures how evenly the router loads the experts. `gate_histogram` is a histogram of the
-        gate of each expert, and `top_histogram` is a histogram of the probability of each expert's
-        most likely token. Both have bins of equal width from 0 to 1. `top_overlap` and
-        `top_histogram` are None if the experts have no separate distributions, or if there is only
-        one expert.
+        measures how evenly the router loads the experts. `top_overlap` is
+        None if the experts have no separate distributions, or if there is only one expert.
         """
         count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
-        gates, tops = (
-            self._processes.sum(histogram.counts.clone()) for histogram in (self._gates, self._tops)
-        )
         positions = max(count, 1.0)
         mean_gate = [total / positions for total in load]
         return {
@@ -91,8 +63,6 @@ class Diversity:
             "router_entropy": entropies / positions,
             "load_entropy": float(entropy(torch.tensor(mean_gate, dtype=torch.float64))),
             "mean_gate": mean_gate,
-            "gate_histogram": gates.long().tolist(),
-            "top_histogram": tops.long().tolist() if self._have_pairs else None,
             "positions": int(count),
         }
 

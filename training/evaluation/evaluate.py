@@ -47,16 +47,6 @@ class Evaluation:
     def _measures_decoding(self) -> bool:
         return bool(self._inputs.prompts and self._settings.evaluation.temperatures)
 
-    def warn_if_nothing_to_measure(self) -> None:
-        """Log a warning if evaluations are set, but there is nothing to measure."""
-        is_set = isinstance(self._settings.evaluation.every, int)
-        if is_set and self._processes.is_first and not self.has_data:
-            _logger.warning(
-                "evaluation.every is set, but there is nothing to evaluate on; set "
-                "data.validation_size or evaluation.prompts, and evaluation.num_sequences or "
-                "evaluation.num_prompts"
-            )
-
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return the metrics of a drafter; all processes must call this method.
 

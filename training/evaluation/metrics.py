@@ -1,7 +1,7 @@
 """Metrics that a run writes as JSON lines and for TensorBoard, and the progress bar of a run."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,10 @@ from rich.progress import Progress
 from jakiro.utils.files import write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
-from jakiro.utils.wording import counted
 
 _logger = get_logger(__name__)
 
 METRICS = "metrics.jsonl"
-_HISTOGRAM = "_histogram"  # ending of the names of histograms
 
 
 class MetricsLog:
@@ -46,10 +44,9 @@ class MetricsLog:
         """Write the metrics after `step` optimizer steps."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
-        for name, value in _scalars(record):
-            self._board.add_scalar(name, value, step)
-        for name, counts in _histograms(record):
-            self._board.add_histogram_raw(name, **_raw(counts), global_step=step)
+        for name, value in _innermost(record):
+            if isinstance(value, int | float):
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write all buffered metrics to disk and close the log."""
@@ -57,27 +54,11 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run, without the last line if an interruption left it incomplete.
-
-    Damaged lines are left out with a warning.
-    """
+    """Return the metrics of a run, without the last line if an interruption left it incomplete."""
     path = folder / METRICS
     if not path.exists():
         return []
-    whole_lines = path.read_bytes().split(b"\n")[:-1]
-    found = [record for line in whole_lines if (record := _record_of(line)) is not None]
-    if num_damaged := len(whole_lines) - len(found):
-        _logger.warning(f"{path}: left out {counted(num_damaged, 'damaged line')}")
-    return found
-
-
-def _record_of(line: bytes) -> dict[str, Any] | None:
-    """Return the metrics in a line; None if the line is damaged."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-        return record if isinstance(record["step"], int) else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -100,40 +81,8 @@ def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
         yield progress
 
 
-def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield nested numbers under names such as `levels/1/token`."""
-    for name, value in _innermost(record):
-        if isinstance(value, int | float) and _HISTOGRAM not in name:
-            yield name, value
-
-
-def _histograms(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[int]]]:
-    """Yield the counts of each histogram under a name such as `experts/gate/1`."""
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _histograms(value, f"{prefix}{key}/")
-        elif key.endswith(_HISTOGRAM) and value is not None:
-            name = f"{prefix}{key.removesuffix(_HISTOGRAM)}"
-            yield from ((f"{name}/{n}", counts) for n, counts in enumerate(value, start=1))
-
-
-def _raw(counts: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a TensorBoard histogram, given counts in equal bins from 0 to 1."""
-    width = 1 / len(counts)
-    middles = [(index + 0.5) * width for index in range(len(counts))]
-    pairs = list(zip(middles, counts, strict=True))
-    return {
-        "min": 0.0,
-        "max": 1.0,
-        "num": sum(counts),
-        "sum": sum(middle * count for middle, count in pairs),
-        "sum_squares": sum(middle**2 * count for middle, count in pairs),
-        "bucket_limits": [middle + width / 2 for middle in middles],
-        "bucket_counts": counts,
-    }
-
-
 def _innermost(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values under names such as `levels/1/token`."""
     for key, value in record.items():
         name = f"{prefix}{key}"
         if isinstance(value, list):

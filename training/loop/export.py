@@ -1,16 +1,10 @@
 """Export of a run's best and finished drafters, with records of their training."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, JakiroError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
 from training.distributed.failures import writing
@@ -114,76 +108,3 @@ class Exporter:
             "training": asdict(state),
             "evaluation": dict(evaluation),
         }
-
-
-_MAX_NEW_TOKENS = 4  # largest number of tokens that the self-test decodes
-_PROMPT_LENGTH = 16  # largest number of tokens in the self-test's prompt
-
-
-def check_untrained(
-    drafter: JakiroDrafter,
-    inputs: RunInputs,
-    folder: Path,
-    processes: Processes,
-    decodes: bool = True,
-) -> None:
-    """Raise an error unless an untrained drafter can be saved and loaded, and decodes correctly.
-
-    All processes must call this function. If one of them finds a problem, all raise an error.
-
-    Args:
-        decodes: whether the target can be run; if not, decoding is not checked.
-    """
-    used, problem = _saved_and_loaded(drafter, folder) if processes.is_first else (drafter, None)
-    if decodes and problem is None:
-        problem = _problem_of_decoding(used, inputs)
-    problems = [found for found in processes.gather(problem) if found is not None]
-    if problems:
-        raise CheckpointError(
-            "the self-test before the first step failed",
-            expected="a drafter that can be saved and loaded, and that decodes with the target",
-            got=problems[0],
-            remedy="free disk space if the disk is full; otherwise report the settings and the "
-            "target as a bug; no optimizer step has been taken yet",
-        )
-
-
-def _saved_and_loaded(drafter: JakiroDrafter, folder: Path) -> tuple[JakiroDrafter, str | None]:
-    """Save and load the drafter; return the loaded drafter, and a description of any problem."""
-    temporary = folder / ".self-test"
-    try:
-        drafter.save_pretrained(temporary)
-        loaded: Any = JakiroDrafter.from_pretrained(temporary, dtype=drafter.dtype)
-        loaded.to(drafter.device)
-    except (JakiroError, OSError, RuntimeError, ValueError) as error:
-        return drafter, f"{type(error).__name__}: {error}"
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    before, after = drafter.state_dict(), loaded.state_dict()
-    for name, part in before.items():
-        if not torch.equal(part, after[name]):
-            return loaded, f"{name} differs after saving and loading"
-    return loaded, None
-
-
-def _problem_of_decoding(drafter: JakiroDrafter, inputs: RunInputs) -> str | None:
-    """Decode a few tokens, and return a description of any problem; None if there is none."""
-    longest = inputs.target.spec.max_position
-    length = max(1, min(_PROMPT_LENGTH, longest - _MAX_NEW_TOKENS))
-    prompt = inputs.sequences.sequence(0).token_ids[:length].tolist()
-    count = min(_MAX_NEW_TOKENS, longest - len(prompt))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            answers = [
-                SpeculativeDecoder(inputs.target.model, used, inputs.tokenizer, "fixed").generate(
-                    prompt, temperature=0.0, min_new_tokens=count, max_new_tokens=count
-                )
-                for used in (drafter, None)
-            ]
-    except (JakiroError, RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    drafted, expected = (answer.sequences.tolist() for answer in answers)
-    # In half precision, rounding decides between two tokens with nearly the same logits.
-    if inputs.target.dtype == torch.float32 and drafted != expected:
-        return f"the tokens {drafted} instead of the target's tokens {expected}"
-    return None

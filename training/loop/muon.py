@@ -7,12 +7,11 @@ such instructions, torch's implementation took 26 times as long as this one (12 
 such instructions, bfloat16 takes 0.46 times as long as float32 (16 matrices of 768 x 576).
 """
 
-from collections.abc import Callable, Iterable, MutableMapping
-from typing import overload
+from collections.abc import Iterable, MutableMapping
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from jakiro.utils.processor import native_dtype
 
@@ -44,44 +43,6 @@ def orthogonalize(
         polynomial = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
         x = torch.baddbmm(x, polynomial, x, beta=linear)
     return (x.mT if is_tall else x).to(matrices.dtype)
-
-
-class Muon(torch.optim.Optimizer):
-    """Optimizer with orthogonalized Nesterov momentum for the hidden matrices of a model.
-
-    Embeddings, output heads and vectors need a different optimizer.
-
-    Args:
-        lr: approximate spectral norm of the update of a square matrix; the update of a matrix with
-            more rows than columns is larger by a factor of the square root of rows over columns.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        num_steps: int = 5,
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "num_steps": num_steps})
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every matrix from its gradient, which must exist."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            take_muon_step(
-                group["params"], self.state, group["lr"], group["momentum"], group["num_steps"]
-            )
-        return loss
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class MuonBesideAdamW(AdamW):
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return the optimizer of all trainable parameters; AdamW decays the weights of matrices only."""
+    """Return the optimizer of all trainable parameters; AdamW decays only matrices."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     if settings.kind == "muon":
         return _build_muon(module, settings)

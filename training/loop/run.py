@@ -17,13 +17,12 @@ from jakiro.utils.wording import counted
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.distributed.checkpoint import Checkpoints
-from training.distributed.deepspeed_config import check_precision
 from training.distributed.failures import exhaustion_explained
 from training.distributed.processes import Processes
 from training.distributed.run_state import RunState
 from training.evaluation.evaluate import Evaluation, score_of, summary_of
 from training.evaluation.metrics import MetricsLog, progress_bar
-from training.loop.export import Exporter, check_untrained
+from training.loop.export import Exporter
 from training.loop.interruption import Interruption
 from training.loop.run_folder import RunFolder
 from training.loop.trainer import Trainer
@@ -69,7 +68,6 @@ class Run:
     def complete(self, progress: Progress | None = None) -> Path:
         """Complete the run and return the finished drafter's folder."""
         self._settings.batch.accumulation(self._processes.count)
-        check_precision(self._settings)
         is_finished = self._folder.is_finished_for(self._settings, self._inputs.facts)
         if not is_finished:
             self._target_states = open_target_states(self._inputs)
@@ -212,14 +210,8 @@ class Run:
             _logger.info(f"the run resumes after step {state.step}")
         else:
             self._report_length()
-            drafter = trainer.copy_drafter()
-            _logger.info("self-test: the drafter is saved, loaded and used for decoding")
-            check_untrained(
-                drafter, self._inputs, self._folder.path, self._processes, self._runs_target
-            )
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
-        evaluation.warn_if_nothing_to_measure()
         if every is not None and not state.step:
             self._evaluate(trainer, evaluation)
 
@@ -267,7 +259,7 @@ class Run:
         drafter = trainer.copy_drafter()
         if evaluation.has_data:
             _logger.info(f"evaluating the drafter after step {self._state.step}")
-        with exhaustion_explained(self._settings, evaluates=True):
+        with exhaustion_explained(self._settings):
             found = evaluation.measure(drafter)
         self._write({"evaluation": found})
         if summary := summary_of(found):
@@ -302,7 +294,7 @@ class Run:
         return self._share_done == 1
 
     def _fraction_of(self, seconds: float) -> float:
-        """Return the fraction of the run's time limit that has passed, the same in all processes."""
+        """Return the passed fraction of the run's time limit, the same in all processes."""
         if (minutes := self._settings.minutes) is None:
             return 0.0
         return self._processes.gather(seconds)[0] / (60 * minutes)

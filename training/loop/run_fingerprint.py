@@ -28,7 +28,6 @@ _FREE: Any = {
 }
 
 LENGTH = ("steps", "epochs", "minutes")  # settings that may be raised to continue a run
-_OPTIONAL = {"start_fingerprint"}  # recorded only if a run starts from another drafter
 
 
 def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
@@ -44,22 +43,6 @@ def difference(
     names = sorted(then.keys() | now.keys())
     triples = ((name, then.get(name), now.get(name)) for name in names)
     return next((triple for triple in triples if triple[1] != triple[2]), None)
-
-
-def unmatched(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Return the first name that only one of two fingerprints has; None if their formats agree.
-
-    A group such as `lora` that is None in one of them is a difference in value, not in format.
-    """
-    for name in sorted((recorded.keys() | wanted.keys()) - _OPTIONAL):
-        if name not in recorded or name not in wanted:
-            return name
-        then, now = recorded[name], wanted[name]
-        if isinstance(then, Mapping) and isinstance(now, Mapping):
-            inner = unmatched(then, now)
-            if inner is not None:
-                return f"{name}.{inner}".removeprefix("settings.")
-    return None
 
 
 def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

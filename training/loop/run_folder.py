@@ -24,7 +24,6 @@ from training.loop.run_fingerprint import (
     difference,
     is_longer,
     run_fingerprint,
-    unmatched,
 )
 from training.setup.adapters import save_adapters
 
@@ -114,7 +113,6 @@ class RunFolder:
         """Raise an error if the folder belongs to another run."""
         if not self.holds_work:
             return
-        self._check_format(settings, facts)
         found = self._difference(settings, facts)
         if found is not None and not self._is_continued(settings, facts):
             name, expected, got = found
@@ -135,7 +133,7 @@ class RunFolder:
         publish(partial, self.adapter)
 
     def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        """Write the finished drafter with its tokenizer and its model card, in full or not at all."""
+        """Write the finished drafter with tokenizer and model card, in full or not at all."""
         publish(self._export(drafter, tokenizer), self.drafter)
         return self.drafter
 
@@ -216,17 +214,6 @@ class RunFolder:
         shutil.rmtree(renamed, ignore_errors=True)  # it may be left from an earlier attempt
         self.drafter.rename(renamed)
         _logger.info(f"the drafter of the shorter run is now in {renamed}")
-
-    def _check_format(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
-        """Raise an error unless the record has the names that this version writes."""
-        name = unmatched(self._read_record(), run_fingerprint(settings, facts))
-        if name is not None:
-            raise ConfigError(
-                f"the record of the run in {self.path} has a different format",
-                expected="a run.json with the names that this version writes",
-                got=f"{name}, which only one of the two formats has",
-                remedy="choose another run_folder, or delete this folder and train again",
-            )
 
     @property
     def _record(self) -> Path:

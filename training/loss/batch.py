@@ -38,7 +38,7 @@ class Batch:
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:
-        """Return whether the token `ahead` positions later is in a response of the same document."""
+        """Return whether the token `ahead` positions later is in a response of its document."""
         exists = torch.zeros_like(self.is_response)
         same = self.documents[:, ahead:] == self.documents[:, :-ahead]
         real = self.documents[:, :-ahead] >= 0

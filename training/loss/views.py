@@ -65,7 +65,7 @@ def look_at_target(
 
 
 def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
-    """Run the target over the packed sequences, and return the output with the tokens' cache slots."""
+    """Run the target over the packed sequences; the content of the cache is overwritten."""
     slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     step = StepInput(
         token_ids=batch.token_ids,

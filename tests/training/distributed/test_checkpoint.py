@@ -1,7 +1,5 @@
 """Runs resume from checkpoints with the same result, and reject incomplete or damaged ones."""
 
-import json
-import re
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -46,11 +44,6 @@ def finished(
     return run
 
 
-@pytest.fixture
-def whole(finished: Callable[[str], TrainSettings]) -> TrainSettings:
-    return finished("adamw")
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_interrupted_run_goes_on_bit_by_bit(
     workshop: Path,
@@ -74,22 +67,6 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
         assert torch.equal(part, weights(halved)[name]), name
 
 
-def test_an_incomplete_checkpoint_is_never_used(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, whole: TrainSettings
-) -> None:
-    halved = tiny_run(workshop, **RUN, run_folder=str(workshop / "halved"))
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=3)
-        with pytest.raises(PowerCutError):
-            train(halved)
-    good = halved.run_folder / "checkpoints" / "step-00000003"
-    partial = good.with_name(".partial")
-    shutil.copytree(good, partial)
-    (partial / "state.json").unlink()
-    train(halved)
-    assert curve(whole) == curve(halved)
-
-
 def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny_run(workshop, **RUN)
     with monkeypatch.context() as patched:
@@ -101,43 +78,6 @@ def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.Mo
     with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000003; .*remedy: "):
         train(settings)
     assert not (settings.run_folder / "drafter").exists()
-
-
-def _state(checkpoint: Path, **changes: Any) -> None:
-    path = checkpoint / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda checkpoint: _state(checkpoint, step=99999), "the step: 99999 instead of 4"),
-        (lambda checkpoint: _state(checkpoint, step="abc"), "step.*valid integer"),
-        (lambda checkpoint: (checkpoint / "exp_avg.safetensors").unlink(), "the kinds of states"),
-        (lambda checkpoint: (checkpoint / "state.json").write_text("{"), "JSONDecodeError"),
-    ],
-)
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
-    workshop: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    whole: TrainSettings,
-    damage: Callable[[Path], Any],
-    message: str,
-) -> None:
-    changes = RUN | {"checkpoint": {"every": 2}}
-    halved = tiny_run(workshop, **changes, run_folder=str(workshop / "halved"))
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=4)
-        with pytest.raises(PowerCutError):
-            train(halved)
-    checkpoints = halved.run_folder / "checkpoints"
-    damage(checkpoints / "step-00000004")
-    train(halved)
-    assert re.search(message + ".* the run resumes from .*step-00000002 instead", caplog.text)
-    assert curve(whole) == curve(halved)
-    kept = sorted(path.name for path in checkpoints.iterdir())
-    assert kept == ["damaged-step-00000004", "step-00000004", "step-00000006"]
 
 
 def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from helpers.processes import start_training
 from helpers.training import TEXTS, tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -46,17 +45,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_run_folder_in_use_is_reported_once_by_two_processes(workshop: Path) -> None:
-    settings = tiny_run(workshop, batch={"micro_batch_size": 1})
-    settings.run_folder.mkdir(parents=True)
-    with FileLock(settings.run_folder / ".lock"):
-        trainees = start_training(settings, workshop, num_processes=2)
-        assert [trainee.end() for trainee in trainees] == [2, 2]
-    first, second = (trainee.errors for trainee in trainees)
-    assert first.strip().splitlines()[-1].startswith("error: another process is training in ")
-    assert "error: " not in second
-
-
 def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> None:
     spoil_target(workshop / "target")
     settings = tiny_run(workshop, batch={"micro_batch_size": 1}, data={"validation_size": 0})
@@ -72,57 +60,12 @@ def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> No
 
 
 def test_a_failed_allocation_names_the_settings_to_lower(workshop: Path) -> None:
-    settings = tiny_run(workshop, batch={"micro_batch_size": 2}, engine={"zero_stage": 2})
-    with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
-        torch.empty(1 << 50, dtype=torch.uint8)
-    for advice in (
-        "lower batch.micro_batch_size (2)",
-        "lower objective.chunk_size (256)",
-        "set engine.activation_checkpointing=true",
-        "raise engine.zero_stage (2)",
-        "set engine.offload_optimizer=true",
+    remedy = "batch.micro_batch_size"
+    with (
+        pytest.raises(ResourceError, match=remedy),
+        exhaustion_explained(tiny_run(workshop)),
     ):
-        assert advice in str(caught.value)
-
-
-def test_a_failed_evaluation_names_its_settings_to_lower(workshop: Path) -> None:
-    settings = tiny_run(workshop, evaluation={"max_new_tokens": 9})
-    with pytest.raises(ResourceError) as caught, exhaustion_explained(settings, evaluates=True):
         torch.empty(1 << 50, dtype=torch.uint8)
-    assert "too little memory for an evaluation" in str(caught.value)
-    assert "evaluation.max_new_tokens (9)" in str(caught.value)
-
-
-def test_remedies_are_settings_that_are_not_refused(workshop: Path) -> None:
-    muon = tiny_run(workshop, optimizer={"kind": "muon"})
-    adapted = tiny_run(
-        workshop, lora={"rank": 2}, initialize={"drafter": "any"}, engine={"zero_stage": 2}
-    )
-    for settings in (muon, adapted):
-        with pytest.raises(ResourceError) as caught, exhaustion_explained(settings):
-            torch.empty(1 << 50, dtype=torch.uint8)
-        assert "engine.zero_stage" not in str(caught.value)
-        assert "engine.activation_checkpointing" in str(caught.value)
-
-
-def test_remedies_suit_runs_without_partitions_and_runs_that_save_memory_already(
-    workshop: Path,
-) -> None:
-    default = tiny_run(workshop)
-    saving = tiny_run(
-        workshop,
-        optimizer={"kind": "muon"},
-        objective={"chunk_size": 1},
-        batch={"micro_batch_size": 1},
-        engine={"activation_checkpointing": True},
-    )
-    remedies = (
-        "set engine.zero_stage=1 and engine.offload_optimizer=true",
-        "remedy: start another run with a shorter data.sequence_length",
-    )
-    for settings, remedy in zip((default, saving), remedies, strict=True):
-        with pytest.raises(ResourceError, match=remedy), exhaustion_explained(settings):
-            torch.empty(1 << 50, dtype=torch.uint8)
 
 
 def test_other_errors_are_left_as_they_are(workshop: Path) -> None:

@@ -110,16 +110,6 @@ def test_two_processes_train_like_one(
     assert_same_run(alone, shared)
 
 
-@pytest.mark.slow
-def test_bad_input_is_reported_once_by_all_processes(workshop: Path) -> None:
-    finished = launch(tiny_run(workshop), workshop, "--set", "data.paths=[./none.jsonl]")
-    assert finished.returncode == 2
-    errors = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert "there is no file or folder ./none.jsonl" in errors[0]
-    assert "Traceback" not in finished.stderr
-
-
 STUDY = ["--config", str(REPOSITORY / "configs" / "study.yaml")]
 
 
@@ -143,14 +133,6 @@ def _small(workshop: Path) -> list[str]:
 
 def test_the_study_configuration_trains(workshop: Path) -> None:
     assert main([*STUDY, *_small(workshop)]) == 0
-    drafter = JakiroDrafter.from_pretrained(workshop / "study" / "drafter")
-    assert drafter.config.record["training"]["step"] == 2
-
-
-@pytest.mark.slow  # three processes start, which takes most of the time
-def test_the_study_configuration_trains_under_the_launcher_on_one_process(workshop: Path) -> None:
-    finished = launch(Path(STUDY[1]), workshop, *_small(workshop), num_processes=1)
-    assert finished.returncode == 0, finished.stderr
     drafter = JakiroDrafter.from_pretrained(workshop / "study" / "drafter")
     assert drafter.config.record["training"]["step"] == 2
 

@@ -1,12 +1,8 @@
 """The progress of a run keeps the best evaluation, and is read from the record of a drafter."""
 
 from dataclasses import asdict
-from pathlib import Path
 
-import pytest
-
-from jakiro.errors import CheckpointError
-from training.distributed.run_state import RunState, state_of
+from training.distributed.run_state import RunState
 
 
 def test_the_best_evaluation_is_kept_in_the_state_of_a_run() -> None:
@@ -34,10 +30,3 @@ def test_evaluations_that_a_resumed_run_repeats_do_not_count_as_without_gain() -
     state.add_kept(asdict(RunState(best_metric="agreement", best_value=0.1, best_step=0)))
     state.add_kept(None)
     assert (state.best_value, state.best_step) == (0.4, 10)
-
-
-@pytest.mark.parametrize("config", [b'{"record": {"tr', b"\xff", b"[]", b'{"record": null}'])
-def test_a_drafter_with_a_damaged_config_is_refused_by_name(tmp_path: Path, config: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(config)
-    with pytest.raises(CheckpointError, match=f"drafter in {tmp_path} has no record.*remedy"):
-        state_of(tmp_path)

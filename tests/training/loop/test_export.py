@@ -11,12 +11,11 @@ from helpers.training import tiny_run
 from safetensors.torch import load_file
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError
 from training.config import TrainSettings
 from training.distributed.processes import join_processes, launch_environment
 from training.distributed.run_state import RunState
-from training.evaluation.metrics import read_evaluations, read_metrics
-from training.loop.export import Exporter, check_untrained
+from training.evaluation.metrics import read_evaluations
+from training.loop.export import Exporter
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import prepare
 from training.train import train
@@ -28,62 +27,6 @@ DECODING = {
     "conditional_acceptance_rate": [0.5],
     "tokens": 9,
 }
-
-
-def test_a_drafter_that_cannot_be_saved_as_it_is_stops_the_run_before_its_first_step(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = JakiroDrafter.save_pretrained
-
-    def save_another(self: JakiroDrafter, *args: Any, **options: Any) -> None:
-        with torch.no_grad():
-            next(self.parameters())[0] += 1
-        save(self, *args, **options)
-        with torch.no_grad():
-            next(self.parameters())[0] -= 1
-
-    monkeypatch.setattr(JakiroDrafter, "save_pretrained", save_another)
-    settings = tiny_run(workshop)
-    with pytest.raises(CheckpointError, match="self-test before the first step"):
-        train(settings)
-    assert read_metrics(settings.run_folder) == []
-    assert not (settings.run_folder / ".self-test").exists()
-
-
-def test_a_full_disk_is_noticed_before_the_first_step(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(JakiroDrafter, "save_pretrained", fail)
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        train(tiny_run(workshop))
-
-
-def test_the_self_test_changes_no_random_state_and_leaves_nothing(workshop: Path) -> None:
-    with launch_environment("cpu"):
-        inputs = prepare(tiny_run(workshop))
-        with join_processes("cpu") as processes:
-            drafter = inputs.build_drafter()
-            torch.manual_seed(5)
-            state = torch.get_rng_state()
-            check_untrained(drafter, inputs, workshop, processes)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not (workshop / ".self-test").exists()
-
-
-def test_a_drafter_that_does_not_decode_stops_the_run_before_its_first_step(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("an unexpected shape")
-
-    monkeypatch.setattr(JakiroDrafter, "encode_memory", fail)
-    settings = tiny_run(workshop)
-    with pytest.raises(CheckpointError, match="an unexpected shape"):
-        train(settings)
-    assert read_metrics(settings.run_folder) == []
 
 
 @pytest.mark.parametrize("keep_best", [True, False])

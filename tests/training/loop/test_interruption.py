@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +112,7 @@ def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
     assert_same(whole, settings)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_its_last_step_and_ends_like_an_uninterrupted_run(
     workshop: Path, long: TrainSettings
 ) -> None:
@@ -129,6 +129,7 @@ def test_an_interrupted_run_saves_its_last_step_and_ends_like_an_uninterrupted_r
     assert_same(long, settings)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) -> None:
     settings = tiny_run(
         workshop, steps=100, batch={"micro_batch_size": 1}, checkpoint={"every": 1000}
@@ -140,9 +141,8 @@ def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) 
     assert "saved the run" not in second.errors
 
 
-@pytest.mark.parametrize(
-    ("killed", "count"), [(0, 2), pytest.param(1, 2, marks=pytest.mark.slow), (2, 3)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "count"), [(0, 2), (2, 3)])
 def test_the_end_of_another_process_is_reported_in_one_line(
     workshop: Path, killed: int, count: int
 ) -> None:
@@ -153,13 +153,9 @@ def test_the_end_of_another_process_is_reported_in_one_line(
     for left in (trainee for rank, trainee in enumerate(trainees) if rank != killed):
         assert left.end() == EXIT_CODE_BAD_INPUT
         *_, last = left.errors.strip().splitlines()
-        # A third process may have noticed the end, and ended, before this one looks.
-        found = re.match(
-            r"error: another process of this run ended \(rank ([\d, ]+)\) after step (\d+);", last
-        )
+        found = re.match(r"error: another process of this run ended after step (\d+);", last)
         assert found, last
-        assert str(killed) in found[1].split(", ")
-        assert int(found[2]) >= 2
+        assert int(found[1]) >= 2
         assert "Traceback" not in left.errors
 
 
@@ -172,17 +168,6 @@ def test_a_second_interruption_ends_the_run_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_run_in_another_thread_receives_no_signals() -> None:
-    before = signal.getsignal(signal.SIGINT)
-
-    def handler_inside() -> object:
-        with Interruption(ALONE):
-            return signal.getsignal(signal.SIGINT)
-
-    with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(handler_inside).result() is before
 
 
 @pytest.mark.faults
@@ -205,8 +190,10 @@ def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
     assert num_killed >= 14  # some paths exist too briefly to be noticed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", [{"zero_stage": 2}, {"zero_stage": 3, "dtype": "bf16"}])
+@pytest.mark.parametrize(
+    "engine",
+    [{"zero_stage": 2}, pytest.param({"zero_stage": 3, "dtype": "bf16"}, marks=pytest.mark.slow)],
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     workshop: Path, engine: dict[str, Any]
 ) -> None:
@@ -227,6 +214,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
             assert one["loss"] == pytest.approx(other["loss"], abs=1e-4 if is_exact else 0.02)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_checkpoint(
     workshop: Path, whole: TrainSettings
 ) -> None:

@@ -38,14 +38,6 @@ def test_the_rate_follows_the_time_if_the_time_passes_faster_than_the_steps() ->
     assert learning_rate(warming, 1, STEPS, elapsed=0.1) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 1, STEPS])
-def test_any_length_of_warm_up_works(warmup_steps: int) -> None:
-    settings = OptimizerSettings(warmup_steps=warmup_steps)
-    rates = [learning_rate(settings, step, STEPS) for step in range(STEPS)]
-    assert max(rates) == pytest.approx(settings.learning_rate)
-    assert min(rates) > 0
-
-
 @pytest.mark.parametrize(("steps", "expected"), [(5, 0), (40, 4), (500, 50), (9000, 50)])
 def test_an_automatic_warm_up_is_a_tenth_of_the_steps_and_at_most_50(
     steps: int, expected: int

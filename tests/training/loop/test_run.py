@@ -34,24 +34,6 @@ def test_the_log_has_the_length_of_a_run_and_its_evaluations(
     assert re.search(rf"drafter: the (last|best) drafter.*{found}", caplog.text)
 
 
-def test_the_log_of_a_run_of_limited_time_has_no_warning(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    batch = {"global_batch_size": 64, "micro_batch_size": 32}
-    train(tiny_run(workshop, steps=2, minutes=5, batch=batch))
-    (length,) = [record for record in caplog.records if " tokens = " in record.message]
-    assert length.levelname == "INFO"
-    assert length.message.startswith("5 minutes of training, and at most 6,144 tokens = ")
-
-
-def test_only_our_own_progress_bar_is_shown_during_training(
-    workshop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tiny_run(workshop, steps=2, evaluation={"every": 1}))
-    assert "Writing model shards" not in capsys.readouterr().err
-
-
 def test_the_evaluation_before_the_first_step_is_done_once_if_there_are_several(
     workshop: Path,
 ) -> None:

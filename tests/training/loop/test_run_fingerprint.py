@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from training.loop.run_fingerprint import difference, is_longer, unmatched
+from training.loop.run_fingerprint import difference, is_longer
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,3 @@ def test_the_first_difference_is_named_with_both_values() -> None:
     assert difference(recorded, other) == ("data_fingerprint", "a", "b")
     other = recorded | {"settings": {"seed": 1, "data": {"shuffle": False}}}
     assert difference(recorded, other) == ("data.shuffle", True, False)
-
-
-def test_a_name_of_only_one_fingerprint_is_another_format_unless_it_is_optional() -> None:
-    recorded = {"settings": {"objective": {"token_weight": 1.0}, "lora": None}}
-    assert unmatched(recorded, recorded) is None
-    assert unmatched(recorded, recorded | {"start_fingerprint": "any"}) is None
-    adapted = {"settings": {"objective": {"token_weight": 2.0}, "lora": {"rank": 2}}}
-    assert unmatched(recorded, adapted) is None  # values differ, but not names
-    older = {"settings": {"objective": {}, "lora": None}}
-    assert unmatched(older, recorded) == "objective.token_weight"

@@ -12,7 +12,6 @@ from helpers.variants import VARIANTS
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from jakiro.errors import ConfigError
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.distributed.deepspeed_config import build_deepspeed_config
@@ -79,30 +78,6 @@ def test_deepspeed_offloads_as_the_settings_say(
     settings = tiny_run(workshop, engine=engine | {"device": "cpu"})
     found = build_deepspeed_config(settings, num_processes=1)["zero_optimization"]
     assert {name: at["device"] if name != "stage" else at for name, at in found.items()} == zero
-
-
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        ({"offload_optimizer": True}, r"engine\.zero_stage 1, 2 or 3"),
-        ({"zero_stage": 2, "offload_parameters": True}, r"engine\.zero_stage 3 when"),
-    ],
-)
-def test_unpartitioned_states_cannot_be_offloaded(
-    workshop: Path, engine: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tiny_run(workshop, engine=engine)
-
-
-def test_a_precision_that_the_device_does_not_have_is_refused(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
-    settings = tiny_run(workshop, engine={"dtype": "fp16", "device": "cpu"})
-    with pytest.raises(ConfigError, match=r"cannot train in fp16; .*choose engine\.dtype bf16"):
-        train(settings)
-    assert not settings.run_folder.exists()
 
 
 def test_an_overflow_in_fp16_is_a_skipped_step_and_the_scale_survives_an_interruption(
