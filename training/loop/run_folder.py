@@ -113,7 +113,7 @@ class RunFolder:
         """Raise an error if the folder belongs to another run."""
         if not self.holds_work:
             return
-        found = self._difference(settings, facts)
+        found = difference(self._read_record(), run_fingerprint(settings, facts))
         if found is not None and not self._is_continued(settings, facts):
             name, expected, got = found
             raise ConfigError(
