@@ -7,7 +7,6 @@ time, but a single token may take more. Both are therefore chosen together, by m
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -119,36 +118,23 @@ def choose_compute(
     packed: Packed = "auto",
     *,
     drafts: bool = True,
-    folder: Path | None = None,
 ) -> Compute:
     """Return the fastest way to compute, measured unless arguments or device leave no choice."""
     ways = list(possible_ways(target, threads, packed))
-    if len(ways) == 1:
-        return ways[0]
-    return known_grid(target, ways, folder).best(drafts=drafts)
+    return ways[0] if len(ways) == 1 else _known_grid(target, ways).best(drafts=drafts)
 
 
 def contenders(
-    target: TargetAdapter,
-    threads: Threads = "auto",
-    packed: Packed = "auto",
-    *,
-    drafts: bool = True,
-    folder: Path | None = None,
+    target: TargetAdapter, threads: Threads, packed: Packed, *, drafts: bool
 ) -> list[Compute]:
     """Return the ways to compute that may be the fastest in a loop other than this package's."""
     ways = list(possible_ways(target, threads, packed))
-    if len(ways) == 1:
-        return ways
-    return known_grid(target, ways, folder).contenders(drafts=drafts)
+    return ways if len(ways) == 1 else _known_grid(target, ways).contenders(drafts=drafts)
 
 
-def known_grid(
-    target: TargetAdapter, ways: Sequence[Compute], folder: Path | None = None
-) -> ComputeGrid:
-    described = [str(way) for way in ways]
-    key = [*target_facts(target), described]
-    return cached(ComputeGrid, "compute", key, lambda: measure_grid(target, ways), folder)
+def _known_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
+    key = [*target_facts(target), [str(way) for way in ways]]
+    return cached(ComputeGrid, "compute", key, lambda: measure_grid(target, ways))
 
 
 def measure_grid(target: TargetAdapter, ways: Sequence[Compute]) -> ComputeGrid:
@@ -206,7 +192,8 @@ def possible_ways(target: TargetAdapter, threads: Threads, packed: Packed) -> It
     if target.device.type != "cpu":
         yield Compute(packed=packed is True)
         return
-    for count in _thread_counts() if threads == "auto" else (threads,):
+    most = torch.get_num_threads()
+    for count in sorted({1, max(1, most // 2), most}) if threads == "auto" else (threads,):
         if packed is not True:
             yield Compute(threads=count)
         if packed is True or (packed == "auto" and _may_pack(target)):
@@ -223,11 +210,6 @@ def other_threads(threads: int | None) -> list[int]:
     if threads is None or most == 1:
         return []
     return [1] if threads > 1 else [most]
-
-
-def _thread_counts() -> list[int]:
-    most = torch.get_num_threads()
-    return sorted({1, max(1, most // 2), most})
 
 
 def _may_pack(target: TargetAdapter) -> bool:

@@ -97,13 +97,6 @@ class Costs(Settings):
             long=self.long.between(other.long, share) if self.long and other.long else None,
         )
 
-    def ceiling(self, shape: TreeShape | None, tau: float) -> float:
-        """Return the tokens per second at `tau` if only verification and drafting took time."""
-        if shape is None:
-            return tau / self.verify_seconds(0)
-        seconds = self.verify_seconds(shape.max_nodes) + self.draft[shape.autoregressive_levels]
-        return tau / seconds
-
 
 def measure_costs(
     target: TargetAdapter,

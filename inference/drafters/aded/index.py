@@ -1,6 +1,5 @@
 """An immutable index of trigrams, either counted in a corpus or copied from an adaptive table."""
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -100,12 +99,6 @@ class TrigramIndex:
             Successors(*(np.take_along_axis(column, order, axis=1) for column in rows)),
         )
 
-    def items(self) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
-        """Yield every bigram with the weight of each successor, the heaviest successor first."""
-        for key, ids, weights in zip(self.keys.tolist(), *self.rows, strict=True):
-            order = [at for at in np.argsort(-weights, kind="stable") if weights[at] > 0]
-            yield unpacked(key), {int(ids[at]): float(weights[at]) for at in order}
-
 
 def successors_at(rows: Successors, row: int) -> tuple[list[int], list[float]]:
     """Return one bigram's successors and their weights, without missing successors.
@@ -131,8 +124,3 @@ def trigrams_of(
     """Return the packed bigrams of a text, and the token after each bigram."""
     ids = np.asarray(token_ids, np.int64)
     return packed(ids[:-2], ids[1:-1]), ids[2:]
-
-
-def unpacked(key: int) -> tuple[int, int]:
-    """Return the two tokens of a packed bigram."""
-    return key >> TOKEN_BITS, key & (MAX_VOCABULARY - 1)

@@ -28,11 +28,6 @@ class BigramSlots:
     def size(self) -> int:
         return self._keys.size
 
-    def taken(self) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Return all bigrams that have a slot, and the time at which each was last learned."""
-        is_taken = self._keys > 0
-        return self._keys[is_taken] - 1, self._learned_at[is_taken]
-
     def find_one(self, bigram: int) -> int | None:
         """Return the slot of a bigram, or None; for a single bigram, this is faster than `find`."""
         here = ((bigram * _GOLDEN & _64_BITS) >> 32) % len(self._keys)

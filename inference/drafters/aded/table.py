@@ -139,11 +139,6 @@ class TrigramTable:
         self._weights = np.zeros((self._slots.size, num_successors), np.float32)
         self._lock = Lock()
 
-    def lookup(self, bigrams: Int64[np.ndarray, " bigrams"]) -> Successors:
-        """Return the successors of packed bigrams."""
-        with self._lock:
-            return self._lookup(bigrams)
-
     def row(self, first: int, second: int) -> tuple[list[int], list[float]]:
         with self._lock:
             slot = self._slots.find_one((first << TOKEN_BITS) | second)
@@ -176,22 +171,6 @@ class TrigramTable:
         with self._lock:
             self._slots.clear()
 
-    def frozen(self, max_bigrams: int | None = None) -> TrigramIndex:
-        """Return the current content of the table and of the underlying index as one index.
-
-        Args:
-            max_bigrams: largest number of bigrams, of which the most recently learned are kept;
-                None to keep all bigrams.
-        """
-        with self._lock:
-            keys, learned_at = self._slots.taken()
-            if self.below is not None:
-                others = np.setdiff1d(self.below.keys, keys)
-                keys = np.concatenate((keys, others))
-                learned_at = np.concatenate((learned_at, np.zeros_like(others)))
-            keys = np.sort(keys[np.argsort(-learned_at, kind="stable")[:max_bigrams]])
-            return TrigramIndex(keys, self._lookup(keys))
-
     def _learn(self, met: Met) -> None:
         with self._lock:
             found = self._slots.find(met.bigrams)
@@ -203,9 +182,6 @@ class TrigramTable:
                 slots, ids, weights = slots[has_slot], ids[has_slot], weights[has_slot]
             self._ids[slots] = ids
             self._weights[slots] = weights
-
-    def _lookup(self, bigrams: Int64[np.ndarray, " n"]) -> Successors:
-        return self._rows_at(self._slots.find(bigrams), bigrams)
 
     def _rows_at(
         self, slots: Int64[np.ndarray, " n"], bigrams: Int64[np.ndarray, " n"]

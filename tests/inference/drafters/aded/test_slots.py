@@ -41,13 +41,3 @@ def test_more_new_bigrams_than_slots_leave_some_without_a_slot() -> None:
     given = _claim(slots, *range(WAYS + 2))
     assert given.count(-1) == 2
     assert sorted(slot for slot in given if slot >= 0) == list(range(WAYS))
-
-
-def test_the_time_of_learning_is_known_until_all_slots_are_freed() -> None:
-    slots = BigramSlots(64)
-    for bigram in (9, 4, 9):
-        _claim(slots, bigram)
-    bigrams, learned_at = slots.taken()
-    assert dict(zip(bigrams.tolist(), learned_at.tolist(), strict=True)) == {4: 2, 9: 3}
-    slots.clear()
-    assert _found(slots, 4, 9) == [-1, -1]
