@@ -1,15 +1,12 @@
 """Selection of the size and kind of the draft tree in each decoding step, for `tree="auto"`.
 
-Each decoding step has either no drafts or a tree of a certain size, whichever is expected to give
-the most tokens per second: (1 + expected accepted candidates) / (seconds to draft and verify).
-Costs are measured once per machine, target and drafter, and corrected by the durations of decoding
-steps. An acceptance rate is estimated for every node position in a tree. Smaller trees consist of
-the first positions of larger trees, so each decoding step improves the estimates for all sizes. If
-tokens are sampled, a drafter that is a model has two kinds of trees, with sampled and with
-deterministic candidates. Their rates are estimated separately, and both kinds are tried. If
-drafting does not make decoding faster, decoding continues without drafts. Drafting is tried again
-after a pause, and each further pause is twice as long. If steps may compute with another number of
-threads, this number is tried now and then, too, and whenever the load of the machine has changed.
+Each step has no drafts, or the tree that is expected to give the most tokens per second:
+(1 + expected accepted candidates) / (seconds to draft and verify). Costs are measured once per
+machine, target and drafter, and corrected by the durations of steps. An acceptance rate is learned
+for every node position; smaller trees consist of the first positions of larger ones. If tokens are
+sampled, sampled and deterministic trees of a model are both tried. If drafting does not pay, it
+pauses, twice as long each time. Another number of threads is tried now and then, and whenever the
+load of the machine has changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -109,10 +109,6 @@ def to_tree(
         is_valid=is_valid.bool(),
         base_length=base_length,
         max_depth=int(fields[2].max()),
-        max_siblings=max(_most_siblings(own) for own in candidates),
+        max_siblings=max(int(np.bincount(own.parents + 1).max(initial=0)) for own in candidates),
         step_id=step_id,
     )
-
-
-def _most_siblings(candidates: Candidates) -> int:
-    return int(np.bincount(candidates.parents + 1).max(initial=0))

@@ -44,7 +44,8 @@ class Lane(DecodeBatch):
         self._sharing = drafter  # decides which requests the lane takes
         self._draft_policy = policy or AlwaysDraft.with_all_of(drafter)
         self._policies: dict[int, StepPolicy] = {}  # policies by number of sequences
-        drafts = any(_may_draft(self._policy_for(count)) for count in (1, places))
+        policies = [self._policy_for(count) for count in (1, places)]
+        drafts = any(not isinstance(own, AlwaysDraft) or own.budget is not None for own in policies)
         context = Context(target, drafter if drafts else None, sampling, places, capacity)
         self.num_bytes = _num_bytes(context)
         super().__init__(context, self._policy_for(places), threads)
@@ -115,10 +116,6 @@ class Lane(DecodeBatch):
     def close(self) -> None:
         self.live = []
         self.context.close()
-
-
-def _may_draft(policy: StepPolicy) -> bool:
-    return not (isinstance(policy, AlwaysDraft) and policy.budget is None)
 
 
 def _num_bytes(context: Context) -> int:

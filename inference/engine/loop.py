@@ -99,18 +99,11 @@ class DecodeRun(DecodeBatch):
         return steps
 
     def admit(self, requests: Sequence[Request]) -> list[int]:
-        """Add requests to the run, and return their indices.
-
-        The prompts of these requests are read in chunks, between decoding steps of the other
-        sequences.
-
-        Args:
-            requests: requests, which may select tokens in different ways. With a drafter, their
-                trees must have the shape of the first requests' trees (see `Drafter.can_share`).
+        """Add requests to the run, and return their indices; their prompts are read between steps.
 
         Raises:
-            PromptError: the run is closed or belongs to a conversation, or the drafter has other
-                trees for these requests.
+            PromptError: the run is closed or belongs to a conversation, or the drafter has trees of
+                another shape for these requests (see `Drafter.can_share`).
         """
         if self.is_closed or self.is_context_lent:
             raise PromptError(

@@ -1,19 +1,14 @@
 """The depth to which the first of two drafters drafts, chosen in each decoding step.
 
-The first drafter is a model, which takes time. The second drafter takes hardly any time, and its
-guess is often so good that the model would add little. A step with the first drafter is therefore
-compared with a step without it, by the expected number of tokens per second:
+The first drafter is a model, which takes time; the second takes hardly any. A step with the first
+drafter, and one without it, are compared by the expected number of tokens per second:
 
     (1 + G + (1 - p) M) / (seconds to draft, and to verify this tree with the guesses)
+    (1 + G) / (seconds to verify the guesses)
 
-against
-
-    (1 + G) / (seconds to verify the guesses),
-
-where G is the expected number of correct guesses on the path, p the probability that the first
-guess is correct, and M the expected number of correct levels of the first drafter. The rates are
-learned online: those of guesses by their strength, and those of the first drafter by level. The
-decision depends only on earlier tokens, so that acceptance stays exact.
+Here G is the expected number of correct guesses of the second drafter on the path, p the
+probability that the first guess is correct, and M the expected number of correct levels of the
+first drafter. These rates are learned online, from earlier tokens only, so acceptance stays exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence

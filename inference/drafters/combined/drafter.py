@@ -1,9 +1,6 @@
 """A combination of two drafters in one tree: a model, and a training-free drafter.
 
-Both drafters share one budget of nodes. The model's sampled candidates are checked first, by
-recursive rejection sampling. Then their deterministic siblings are checked as point masses on the
-residual distribution. The number of sampled nodes is fixed before sampling, so that acceptance
-stays exact.
+The number of sampled nodes is fixed before sampling, so that acceptance stays exact.
 """
 
 from collections.abc import Callable, Mapping
