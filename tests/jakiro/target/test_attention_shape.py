@@ -8,7 +8,7 @@ from helpers.families import tiny_family
 from jakiro.drafter_settings import TrunkSettings
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.attention_shape import AttentionShape, usual_shape
+from jakiro.target.attention_shape import AttentionShape
 
 LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=500_000.0)
 
@@ -16,9 +16,7 @@ LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=5
 @pytest.mark.parametrize(
     ("family", "changes", "heads"),
     [
-        ("llama, grouped heads", {}, (4, 2, 8, 10_000.0)),
         ("llama, grouped heads", {"rope_theta": 500_000.0}, (4, 2, 8, 500_000.0)),
-        ("llama, one head for all", {}, (4, 1, 8, 10_000.0)),
         ("llama, wide heads", {}, (4, 2, 12, 10_000.0)),
         ("deepseek_v3", {}, (1, 1, 64, 10_000.0)),  # keys and values differ in size
         ("gpt2", {}, (4, 4, 8, 10_000.0)),
@@ -39,8 +37,3 @@ def test_given_settings_stay_and_the_others_are_the_targets() -> None:
 def test_a_number_of_heads_that_does_not_fit_the_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected: a multiple of 8 heads; got: 12"):
         TrunkSettings(num_heads=12).heads_for(LLAMA3)
-
-
-def test_a_target_with_unknown_heads_gives_heads_of_size_64() -> None:
-    assert usual_shape(4096).num_heads == 64
-    assert usual_shape(32).num_heads == 1

@@ -142,39 +142,16 @@ def test_the_text_part_of_a_multimodal_model_is_a_target() -> None:
     _assert_greedy_tokens_equal_generate(model)
 
 
-_RECURRENT = {
-    "mamba": ("MambaForCausalLM", {"state_size": 4}, "linear_attention"),
-    "jamba": ("JambaForCausalLM", {"use_mamba_kernels": False}, "linear_attention"),
-    "falcon_h1": ("FalconH1ForCausalLM", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "hybrid"),
-    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
-    "qwen3_next": (
-        "Qwen3NextForCausalLM",
-        {"num_experts": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
-        "linear_attention",
-    ),
-}
+def test_layers_with_a_recurrent_state_are_named_in_an_error() -> None:
+    model = tiny_model("Lfm2ForCausalLM", layer_types=["conv", "full_attention"] * 2)
+    with pytest.raises(TargetNotSupported, match="conv"):
+        TargetAdapter(model)
 
 
-@pytest.mark.parametrize(("model_class", "fields", "kind"), _RECURRENT.values(), ids=_RECURRENT)
-def test_layers_with_a_recurrent_state_are_named_in_an_error(
-    model_class: str, fields: dict[str, Any], kind: str
-) -> None:
-    with pytest.raises(TargetNotSupported, match=kind):
-        TargetAdapter(tiny_model(model_class, **fields))
-
-
-@pytest.mark.parametrize(
-    ("model_class", "fields", "decoder"),
-    [
-        ("BloomForCausalLM", {}, "BloomModel"),
-        ("MptForCausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "MptModel"),
-        ("FalconForCausalLM", {"alibi": True}, "FalconModel"),
-    ],
-)
-def test_positions_that_follow_the_order_of_the_cache_are_refused(
-    model_class: str, fields: dict[str, Any], decoder: str
-) -> None:
-    with pytest.raises(TargetNotSupported, match=decoder):
+@pytest.mark.parametrize("model_class", ["BloomForCausalLM", "FalconForCausalLM"])
+def test_positions_that_follow_the_order_of_the_cache_are_refused(model_class: str) -> None:
+    fields = {"alibi": True} if model_class == "FalconForCausalLM" else {}
+    with pytest.raises(TargetNotSupported, match=model_class.removesuffix("ForCausalLM")):
         TargetAdapter(tiny_model(model_class, **fields))
 
 
@@ -185,10 +162,9 @@ def test_layers_with_a_mask_of_their_own_are_refused() -> None:
         TargetAdapter(model)
 
 
-@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn3"])
-def test_attention_that_takes_no_mask_of_a_tree_is_refused(name: str) -> None:
+def test_attention_that_takes_no_mask_of_a_tree_is_refused() -> None:
     model = tiny_llama()
-    model.config._attn_implementation_internal = name
+    model.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(TargetNotSupported, match="takes no mask"):
         TargetAdapter(model)
 
@@ -242,10 +218,9 @@ def test_a_model_with_lora_adapters_is_a_target() -> None:
 
 
 @BUILDS_AN_ADAPTER
-@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
-def test_adapters_of_virtual_tokens_are_named_in_an_error(kind: type[peft.PeftConfig]) -> None:
-    config = kind(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    with pytest.raises(TargetNotSupported, match=r"P(ROMPT|REFIX)_TUNING"):
+def test_adapters_of_virtual_tokens_are_named_in_an_error() -> None:
+    config = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    with pytest.raises(TargetNotSupported, match="PROMPT_TUNING"):
         TargetAdapter(peft.get_peft_model(tiny_llama(), config).eval())
 
 

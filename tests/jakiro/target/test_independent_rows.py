@@ -15,11 +15,11 @@ from jakiro.errors import TargetNotSupported
 from jakiro.target import independent_rows
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
-from jakiro.target.independent_rows import SMALL, DoubleLinear, with_independent_rows
+from jakiro.target.independent_rows import DoubleLinear, with_independent_rows
 from jakiro.target.packed_linear import PackedLinear, can_pack
 
 BF16 = torch.bfloat16
-WITH_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
+WITH_EXPERTS = ("mixtral", "deepseek_v3")
 
 
 def _alone(part: Any, rows: Tensor) -> list[Tensor]:
@@ -41,11 +41,6 @@ def test_products_of_few_weights_do_not_depend_on_the_number_of_rows(
     with torch.no_grad():
         assert torch.equal(_alone(replaced, rows)[0], replaced(rows))
         torch.testing.assert_close(replaced(rows), layer(rows), rtol=0.02, atol=0.02)
-
-
-def test_products_of_many_weights_stay() -> None:
-    layer = nn.Linear(SMALL, 2).to(BF16)
-    assert with_independent_rows(layer, BF16) is layer
 
 
 def test_packed_layers_with_few_weights_are_replaced_too() -> None:
@@ -78,7 +73,7 @@ def test_routers_in_float32_do_not_depend_on_the_number_of_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [name for name in ACT2FN if name not in ("prelu", "xielu")])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
 def test_activations_do_not_depend_on_the_position_in_a_tensor(
     name: str, dtype: torch.dtype
 ) -> None:
@@ -93,12 +88,6 @@ def test_activations_do_not_depend_on_the_position_in_a_tensor(
     # The last numbers are those that may have been computed in another way.
     assert torch.equal(got[:-64].nan_to_num(), expected[:-64].nan_to_num())
     assert replaced(torch.ones(3)).dtype == torch.float32
-
-
-def test_equal_tables_are_shared() -> None:
-    layers = with_independent_rows(nn.Sequential(ACT2FN["gelu"], ACT2FN["gelu"]), BF16)
-    tables = [layer.forward.args[-1] for layer in layers if hasattr(layer.forward, "args")]
-    assert all(table is tables[0] for table in tables)
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS)
@@ -124,14 +113,3 @@ def test_routers_that_are_linear_layers_are_checked() -> None:
     assert any(isinstance(part, Llama4Router) for part in target.model.modules())
     target.make_batch_invariant()
     check_batch_invariance(target)
-
-
-@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_neox"])
-def test_the_model_itself_does_not_change(family: str) -> None:
-    model = tiny_family(family).to(BF16)
-    before = list(model.modules())
-    target = TargetAdapter(model)
-    target.make_batch_invariant()
-    assert list(model.modules()) == before
-    assert not any("forward" in vars(part) for part in before)
-    assert any("forward" in vars(part) for part in target.modules.layers.modules())

@@ -39,10 +39,8 @@ def test_changes_for_long_contexts_are_part_of_the_rotation() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "gpt2",  # learned positions
         "gpt_neox",  # a part of the head is rotated
         "gemma3",  # two bases
-        "smollm3",  # layers without a rotation
         "glm4",  # adjacent channels are paired
     ],
 )

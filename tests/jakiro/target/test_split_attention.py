@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from jakiro.target import split_attention
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.split_attention import (
-    attend,
     attend_in_parts,
     kernel_of_cpu,
     kernel_on,
@@ -38,8 +37,7 @@ def _inputs(queries: int, slots: int, kind: str, dtype: torch.dtype) -> tuple[Te
     return query, key[:, :, :slots], value[:, :, :slots], mask[None, None]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 6])
-@pytest.mark.parametrize("queries", [1, 8, 61])
+@pytest.mark.parametrize(("queries", "parts"), [(1, 6), (8, 3), (61, 2)])
 @pytest.mark.parametrize("kind", ["full", "sliding", "short"])
 def test_parts_are_weighted_as_one_whole(kind: str, queries: int, parts: int) -> None:
     inputs = _inputs(queries, 6 * 64, kind, torch.float32)
@@ -62,31 +60,12 @@ def test_half_precision_is_as_exact_as_attention_to_all_keys_at_once() -> None:
     assert (found - exact).abs().max() <= 2 * (whole - exact).abs().max()
 
 
-def test_keys_and_values_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = _inputs(4, 4 * 64, "full", torch.float32)
-    seen: list[tuple[Tensor, ...]] = []
-
-    def kernel(*args: Any) -> tuple[Tensor, Tensor]:
-        seen.append(args[:4])
-        return kernel_of_cpu(*args)
-
-    attend_in_parts(*inputs, None, 4, kernel)
-    (passed,) = seen
-    for own, part in zip(inputs, passed, strict=True):
-        assert part.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
-        assert part.stride(-1) == 1
-
-
 @pytest.mark.parametrize(
     ("num_blocks", "num_keys", "expected"),
     [
         (32, 8192, 4),  # 61 queries of an 8B target on 132 processors
-        (8, 8192, 16),
-        (8, 2048, 4),
         (8, 512, 1),
-        (200, 32768, 1),
         (32, 64 * 129, 3),
-        (32, 64 * 131, 1),
     ],
 )
 def test_parts_have_equal_sizes_and_keep_all_processors_busy(
@@ -133,9 +112,3 @@ def test_a_target_reads_a_tree_in_parts_with_the_same_features(
         found = features()
     assert num_calls > 0
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_a_cpu_computes_attention_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_attention, "attend_in_parts", None)
-    query, key, value, mask = _inputs(4, 2048, "full", torch.float32)
-    assert attend(query, key, value, mask, None).shape == query.shape

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn.functional import linear
 
 from jakiro.target import weight_forms
-from jakiro.target.int8_linear import can_quantize
 from jakiro.target.packed_linear import can_reorder
 from jakiro.target.weight_forms import WEIGHT_FORMS, WeightForm, allows_form, product_with
 
@@ -42,15 +41,6 @@ def test_bfloat16_needs_float32_weights_and_a_processor_that_computes_with_it(
         assert not allows_form(nn.Linear(8, 8).bfloat16(), "bfloat16")
         assert not allows_form(nn.Linear(8, 8).half(), "bfloat16")
         assert not allows_form(nn.Linear(8, 8, device="meta"), "bfloat16")
-
-
-def test_the_other_forms_are_those_of_their_own_modules() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        layer = nn.Linear(8, 8).to(dtype)
-        assert allows_form(layer, "own")
-        assert allows_form(layer, "packed") == can_reorder(layer.weight)
-        assert allows_form(layer, "int8") == can_quantize(layer.weight)
-        assert allows_form(layer.weight, "int8") == can_quantize(layer.weight)
 
 
 def test_layers_and_weights_of_other_kinds_have_only_their_own_form() -> None:
