@@ -2,7 +2,6 @@
 
 import pytest
 
-from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, validate_settings
 from training.config import EngineSettings
 from training.input_settings import TargetSettings, TargetStateSettings
@@ -18,9 +17,3 @@ def test_both_names_of_a_dtype_are_the_same_setting(
 ) -> None:
     expected = validate_settings(kind, others | {"dtype": short}, source="the test")
     assert validate_settings(kind, others | {"dtype": long}, source="the test") == expected
-
-
-@pytest.mark.parametrize("name", ["half", 16, None])
-def test_other_names_of_a_dtype_are_refused(name: object) -> None:
-    with pytest.raises(ConfigError, match="'fp32', 'bf16' or 'fp16'"):
-        validate_settings(EngineSettings, {"dtype": name}, source="the test")

@@ -15,7 +15,6 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from training.config import TrainSettings
-from training.planning.simulation import simulate, target_on_meta
 from training.setup.initialization import check_initialization, initialize, is_fitted
 from training.setup.preparation import prepare
 from training.train import train
@@ -63,17 +62,6 @@ def test_training_lowers_the_loss_and_changes_the_head(
     )
 
 
-def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:
-    runs = [
-        _run(workshop, steps=4, batch={"micro_batch_size": size}, run_folder=f"{workshop}/{size}")
-        for size in (1, 4)
-    ]
-    for settings in runs:
-        train(settings)
-    first, second = map(curve, runs)
-    assert first == pytest.approx(second, abs=1e-4)
-
-
 def test_adapters_of_the_head_are_trained_and_merged(workshop: Path) -> None:
     start = train(_run(workshop, steps=2))
     settings = _run(
@@ -87,12 +75,6 @@ def test_adapters_of_the_head_are_trained_and_merged(workshop: Path) -> None:
     before, after = (JakiroDrafter.from_pretrained(path) for path in (start, train(settings)))
     assert not torch.equal(after.own_head.weight, before.own_head.weight)
     assert torch.equal(after.head_norm.weight, before.head_norm.weight)
-
-
-def test_a_run_with_an_own_head_can_be_estimated(workshop: Path) -> None:
-    settings = _run(workshop)
-    estimated = simulate(settings, target_on_meta(settings.target))
-    assert estimated.activations > 0
 
 
 @pytest.mark.parametrize("trunk", [WIDE, EAGLE], ids=["wide", "eagle"])
@@ -117,20 +99,6 @@ def test_the_head_starts_with_the_targets_rows_of_the_draft_vocabulary(workshop:
     expected = inputs.target.head.weight[drafter.draft_ids]
     assert torch.equal(drafter.own_head.weight, expected)
     assert len(expected) == 24
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": {"feature_weight": 1.0}}, r"objective\.feature_weight 0 and"),
-        ({"engine": {"zero_stage": 3}}, r"engine\.zero_stage at most 2 when drafter\.experts"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(
-    changes: dict[str, Any], message: str, workshop: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        _run(workshop, **changes)
 
 
 def test_tail_layers_take_no_own_head() -> None:

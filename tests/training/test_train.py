@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.quick import mostly_slow
 from helpers.training import curve, tiny_run, write_jsonl
-from torch import distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
@@ -88,16 +86,6 @@ def test_half_precision_follows_the_curve_of_single_precision(
     assert curve(half) == pytest.approx(curve(single), abs=0.01)
 
 
-def test_a_given_target_is_used_and_not_changed(workshop: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
-    before = {name: part.clone() for name, part in model.state_dict().items()}
-    tokenizer = AutoTokenizer.from_pretrained(workshop / "target")
-    settings = tiny_run(workshop, steps=2)
-    train(settings, model=model, tokenizer=tokenizer)
-    assert all(torch.equal(before[name], part) for name, part in model.state_dict().items())
-    assert not dist.is_initialized()
-
-
 def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) -> None:
     settings = tiny_run(workshop, steps=4)
     train(settings)
@@ -143,17 +131,8 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
             {"optimizer": {"warmup_steps": 11}},
             r"warmup_steps \(11\) no larger than steps \(10\)",
         ),
-        ({"optimizer": {"warmup_steps": -1}}, r"'optimizer\.warmup_steps'.*or auto"),
-        ({"optimizer": {"betas": [2, 3]}}, r"'optimizer\.betas\.0'.*less than 1"),
-        ({"seed": 2**128}, "'seed'.*less than"),
-        ({"seed": -1}, "'seed'.*greater than or equal to 0"),
-        ({"seed": True}, "'seed'; expected: a number, not true or false"),
         ({"epochs": 2}, "either steps or epochs, and null for the other one"),
-        ({"steps": None, "epochs": 0}, "'epochs'"),
-        ({"evaluation": {"every": 0}}, r"'evaluation\.every'.*auto, or null"),
-        ({"engine": {"zero_stage": 4}}, r"'engine\.zero_stage'"),
         ({"optimizer": {"lr": 1}}, r"unknown key 'optimizer\.lr'"),
-        ({"data": {"paths": []}}, r"'data\.paths'"),
     ],
 )
 def test_contradictory_settings_are_refused(
@@ -222,13 +201,6 @@ def test_a_number_of_epochs_is_turned_into_steps(
     assert settings.with_steps(9).num_steps == expected
 
 
-def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=None, epochs=1, optimizer={"warmup_steps": 4})
-    with pytest.raises(ConfigError, match=r"warm-up is longer than the run.* at most 3"):
-        train(settings)
-    assert not settings.run_folder.exists()
-
-
 def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:
     required = {"target": {"name_or_path": "any"}, "data": {"paths": ["any.jsonl"]}}
     settings = TrainSettings.model_validate(required)
@@ -253,9 +225,3 @@ def test_automatic_evaluations_are_ten_if_there_is_anything_to_measure(
     every: Any, num_steps: int, has_data: bool, expected: int | None
 ) -> None:
     assert EvaluationSettings(every=every).interval(num_steps, has_data=has_data) == expected
-
-
-def test_other_settings_are_compared_with_the_whole_run(workshop: Path) -> None:
-    train(tiny_run(workshop, steps=2))
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
-        train(tiny_run(workshop, steps=2, seed=1))

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,10 +13,8 @@ from helpers.processes import train_in_processes
 from helpers.training import tiny_run
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
 from training.distributed.launch import launch as launch_here
-from training.distributed.processes import free_port
 from training.evaluation.metrics import read_metrics
 from training.train import main, train
 
@@ -26,33 +23,6 @@ pytestmark = pytest.mark.distributed
 REPOSITORY = Path(__file__).parents[3]
 # Sequences differ in their number of positions with a loss, so the processes do, too.
 SHORT: dict[str, Any] = {"steps": 6, "batch": {"micro_batch_size": 1}}
-
-
-def launch(
-    settings: TrainSettings | Path, workshop: Path, *extra: str, num_processes: int = 2
-) -> Any:
-    """Train under DeepSpeed's launcher with settings or a config file; return the ended process."""
-    config = settings if isinstance(settings, Path) else workshop / "launch.yaml"
-    if isinstance(settings, TrainSettings):
-        config.write_text(dump_settings(settings))
-    launcher = [
-        sys.executable,
-        "-m",
-        "deepspeed.launcher.runner",
-        "--master_port",
-        str(free_port()),
-    ]
-    command = [*launcher, "--num_accelerators", str(num_processes), "--module", "training.train"]
-    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [*command, "--config", str(config), *extra],
-        env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=workshop,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 def record_of(settings: TrainSettings) -> dict[str, Any]:

@@ -13,10 +13,8 @@ from helpers.training import random_batch, tiny_run, tiny_training
 
 from jakiro.experts import ExpertsOutput
 from training.distributed.processes import Processes
-from training.evaluation import diversity as module
 from training.evaluation.diversity import Diversity, drafted, entropy, top_overlap
 from training.loss.drafting import draft_all_positions
-from training.module import TrainingModule
 from training.train import train
 
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
@@ -32,22 +30,6 @@ def _read(combine: str = "mixture", num_experts: int = 4, samples: int = 2) -> t
     for output, selected in pairs:
         found.add(output, selected, training.target.logits)
     return found.read(), [(output, selected, training.target.logits) for output, selected in pairs]
-
-
-def test_the_loss_passes_on_each_output_so_that_drafting_is_not_repeated() -> None:
-    training, batch = tiny_training(tiny_settings(num_experts=2)), random_batch((9, 11), samples=2)
-    view, reader = training.view(batch), training.reader(batch.token_ids.shape[1])
-    passes: list[object] = []
-    training.drafter.register_forward_hook(lambda *arguments: passes.append(arguments[-1]))
-    found: list[tuple[int, ExpertsOutput]] = []
-    loss_of = TrainingModule(training.drafter, training.objective)
-    loss_of(view, batch, reader, lambda sample, output: found.append((sample, output)))
-    assert [sample for sample, _ in found] == [0, 1]
-    assert len(passes) == 2
-    expected = list(draft_all_positions(training.drafter, view, batch))
-    for (_, output), own in zip(found, expected, strict=True):
-        assert torch.equal(output.features, own.features)
-        assert torch.equal(output.gate, own.gate)
 
 
 def test_overlap_and_entropies_are_those_counted_by_hand() -> None:
@@ -68,23 +50,6 @@ def test_overlap_and_entropies_are_those_counted_by_hand() -> None:
     assert read["mean_gate"] == pytest.approx(mean_gate)
     assert read["load_entropy"] == pytest.approx(-sum(p * math.log(p) for p in mean_gate))
     assert read["load_entropy"] >= read["router_entropy"]
-
-
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = _read()
-    seen = []
-
-    def recording(logits: torch.Tensor) -> torch.Tensor:
-        seen.append(logits.shape[:2])
-        return top_overlap(logits)
-
-    monkeypatch.setattr(module, "_CHUNK", 20)
-    monkeypatch.setattr(module, "top_overlap", recording)
-    parts, _ = _read()
-    assert parts.pop("mean_gate") == pytest.approx(whole.pop("mean_gate"))
-    assert parts == pytest.approx(whole)
-    assert max(count for count, _ in seen) == 5
-    assert sum(count for count, _ in seen) == whole["positions"]
 
 
 @pytest.mark.parametrize(("combine", "num_experts"), [("sum", 2), ("mixture", 1)])

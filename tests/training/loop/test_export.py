@@ -1,7 +1,6 @@
 """Runs check that their drafter can be saved, loaded and used, and keep the best drafter."""
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,7 @@ from safetensors.torch import load_file
 
 from jakiro.drafter import JakiroDrafter
 from training.config import TrainSettings
-from training.distributed.processes import join_processes, launch_environment
-from training.distributed.run_state import RunState
 from training.evaluation.metrics import read_evaluations
-from training.loop.export import Exporter
-from training.loop.run_folder import RunFolder
-from training.setup.preparation import prepare
 from training.train import train
 
 DECODING = {
@@ -27,23 +21,6 @@ DECODING = {
     "conditional_acceptance_rate": [0.5],
     "tokens": 9,
 }
-
-
-@pytest.mark.parametrize("keep_best", [True, False])
-def test_the_best_drafter_is_kept_with_the_state_of_the_run_if_wanted(
-    workshop: Path, keep_best: bool
-) -> None:
-    settings = tiny_run(workshop, checkpoint={"keep_best": keep_best})
-    folder, state = RunFolder(settings.run_folder), RunState(step=1)
-    with launch_environment("cpu"):
-        inputs = prepare(settings)
-        drafter = inputs.build_drafter()
-        with join_processes("cpu") as processes:
-            exporter = Exporter(inputs, folder, processes)
-            assert folder.best_state is None
-            assert state.add_score("tau", 1.5)
-            exporter.keep_best(drafter, lambda: drafter, {"decoding": [DECODING]}, state)
-    assert folder.best_state == (asdict(state) if keep_best else None)
 
 
 AGREEMENT = "training.evaluation.evaluate.Evaluation.measure"

@@ -1,19 +1,15 @@
 """The model card of a drafter lists what was measured, and what was not."""
 
-from pathlib import Path
 from typing import Any
 
 from helpers.models import tiny_llama, tiny_settings
-from helpers.training import tiny_run
 from huggingface_hub import ModelCard
 
 from jakiro.config import JakiroConfig, config_for
-from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from training.config import TrainSettings
 from training.loop.model_card import model_card
-from training.train import train
 
 DECODING = {
     "temperature": 0.0,
@@ -89,18 +85,3 @@ def test_the_card_says_if_tau_was_not_measured_and_names_no_folder_of_the_machin
     assert "someone" not in text
     assert "drafter `base`; only adapters were trained" in text
     assert "rank: 4" in text
-
-
-def test_a_finished_run_leaves_a_card_of_its_own_figures_beside_its_drafter(
-    workshop: Path,
-) -> None:
-    folder = train(tiny_run(workshop, steps=2, evaluation={"temperatures": [0.0, 0.7]}))
-    text = (folder / "README.md").read_text()
-    assert ModelCard(text).data.library_name == "jakiro"
-    record = JakiroDrafter.from_pretrained(folder).config.record
-    for result in record["evaluation"]["decoding"]:
-        assert f"| {result['temperature']:g} | {result['tau']:.2f} |" in text
-    assert (
-        f"2 optimizer steps over {record['training']['tokens']:,} tokens of `texts.jsonl`" in text
-    )
-    assert str(workshop) not in text

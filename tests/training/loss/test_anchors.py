@@ -52,16 +52,6 @@ def test_most_distances_are_uniform_over_the_levels_others_log_uniform(num_level
     assert np.abs(got - expected).sum() / 2 < 0.01
 
 
-def test_a_key_decides_the_anchors() -> None:
-    starts = np.zeros(500, np.int64)
-    assert (
-        sample_anchors(starts, 3, (7, 0, 5, 1)) == sample_anchors(starts, 3, (7, 0, 5, 1))
-    ).all()
-    assert (
-        sample_anchors(starts, 3, (7, 0, 5, 1)) != sample_anchors(starts, 3, (7, 0, 5, 2))
-    ).any()
-
-
 def test_previous_anchors_are_one_position_back() -> None:
     starts = np.array([0, 0, 0, 3, 3])
     assert previous_anchors(starts).tolist() == [0, 0, 1, 3, 3]
@@ -116,12 +106,6 @@ def test_blocks_begin_at_every_phase_and_follow_the_key_alone() -> None:
         if set(np.diff(begins).tolist()) == {5}:
             second.add(int(begins[0]))
     assert second == {2, 3, 4, 5, 6}  # never 1: the first token is only an anchor
-
-
-def test_documents_of_a_sequence_have_different_phases() -> None:
-    starts = np.repeat(np.arange(60) * 40, 40)
-    anchors = sample_blocks(starts, 5, (3,)) - starts
-    assert len({tuple(part) for part in anchors.reshape(60, 40)}) > 5
 
 
 @given(lengths=LENGTHS, distance=st.integers(1, 8))
@@ -215,9 +199,3 @@ def test_far_anchors_stay_in_their_document_and_before_their_positions() -> None
         assert (far >= starts).all()
         assert (far[index > starts] < index[index > starts]).all()
         assert (far[index == starts] == index[index == starts]).all()
-
-
-def test_without_far_anchors_nothing_changes() -> None:
-    expected = AnchorRule("drafting", 3, 2).anchors(FAR_STARTS, (1,))
-    found = AnchorRule("drafting", 3, 2, far_share=0.0).anchors(FAR_STARTS, (1,), FAR_STARTS > 9)
-    assert (expected == found).all()

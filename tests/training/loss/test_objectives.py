@@ -86,17 +86,6 @@ def test_the_size_of_chunks_changes_neither_loss_nor_gradients(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.25])
-def test_gradients_of_tokens_follow_the_weight_of_the_loss(
-    tiny: TinyTraining, weight: float
-) -> None:
-    changes = {"feature_weight": 0.0, "contrast_weight": 0.0, "balance_weight": 0.0}
-    one = tiny.gradients(tiny.loss(BATCH, **changes, token_weight=1.0).total)
-    other = tiny.gradients(3 * tiny.loss(BATCH, **changes, token_weight=weight).total)
-    for whole, part in zip(one, other, strict=True):
-        torch.testing.assert_close(3 * weight * whole, part, rtol=1e-4, atol=1e-4)
-
-
 def test_token_losses_have_the_slope_of_differences(tiny: TinyTraining) -> None:
     from jakiro.experts import ExpertsOutput
     from training.loss.objectives import Goals, drafter_loss

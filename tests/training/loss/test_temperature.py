@@ -25,8 +25,6 @@ from training.loss.settings import TokenLoss
 from training.loss.views import TargetView
 from training.loss.vocab_losses import at_token, compare_distributions, token_losses
 from training.module import TargetReader
-from training.setup.preparation import prepare
-from training.target_states.store import open_target_states
 from training.train import train
 
 DRAFTED = VARIANTS["draft-vocabulary"]
@@ -89,14 +87,20 @@ def _expected(
         weights = posterior_log_weights(of_text, weights)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("kind", ["cross_entropy", "kl", "reverse_kl", "total_variation"])
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [
+        ("cross_entropy", 0.0),
+        ("kl", 0.5),
+        ("kl", 1.0),
+        ("reverse_kl", 2.0),
+        ("total_variation", 0.0),
+    ],
+)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_distributions_are_those_of_decoding(
     settings: DrafterSettings, kind: TokenLoss, temperature: float
 ) -> None:
-    if kind == "reverse_kl" and temperature == 0:
-        return  # refused, see below
     heads = _heads(settings)
     examples, router = _examples(29, 3)
     importance = torch.rand(29, 3)
@@ -111,8 +115,9 @@ def test_the_distributions_are_those_of_decoding(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("kind", ["cross_entropy", "kl", "total_variation"])
+@pytest.mark.parametrize(
+    ("kind", "temperature"), [("cross_entropy", 0.0), ("kl", 0.5), ("total_variation", 2.0)]
+)
 @pytest.mark.parametrize("name", ["whole-vocabulary", "draft-vocabulary"])
 def test_tokens_that_are_never_drafted_leave_losses_and_gradients_finite(
     name: str, kind: TokenLoss, temperature: float
@@ -191,21 +196,3 @@ def test_a_drafter_learns_the_most_likely_tokens() -> None:
 def test_a_reverse_divergence_from_a_certain_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="token_temperature above 0"):
         tiny_run(tmp_path, objective={"token_temperature": 0, "token_loss": "reverse_kl"})
-
-
-@pytest.mark.parametrize("value", [-1, 1e-4, "inf", "nan"])
-def test_temperatures_without_finite_logits_are_refused(tmp_path: Path, value: float | str) -> None:
-    with pytest.raises(ConfigError, match="token_temperature"):
-        tiny_run(tmp_path, objective={"token_temperature": value})
-
-
-def test_stored_normalizers_are_missed_only_where_they_are_used(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_target_states(offline_run(workshop))  # for a drafter without a draft vocabulary
-    for temperature, is_missed in ((0.5, False), (0, True), (1, True)):
-        changes: dict[str, Any] = {"objective": {"token_temperature": temperature}}
-        settings = with_drafter(offline_run(workshop, **changes), DRAFTED)
-        caplog.clear()
-        assert open_target_states(prepare(settings)) is not None
-        assert ("lacks the normalizers" in caplog.text) == is_missed

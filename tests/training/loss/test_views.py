@@ -32,34 +32,6 @@ def changed_positions(before: Tensor, after: Tensor) -> Tensor:
     return (before != after).flatten(start_dim=3).any(dim=-1)
 
 
-@pytest.mark.parametrize("position", [3, 12, 20])
-def test_tokens_change_only_later_positions_of_their_document(
-    tiny: TinyTraining, position: int
-) -> None:
-    view = tiny.view(BATCH)
-    other = view.embeddings.clone()
-    other[:, position] += 1.0
-    changed = changed_positions(
-        features(tiny, view), features(tiny, view._replace(embeddings=other))
-    )
-    index = torch.arange(24)
-    same = BATCH.documents == BATCH.documents[:, position, None]
-    assert torch.equal(changed, (same & (index >= position)).expand_as(changed))
-
-
-@pytest.mark.parametrize("position", [3, 12, 20])
-def test_memory_changes_only_positions_with_an_anchor_at_or_after_it(
-    tiny: TinyTraining, position: int
-) -> None:
-    view = tiny.view(BATCH)
-    other = view._replace(state=view.state._replace(memory=view.state.memory.clone()))
-    other.state.memory[:, position] += 1.0
-    changed = changed_positions(features(tiny, view), features(tiny, other))
-    same = BATCH.documents == BATCH.documents[:, position, None]
-    visible = (BATCH.anchors >= position) & same[:, None]
-    assert torch.equal(changed, visible.transpose(0, 1))
-
-
 def test_the_target_reads_each_document_as_if_it_were_alone(tiny: TinyTraining) -> None:
     packed = tiny.view(BATCH)
     alone = cropped(Batch(*(part[:1] for part in vars(BATCH).values())), 10, 21)

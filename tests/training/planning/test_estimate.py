@@ -13,7 +13,7 @@ from helpers.training import ROLLED_OUT, random_batch, tiny_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from inference.benchmark.timing import peak_memory
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings, anchor_rule
@@ -32,15 +32,6 @@ from training.train import train
 CONFIGS = Path(__file__).parents[3] / "configs"
 LENGTH = 192
 FACTOR = 2.0  # largest factor between the estimated and the measured peak, either way
-
-
-def test_a_target_without_weights_has_the_geometry_of_one_with_them(workshop: Path) -> None:
-    settings = tiny_run(workshop)
-    real = TargetAdapter(AutoModelForCausalLM.from_pretrained(workshop / "target")).spec
-    (workshop / "target" / "model.safetensors").unlink()
-    bare = target_on_meta(settings.target).spec
-    for name in ("hidden_size", "vocab_size", "head_shapes", "layer_kinds", "num_hidden_states"):
-        assert getattr(bare, name) == getattr(real, name)
 
 
 def give_back_free_memory() -> None:
@@ -147,14 +138,6 @@ def test_only_adapters_need_gradients_and_optimizer_states(workshop: Path) -> No
     )
 
 
-def test_target_states_on_disk_save_the_forward_of_the_target(workshop: Path) -> None:
-    online = estimate(tiny_run(workshop), 1)
-    states = {"source": "offline", "folder": str(workshop / "states")}
-    offline = estimate(tiny_run(workshop, target_states=states), 1)
-    steps = tiny_run(workshop).batch.accumulation(1)
-    assert online.flops - offline.flops == steps * online.micro_batch.target_flops > 0
-
-
 @pytest.mark.slow
 def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
     settings = tiny_run(workshop, batch={"global_batch_size": 12, "micro_batch_size": 12})
@@ -171,20 +154,6 @@ def test_the_largest_micro_batch_that_fits_is_chosen(workshop: Path) -> None:
     assert choose_micro_batch(settings, 6, 2**40).batch.micro_batch_size == 2
     with pytest.raises(ConfigError, match="a micro-batch of one sequence does not fit"):
         choose_micro_batch(settings, 1, needed[1] // 2)
-
-
-def test_a_missing_target_is_named(workshop: Path) -> None:
-    settings = tiny_run(workshop, target={"name_or_path": str(workshop / "nothing")})
-    with pytest.raises(CheckpointError, match="nothing"):
-        estimate(settings, 1)
-
-
-def test_sequences_beyond_the_targets_context_are_refused(workshop: Path) -> None:
-    settings = tiny_run(workshop, data={"sequence_length": 1000})
-    with pytest.raises(
-        ConfigError, match=r"longer than the target's context; .* got: 1000; remedy"
-    ):
-        estimate(settings, 1)
 
 
 @pytest.mark.slow

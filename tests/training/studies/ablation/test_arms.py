@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from helpers.training import tiny_run
 
-from jakiro.config import config_for
-from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.record import TargetRecord
@@ -17,7 +15,6 @@ from training.studies.ablation.arms import (
     TOLERANCE,
     equally_sized,
     num_active_parameters,
-    num_parameters,
     read_arms,
 )
 from training.train import train
@@ -88,15 +85,6 @@ def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, 
     assert len(losses) == 2
 
 
-def test_two_experts_and_the_contrastive_loss_can_be_added_to_the_defaults() -> None:
-    paths = [path for path in ABLATIONS if path.stem in ADDED]
-    arms = equally_sized(read_arms(CONFIGS / "base.yaml", paths, REQUIRED), TARGET)
-    widths = {arm.name: arm.width for arm in arms}
-    assert widths["contrast-loss"] == widths["base"]
-    assert widths["experts-2"] == widths["experts-2-contrast-loss"]
-    assert widths["experts-2"] == pytest.approx(widths["base"] / 2, rel=0.01)
-
-
 def test_all_other_ablations_of_the_repository_together_fit_its_whole_drafter() -> None:
     paths = [path for path in ABLATIONS if path.stem not in ADDED]
     arms = equally_sized(read_arms(WHOLE, paths, REQUIRED), TARGET)
@@ -157,13 +145,6 @@ def test_all_drafters_of_the_repository_but_two_are_equally_large_in_a_study() -
         base, own = equally_sized(arm, TARGET, any_size=True)
         assert own.width == base.width == own.width_before
         assert own.parameters != pytest.approx(base.parameters, rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("base", [CONFIGS / "base.yaml", WHOLE], ids=lambda path: path.stem)
-def test_parameters_are_counted_as_the_drafter_has_them(base: Path) -> None:
-    settings = read_arms(base, [], REQUIRED)[0].settings.drafter
-    drafter = JakiroDrafter(config_for(settings, TARGET))
-    assert num_parameters(settings, TARGET) == drafter.num_parameters()
 
 
 def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop: Path) -> None:

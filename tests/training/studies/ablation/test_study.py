@@ -149,30 +149,6 @@ def test_an_impossible_study_is_refused_before_anything_is_trained(
     assert not (workshop / "study" / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("delta", "expected"),
-    [
-        ("drafter: {draft_vocab_size: 301}", "larger than the target's vocabulary"),
-        (
-            "drafter: {tail_layers: 3, experts: {combine: sum}, schedule: {parallel_levels: 0}}",
-            "tail",
-        ),
-        ("initialize: {attention_layer: 9}", "a layer that the target does not have"),
-    ],
-)
-def test_an_arm_that_cannot_be_trained_is_refused_before_any_training(
-    command: list[str],
-    workshop: Path,
-    delta: str,
-    expected: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (workshop / "delta.yaml").write_text(delta)
-    assert exit_code("ablate", *command, "--config", str(workshop / "delta.yaml")) == 2
-    assert expected in capsys.readouterr().err
-    assert not (workshop / "study" / "runs").exists()
-
-
 def test_an_arm_that_starts_with_a_drafter_can_be_continued(
     command: list[str], workshop: Path
 ) -> None:
