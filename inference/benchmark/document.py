@@ -1,13 +1,11 @@
 """The JSON document of a comparison: settings, environment, and the figures of every method.
 
-`python -c "from inference.benchmark.document import schema; print(schema())"` prints the JSON
-schema of the document. Times are in wall-clock seconds, and memory is in bytes.
+Times are in wall-clock seconds, and memory is in bytes.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import (
@@ -245,9 +243,3 @@ def read_document(path: Path) -> ComparisonDocument:
 def _first_fault(error: ValidationError) -> str:
     first = error.errors()[0]
     return ": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")
-
-
-def schema() -> str:
-    """Return the JSON schema of the document."""
-    described: dict[str, Any] = ComparisonDocument.model_json_schema()
-    return json.dumps(described, indent=2)

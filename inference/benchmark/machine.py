@@ -1,9 +1,6 @@
-"""Description of the machine on which figures were measured, and output of JSON documents."""
+"""Description of the machine on which figures were measured."""
 
-import json
 import os
-import sys
-from typing import Any
 
 import torch
 
@@ -12,29 +9,6 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.processor import processor
 from jakiro.utils.provenance import provenance
-from jakiro.utils.settings import Settings
-
-
-def environment(target: TargetAdapter, settings: Settings) -> dict[str, Any]:
-    """Return the machine, versions, target and settings of a measurement as a JSON object."""
-    return {
-        **provenance(),
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "spin_count": os.environ.get("GOMP_SPINCOUNT"),
-        "device": device_name(target.device),
-        "dtype": dtype_name(target.dtype),
-        "parameters": target.model.num_parameters(),
-        "bytes_per_cached_token": target.new_cache(1, 1).bytes_per_token,
-        "load_average": os.getloadavg()[0],  # over the last minute
-        "settings": settings.model_dump(mode="json"),
-    }
-
-
-def emit(document: dict[str, Any]) -> None:
-    """Write a JSON object as a single line to standard output."""
-    sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
-    sys.stdout.flush()
 
 
 def device_name(device: torch.device) -> str:

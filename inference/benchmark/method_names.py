@@ -191,25 +191,20 @@ def _name(kind: str, second: str | None) -> str:
 
 
 def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
-    if kind not in (DRAFTER, *UNTRAINED) and "tree" in options:
-        raise _malformed(text, f"tree only with {DRAFTER}=PATH or {', '.join(UNTRAINED)}", kind)
+    allowed = {"name"}
+    if kind in (DRAFTER, *UNTRAINED):
+        allowed |= {"tree", "candidates", "second-settings", "pair-settings", "merged-repeats"}
+    if kind in UNTRAINED:
+        allowed.add("settings")
+    if kind == DRAFTER and "candidates" in options:
+        allowed.add("levels")
+    if others := sorted(options.keys() - allowed):
+        raise _malformed(text, f"only the options {', '.join(sorted(allowed))}", others[0])
     if kind in UNTRAINED and options.get("tree", "auto") not in ("auto", "fixed"):
         raise _malformed(text, f"tree=auto or tree=fixed with {kind}", text)
-    if "levels" in options and not (kind == DRAFTER and "candidates" in options):
-        raise _malformed(text, f"levels only with {DRAFTER}=PATH,candidates=N", text)
-    if kind not in (DRAFTER, *UNTRAINED) and "candidates" in options:
-        raise _malformed(
-            text, f"candidates only with {DRAFTER}=PATH or {', '.join(UNTRAINED)}", text
-        )
-    if kind not in UNTRAINED and "settings" in options:
-        raise _malformed(text, f"settings only with {', '.join(UNTRAINED)} as the method", text)
     is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or options.get("tree") == "deterministic"
     if "merged-repeats" in options and not is_deterministic:
-        expected = (
-            f"merged-repeats only with deterministic trees: {ADED}, {UNTRAINED_LOOKUP}, "
-            f"or {DRAFTER}=PATH,tree=deterministic"
-        )
-        raise _malformed(text, expected, text)
+        raise _malformed(text, "merged-repeats only with deterministic trees", text)
 
 
 def _check_kind(kind: str, path: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """Figures with bootstrap intervals over prompts, decoding steps or seeds.
 
-- `interval` resamples independent items. `resample_counts` and `interval_of` give intervals of
-  pooled ratios, with the same resamples for several methods.
+- `resample_counts` and `interval_of` give intervals of pooled ratios, with the same resamples for
+  several methods.
 - `ratio` and `product` compare rates over seeds and prompts. Their intervals are also valid for few
   seeds.
 
@@ -23,12 +23,9 @@ bootstrap variances: one over seeds with fixed prompts, and one over prompts wit
 """
 
 import math
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from statistics import median
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +35,6 @@ from jakiro.utils.settings import Settings
 
 RESAMPLES = 2000
 
-Item = TypeVar("Item")
-
 
 class Interval(NamedTuple):
     """A figure and its 95% bootstrap interval."""
@@ -47,33 +42,6 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
-
-
-class Figure(NamedTuple):
-    """The result of a measurement, as stored in documents; `interval` is None if not measured."""
-
-    interval: Interval | None
-    goal: float | None = None  # smallest or largest acceptable value
-    details: Mapping[str, Any] = MappingProxyType({})
-
-    def headline(self) -> dict[str, float | None]:
-        """Return the value, the interval and the goal as a JSON object."""
-        value = (None, None, None) if self.interval is None else self.interval
-        fields = zip(("value", "low", "high"), value, strict=True)
-        return dict(fields) | {"target": self.goal}
-
-
-def interval(items: Sequence[Item], statistic: Callable[[Sequence[Item]], float]) -> Interval:
-    """Return a statistic of independent items, with its 95% bootstrap interval."""
-    source = random.Random(0)
-    values = sorted(statistic(source.choices(items, k=len(items))) for _ in range(RESAMPLES))
-    low, high = values[int(0.025 * RESAMPLES)], values[int(0.975 * RESAMPLES)]
-    return Interval(statistic(items), low, high)
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of independent values, with its 95% bootstrap interval."""
-    return interval(values, median)
 
 
 Floats = NDArray[np.float64]

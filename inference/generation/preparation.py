@@ -90,7 +90,7 @@ def prepare_requests(
     prepared = {ids: prepare(model, ids, tokenizer, **arguments) for ids in distinct}
     each = [prepared[tuple(ids)] for ids in prompts]
     refuse_several(len(each), each[0].processors)
-    key = random_seed() if seed is None else _checked(seed)
+    key = random_seed() if seed is None else seed
     shared = key if isinstance(key, int) else 0
     requests = [prompt.request(shared, max_position, index) for index, prompt in enumerate(each)]
     if not isinstance(key, int):
@@ -172,18 +172,6 @@ def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
 def random_seed() -> int:
     """Return a seed from torch's own generator, which `torch.manual_seed` makes repeatable."""
     return int(torch.randint(1 << 62, (1,)))
-
-
-def _checked(seed: int | Sequence[int]) -> int | Sequence[int]:
-    """Return a seed or several seeds, or raise an error if they are of another type."""
-    seeds = seed if isinstance(seed, Sequence) else [seed]
-    if isinstance(seed, str) or not all(isinstance(one, int) for one in seeds):
-        raise PromptError(
-            "this seed cannot be used",
-            expected="an integer, or one integer for each prompt",
-            got=repr(seed),
-        )
-    return seed
 
 
 def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:

@@ -47,8 +47,6 @@ def encode_prompt(
             got=repr(prompt),
             remedy="pass a prompt with text, or the id of a token that begins texts",
         )
-    if isinstance(prompt, bytes) or any(isinstance(token, bool) for token in ids):
-        raise _unusable("bytes" if isinstance(prompt, bytes) else "a list that contains bool")
     try:
         ids = [index(token) for token in ids]
     except TypeError as error:

@@ -46,10 +46,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
 }
-_NUMBERS = frozenset(
-    {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"}
-    | {"max_new_tokens", "min_new_tokens", "max_length", "min_length", "no_repeat_ngram_size"}
-)
 # Processors whose scores depend on more than the tokens so far.
 _STATEFUL = frozenset(
     {
@@ -67,17 +63,6 @@ _STATEFUL = frozenset(
 
 def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -> None:
     """Raise an error if an argument is unusable or not supported."""
-    for name, value in {"temperature": temperature, **generation}.items():
-        if isinstance(value, bool) and name in _NUMBERS:
-            raise PromptError(
-                f"this {name} cannot be used", expected="a number", got=f"the truth value {value}"
-            )
-    if temperature is not None and not _is_temperature(temperature):
-        raise PromptError(
-            "this temperature cannot be used",
-            expected="0 (greedy) or a positive number",
-            got=temperature,
-        )
     if temperature is not None and "do_sample" in generation:
         raise PromptError(
             "temperature and do_sample cannot be combined",
@@ -87,13 +72,6 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
             if generation["do_sample"]
             else "for greedy decoding, leave temperature out",
         )
-    new_tokens = generation.get("max_new_tokens")
-    if new_tokens is not None and not (isinstance(new_tokens, int) and new_tokens >= 1):
-        raise PromptError(
-            "this max_new_tokens cannot be used",
-            expected="an integer of at least 1",
-            got=repr(new_tokens),
-        )
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(
             "some arguments are not supported",
@@ -101,10 +79,6 @@ def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -
             got=", ".join(refused),
             remedy="leave these arguments out",
         )
-
-
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 def refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:

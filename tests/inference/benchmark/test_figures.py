@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
@@ -19,7 +18,7 @@ from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.engine.stats import DecodeStats
-from inference.generation.prompt_file import BenchPrompt, prompt_of
+from inference.generation.prompt_file import prompt_of
 from inference.trees.shape import TreeShape
 
 PROMPTS = [prompt_of([5, 6, number]) for number in range(4)]
@@ -172,13 +171,6 @@ def test_an_interruption_keeps_what_all_methods_have_decoded(clock: Clock) -> No
     assert second.speedup == pytest.approx(1.5)
 
 
-def test_an_interruption_before_the_first_result_is_raised(clock: Clock) -> None:
-    interrupted = Interrupted("other", clock, [1, 2], pace=1.0)
-    interrupted.seeds = [0, 0, 0]
-    with pytest.raises(KeyboardInterrupt):
-        _compared([Steady("autoregressive", clock, [1, 1], pace=1.0), interrupted])
-
-
 def test_a_sequence_that_ends_early_in_a_batch_is_counted_without_its_padding() -> None:
     model = tiny_llama(vocab=61)
     method = TransformersDecoding("transformers", "transformers", model)
@@ -207,20 +199,6 @@ def test_tokens_that_prefill_delivers_are_not_decoded_tokens() -> None:
     assert one.stats.target_forwards == len(one.arrivals) - 1
 
 
-def test_nothing_is_left_on_the_target_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_llama(vocab=61)
-    method = TransformersDecoding("transformers", "transformers", model)
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setattr(model, "generate", fail)
-    with pytest.raises(RuntimeError, match="out of luck"):
-        method.decode([[5]], SamplingOptions(0.0, 4), 0)
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-
-
 def test_resetting_our_decoding_keeps_what_is_known_about_trees(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,15 +209,3 @@ def test_resetting_our_decoding_keeps_what_is_known_about_trees(
     monkeypatch.setattr(drafter, "reset", lambda: resets.append("texts"))
     OwnDecoding("aded", "aded", decoder).reset()
     assert resets == ["texts"]
-
-
-def test_a_dialogue_that_grows_too_long_is_cut_in_its_last_answer() -> None:
-    def encode(prompt: Any) -> list[int]:
-        return list(map(ord, "".join(message["content"] for message in prompt)))
-
-    texts = harness_module.Texts(encode, lambda ids: "x" * 3 * len(ids), longest_prompt=20)
-    settings = ComparisonSettings(methods=("autoregressive",), prompts="none")
-    harness = harness_module.Harness([], settings, texts, torch.device("cpu"))
-    prompt = BenchPrompt([{"role": "user", "content": "abcde"}], ("fgh",), "all", "id")
-    answer = Continuation([1] * 9, [Arrival(0.1, 9)], DecodeStats(emitted=9))
-    assert len(harness.encoded(prompt, [answer])) <= 20

@@ -13,15 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.autotune.compute import Compute
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.methods import SamplingOptions, setting
 from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.subject import Subject, build_methods, load_target
 from inference.benchmark.transformers_methods import TransformersDecoding
-from inference.engine.stats import DecodeStats
 from inference.trees.shape import TreeShape
 from jakiro.errors import CheckpointError, ConfigError, PromptError
 
@@ -194,45 +191,6 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
     assert document.figures("deterministic", 0.0).tree == document.figures("sampled", 0.0).tree
 
 
-class Learner:
-    """A method that counts the prompts that it has seen since its last reset."""
-
-    def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
-        self.name = self.family = self.kind = name
-        self.note = ""
-        self.compute = Compute()
-        self.parameters = None
-        self.log = log
-        self.seen = 0
-
-    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Log the first token of the first prompt, and the number of prompts seen before."""
-        self.log.append((self.name, prompts[0][0], self.seen))
-        self.seen += len(prompts)
-        stats = DecodeStats(emitted=2, target_forwards=1)
-        arrivals = [Arrival(0.1, 1), Arrival(0.2, 1)]
-        return Decoded([Continuation([1, 2], arrivals, stats) for _ in prompts], {})
-
-    def reset(self) -> None:
-        """Forget all prompts."""
-        self.seen = 0
-
-    def tree(self, temperature: float) -> TreeShape | None:
-        """Return None: there are no trees."""
-        return None
-
-
-def _learned(folder: Path, **changes: Any) -> list[tuple[str, int, int]]:
-    log: list[tuple[str, int, int]] = []
-    settings = _settings(folder, "any", temperatures=(0.0,), **changes)
-    texts = Texts(lambda prompt: list(map(ord, str(prompt))), str)
-    methods = [Learner("a", log), Learner("b", log)]
-    prompts = prompts_for(settings.model_copy(update={"methods": ("autoregressive",)}))
-    single = [each for each in prompts if each.num_turns == 1]
-    Harness(methods, settings, texts, torch.device("cpu")).measure(single)
-    return log[2:]  # without the warm-up
-
-
 def test_transformers_is_measured_with_every_number_of_threads_that_may_be_the_fastest(
     subject: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,31 +207,6 @@ def test_transformers_is_measured_with_every_number_of_threads_that_may_be_the_f
         "transformers (threads=2)",
     ]
     assert setting(methods[1]) == "2 threads, own weights"
-
-
-def test_learners_start_afresh_with_every_prompt(folder: Path) -> None:
-    log = _learned(folder, repeats=3)
-    assert len(log) == 2 * 3 * (len(RECORDS) - 1)
-    assert all(seen == 0 for _, _, seen in log)
-
-
-def test_learners_that_keep_their_state_see_every_prompt_once(folder: Path) -> None:
-    log = _learned(folder, keep_state=True)
-    assert [seen for name, _, seen in log if name == "a"] == list(range(len(RECORDS) - 1))
-    assert len(log) == 2 * (len(RECORDS) - 1)
-
-
-def test_methods_are_interleaved_in_a_random_order_for_every_group(folder: Path) -> None:
-    log = _learned(folder, repeats=8)
-    pairs = [(log[at][0], log[at + 1][0]) for at in range(0, len(log), 2)]
-    assert {("a", "b"), ("b", "a")} == set(pairs)
-
-
-def test_groups_hold_one_category_and_all_prompts(folder: Path) -> None:
-    settings = _settings(folder, "autoregressive", batch_size=2)
-    groups = grouped(prompts_for(settings), settings)
-    assert all(len({prompt.category for prompt in group}) == 1 for group in groups)
-    assert sorted(len(group) for group in groups) == [1, 2, 2]
 
 
 def test_few_prompts_come_from_all_categories(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """`target.generate(custom_generate=decoder)` gives the tokens of `target.generate()`."""
 
-import logging
 from functools import partial
 
 import pytest
@@ -239,17 +238,6 @@ def test_a_generation_config_object_is_followed(
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     got = decoder.generate(ids, generation_config=config)
     assert got.sequences.tolist() == expected.tolist()
-
-
-def test_a_generation_config_without_a_pad_token_prints_no_warning(
-    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(logging.Logger, "warning_once", lambda _, text: warnings.append(text))
-    config = GenerationConfig(max_new_tokens=3)
-    assert len(decoder.generate([1, 2, 3], generation_config=config).new_token_ids) == 3
-    assert warnings == []
-    assert config.pad_token_id is None  # the caller's object is unchanged
 
 
 class Ban(LogitsProcessor):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.generation.prompt_file import BUILT_IN, distinct, read_prompts
+from inference.generation.prompt_file import distinct, read_prompts
 from inference.generation.prompts import encode_prompt
 from jakiro.errors import PromptError
 
@@ -100,18 +100,10 @@ def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
         ({"question": "a"}, "exactly one of the keys.*question"),
         ({"prompt": "a", "turns": ["b"]}, "exactly one of the keys.*'prompt', 'turns'"),
         ({"prompt": ""}, "'prompt' to be a text"),
-        ({"prompt": 3}, "'prompt' to be a text"),
-        ({"prompt": []}, "'prompt' to be a text"),
-        ({"prompt": [1, True]}, "'prompt' to be a text"),
         ({"prompt": [1, "a"]}, "'prompt' to be a text"),
-        ({"turns": []}, "'turns' to be a list of texts"),
-        ({"turns": "a"}, "'turns' to be a list of texts"),
         ({"turns": ["a", ""]}, "'turns' to be a list of texts"),
-        ({"messages": "a"}, "'messages' to be "),
-        ({"messages": []}, "'messages' to be "),
         ({"messages": [HELLO, {"role": "assistant", "content": "a"}]}, "not by the assistant"),
         ({"prompt": "a", "category": 3}, "'category' to be a text.*got: 3"),
-        ({"prompt": "a", "category": None}, "'category' to be a text"),
         (["a"], "one JSON object per line"),
     ],
 )
@@ -128,15 +120,11 @@ def test_a_malformed_line_is_refused_by_its_number(
     ("name", "content", "message"),
     [
         ("p.jsonl", "", "holds no prompts"),
-        ("p.txt", " \n\n", "holds no prompts"),
         ("p.txt", b"\xff\xfe", "cannot read the prompts"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "p.jsonl:2 is not JSON"),
-        ("p.jsonl", '{"prompt": "a"}\nplain text\n', "p.jsonl:2 is not JSON"),
         ("p.jsonl", '\n{"text": "a"}\n', "p.jsonl:2 has no usable prompt"),
-        ("p.json", '["a", "b"]', "p.json:1 has no usable prompt"),
         ("p.jsonl", '{"messages": [{"role": "user"}]}', "p.jsonl:1 has no usable prompt"),
         ("other.txt", None, "cannot read the prompts"),
-        (".", None, "cannot read the prompts"),
     ],
 )
 def test_a_file_without_usable_prompts_is_refused(
@@ -169,19 +157,7 @@ def test_records_of_training_data_are_prompts_without_their_last_answers(tmp_pat
         read_prompts(path)
 
 
-def test_the_built_in_prompts_are_all_different() -> None:
-    assert len(set(BUILT_IN)) == len(BUILT_IN) >= 4
-
-
 def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "why"}\n', encoding="utf-8-sig")
     assert [prompt.first for prompt in read_prompts(path)] == ["why"]
-
-
-@pytest.mark.parametrize("line", ['{"prompt": "a", "prompt": "b"}', "[" * 100_000])
-def test_repeated_keys_and_deep_brackets_are_refused(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(line)
-    with pytest.raises(PromptError, match=r":1 is not JSON"):
-        read_prompts(path)

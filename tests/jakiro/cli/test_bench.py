@@ -12,7 +12,7 @@ import torch
 from helpers.models import tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.benchmark.document import ComparisonDocument, read_document, schema
+from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.method_names import KINDS
 from inference.benchmark.methods import OwnDecoding
 from inference.benchmark.replay.comparison import ReplayDocument
@@ -267,10 +267,3 @@ def test_a_missing_target_or_prompt_file_is_named(
     assert "cannot load the target" in capsys.readouterr().err
     assert bench("--method", "autoregressive", prompts="nowhere.jsonl") == 2
     assert "nowhere.jsonl; expected: an existing file" in capsys.readouterr().err
-
-
-def test_the_schema_describes_every_field_of_a_method() -> None:
-    described = json.loads(schema())["$defs"]["MethodFigures"]
-    fields = ComparisonDocument.model_fields["methods"].annotation.__args__[0].model_fields
-    assert described["properties"].keys() == fields.keys()
-    assert set(described["required"]) >= {"name", "temperature", "tau", "speedup", "seconds"}

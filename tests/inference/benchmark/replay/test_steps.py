@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
 from helpers.variants import VARIANTS
 from transformers import LlamaForCausalLM
 
@@ -45,9 +46,9 @@ def _same_steps(
     return replayed
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("name", "temperature"),
-    [*((name, 1.0) for name in sorted(VARIANTS)), ("tail-1", 0.0), ("hybrid-mixture-P2", 0.0)],
+    "name", mostly_slow(sorted(VARIANTS), quick=("tail-1", "hybrid-mixture-P2"))
 )
 def test_trained_drafters(model: LlamaForCausalLM, name: str, temperature: float) -> None:
     drafter = tiny_drafter(TargetAdapter(model), VARIANTS[name])
@@ -73,16 +74,6 @@ def test_a_long_text_moves_as_a_whole_when_a_shorter_one_ends(model: LlamaForCau
     run = decoder.start([PROMPTS[1], PROMPTS[0]], seed=0, **options)
     _, replayed = replay(run, [[4, 5], output.new_token_ids])
     assert _counts(replayed) == _counts(output.stats)
-
-
-def test_a_text_of_a_single_token_has_no_steps(model: LlamaForCausalLM) -> None:
-    drafter = tiny_drafter(TargetAdapter(model))
-    decoder = SpeculativeDecoder(model, drafter, tree=TreePlan.of(TreeShape()))
-    run = decoder.start(PROMPTS[:2], temperature=0.0, max_new_tokens=LIMIT)
-    alone, other = replay(run, [[4], [4, 5, 6]])
-    assert (alone.emitted, alone.target_forwards) == (1, 0)
-    assert other.emitted == 3
-    assert other.target_forwards in (1, 2)
 
 
 def test_drafters_whose_steps_do_not_follow_from_a_text_are_refused(
