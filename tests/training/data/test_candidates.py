@@ -91,15 +91,6 @@ def test_the_share_of_greedy_answers_is_kept_although_more_of_them_are_dropped(
         assert abs(_count(records[:end], is_greedy=True) - end / 4) <= 0.5
 
 
-def test_a_share_that_cannot_be_reached_does_not_change_the_other(
-    target: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    changes = {"conversations": 8, "multi_turn": 1.0}
-    records, counts = _write(target, tmp_path / "own.jsonl", Synthesizer, **changes)
-    assert counts.multi_turn < 8  # few second questions end
-    assert counts.greedy == _count(records, is_greedy=True) == 4
-
-
 def test_shares_depend_neither_on_the_batch_size_nor_on_interruptions(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:

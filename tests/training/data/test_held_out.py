@@ -1,18 +1,13 @@
 """Validation documents do not depend on the order of the data, and are never trained on."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.models import tiny_llama
-from helpers.templates import family_tokenizer
-from helpers.training import tiny_run, write_jsonl
 
 from jakiro.errors import DataError
 from training.data.held_out import prompts_of, split_validation
 from training.data.token_store import Locations, TokenStore
-from training.setup.preparation import prepare
 
 LENGTHS = (9, 30, 12, 50, 8, 21)
 
@@ -82,28 +77,6 @@ def test_documents_of_one_conversation_are_held_out_together_or_not_at_all(
     assert sorted(used) == expected
     with pytest.raises(DataError, match="leaves nothing to train on"):
         split_validation(located, 3)
-
-
-def test_no_answer_of_a_held_out_conversation_is_trained_on_where_each_is_a_document(
-    workshop: Path,
-) -> None:
-    tokenizer = family_tokenizer("qwen3")
-    tokenizer.save_pretrained(workshop / "target")
-    turns = [{"role": role, "content": "?"} for role in ("user", "assistant") * 2]
-    records = [
-        {"messages": [{**turn, "content": f"{n} {text}"} for turn in turns]}
-        for n, text in enumerate("abcd")
-    ]
-    write_jsonl(workshop / "texts.jsonl", records)
-    vocab = len(tokenizer)
-    inputs = prepare(tiny_run(workshop), tiny_llama(vocab=vocab, max_position_embeddings=256))
-    store = inputs.sequences.store
-    assert store.num_documents == 8
-    training, validation = (
-        {store.describe([document]) for document in documents.tolist()}
-        for documents in split_validation(store, 2)
-    )
-    assert training.isdisjoint(validation)
 
 
 def test_the_order_of_the_data_does_not_matter() -> None:

@@ -66,20 +66,6 @@ def test_conversations_stay_whole_unless_splitting_is_chosen_and_texts_fill_sequ
     assert whole <= {tuple(piece) for piece, _ in pieces_of(mixed)}
 
 
-@pytest.mark.parametrize(("prompts", "answers"), [((100, 200), (100, 200)), ((400, 480), (20, 30))])
-def test_every_piece_of_a_conversation_that_fits_into_a_sequence_has_a_response(
-    prompts: tuple[int, int], answers: tuple[int, int]
-) -> None:
-    random = np.random.default_rng(0)
-    asked, answered = random.integers(*prompts, 300), random.integers(*answers, 300)
-    store = store_of((asked + answered).tolist())
-    for start, length in zip(store.starts, asked, strict=False):
-        store.is_response[start : start + length] = False
-    whole, filled = (PackedSequences(store, range(300), 512, kind) for kind in ("never", "all"))
-    assert (filled.counts.left_out, filled.counts.left_out_tokens) == (0, 0)
-    assert filled.counts.padding <= whole.counts.padding
-
-
 @given(
     lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30),
     sequence_length=st.integers(2, 30),

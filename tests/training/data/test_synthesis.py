@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
-from jakiro.errors import ConfigError, DataError
+from jakiro.errors import DataError
 from training.data.chat import Chat
 from training.data.documents import encode_documents
 from training.data.regeneration.output_file import OutputFile
@@ -106,12 +106,6 @@ def test_conversations_that_begin_alike_are_dropped(
     with pytest.raises(DataError, match=r"got: records dropped .* duplicate"):
         _write(target, tmp_path / "own.jsonl", kind="texts", temperature=0.001)
     assert len((tmp_path / "own.jsonl").read_text().splitlines()) == 1
-
-
-def test_other_settings_do_not_continue_a_file(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    _write(target, tmp_path / "own.jsonl", conversations=2)
-    with pytest.raises(ConfigError, match=r"made with other settings \(seed differs\)"):
-        _write(target, tmp_path / "own.jsonl", seed=4)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "qwen3"])

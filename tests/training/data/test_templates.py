@@ -9,8 +9,6 @@ from helpers.templates import FAMILIES, family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from jakiro.errors import DataError
-from training.data.chat import with_objects
 from training.data.documents import Document, encode_documents
 from training.data.sources import Record
 
@@ -102,13 +100,6 @@ def test_reasoning_is_part_of_the_response_and_earlier_reasoning_is_dropped() ->
     assert responses(tokenizer, second) == ["<think>\n\n</think>\n\nThat is 4.<|im_end|>\n"]
     assert "Add them." not in parts(tokenizer, second)[0][1]
     assert "It is 2.<|im_end|>" in parts(tokenizer, second)[0][1]
-
-
-def test_reasoning_beside_the_content_reaches_the_template() -> None:
-    tokenizer = family_tokenizer("qwen3")
-    answer = {"role": "assistant", "content": "It is 2.", "reasoning_content": "Add them."}
-    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer]})
-    assert responses(tokenizer, document) == [f"{THOUGHT}<|im_end|>\n"]
 
 
 @pytest.mark.parametrize("name", ["mistral", "mistral-last"])
@@ -210,11 +201,6 @@ def test_white_space_that_the_template_changes_is_no_difference() -> None:
     assert responses(family_tokenizer("llama-3"), document) == ["It is\n2.<|eot_id|>"]
 
 
-def test_a_role_that_the_template_does_not_know_is_explained() -> None:
-    with pytest.raises(DataError, match=r"rejects file:1.*System role not supported"):
-        encode(family_tokenizer("gemma"), {"messages": [SYSTEM, *CHAT]})
-
-
 def test_a_template_gets_tools_and_calls() -> None:
     template = (
         "{{ tools | map(attribute='name') | join }}{% for m in messages %}<{{ m.role }}>"
@@ -242,13 +228,6 @@ def test_arguments_of_calls_reach_the_template_as_objects(arguments: Any) -> Non
     messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     (document,) = encode(tokenizer, {"messages": messages})
     assert responses(tokenizer, document) == ['{"a": 1}</s>']
-
-
-@pytest.mark.parametrize("arguments", ["[1]", "{", 3, None])
-def test_other_arguments_stay_as_they_are(arguments: Any) -> None:
-    call = {"function": {"name": "add", "arguments": arguments}}
-    turns = [CHAT[0], {"role": "assistant", "tool_calls": [call, "other"]}]
-    assert with_objects(turns) == turns
 
 
 def test_a_template_may_read_arguments_as_json() -> None:

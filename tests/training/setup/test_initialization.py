@@ -68,16 +68,6 @@ def test_other_heads_than_the_layers_are_refused() -> None:
         read_attention(TargetAdapter(tiny_llama()), 0, SHAPE.model_copy(update={"head_dim": 16}))
 
 
-def test_weights_that_are_not_floating_point_matrices_are_refused() -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    projection = model.model.layers[0].self_attn.q_proj
-    projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
-    message = r"floating-point matrices .* got: \(32, 32\) of torch\.int8"
-    with pytest.raises(ConfigError, match=message):
-        read_attention(target, 0, SHAPE)
-
-
 @pytest.mark.parametrize(("form", "is_left"), [({}, True), ({"attention_bias": "qkv"}, False)])
 def test_parameters_that_the_trunk_does_not_have_are_named(
     form: dict[str, Any], is_left: bool, workshop: Path, caplog: pytest.LogCaptureFixture
@@ -140,26 +130,6 @@ def test_auto_starts_at_random_if_no_layer_fits(
     assert all(torch.equal(before[name], part) for name, part in drafter.state_dict().items())
 
 
-def test_a_run_starts_from_the_layer_and_trains(workshop: Path) -> None:
-    settings = tiny_run(
-        workshop,
-        drafter={"trunk": HEADS},
-        initialize={"attention_layer": -1},
-        optimizer={"learning_rate": 1e-9},
-        steps=2,
-    )
-    drafter = JakiroDrafter.from_pretrained(train(settings))
-    model = AutoModelForCausalLM.from_pretrained(workshop / "target")
-    attention = model.model.layers[-1].self_attn
-    trunk = drafter.trunk
-    close = {"atol": 1e-6, "rtol": 0.0}
-    torch.testing.assert_close(trunk.cross_attention.query.weight, attention.q_proj.weight, **close)
-    for part in (trunk.self_attention, trunk.cross_attention):
-        torch.testing.assert_close(part.output.weight, attention.o_proj.weight, **close)
-        assert not torch.equal(part.output.weight, attention.o_proj.weight)  # changed by training
-    assert drafter.config.record["settings"]["initialize"]["attention_layer"] == -1
-
-
 def test_a_start_that_is_not_possible_is_refused_before_anything_is_written(workshop: Path) -> None:
     settings = tiny_run(workshop, initialize={"attention_layer": 0})
     with pytest.raises(ConfigError, match="in number or size from those of layer 0"):
@@ -177,10 +147,6 @@ def test_an_arm_whose_start_is_not_possible_is_refused_before_any_arm_trains(
     with pytest.raises(ConfigError, match="in number or size from those of layer 0"):
         Study(settings)
     assert not (workshop / "out").exists()
-
-
-def test_without_an_attention_layer_any_target_is_accepted(workshop: Path) -> None:
-    check_initialization(tiny_run(workshop), TargetAdapter(tiny_family("gpt2")))
 
 
 @pytest.mark.parametrize("layers", [(LAYER,), (0, LAYER, 1)])

@@ -115,20 +115,6 @@ def _by_hand(
     return [torch.cat(column) for column in parts]
 
 
-@torch.no_grad()
-def test_tokens_and_features_of_different_size_are_fitted_alike() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = tiny_drafter(target, layer_settings("feedback", 2, 20))
-    batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
-    before = fit_layer(drafter, target, -1, None, batches)
-    drafter.trunk.feature_input.token_norm.weight.fill_(0.02)
-    small = fit_layer(drafter, target, -1, None, batches)
-    assert small.explained == pytest.approx(before.explained, abs=1e-3)
-    weight = before.weight.clone()
-    weight[:, :32] /= 0.02
-    torch.testing.assert_close(small.weight, weight, atol=1e-3, rtol=1e-3)
-
-
 def test_hidden_states_that_are_not_finite_are_refused() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
@@ -149,11 +135,10 @@ def test_feed_forward_parts_are_read_as_they_add_to_the_stream() -> None:
 
 # PEFT uses a deprecated name of transformers: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer(dtype: torch.dtype) -> None:
+def test_a_large_bias_does_not_blur_the_matrix_of_an_adapted_layer() -> None:
     model = tiny_family("qwen2")
     adapters = LoraConfig(r=2, target_modules=["k_proj"], init_lora_weights=False)
-    adapted = get_peft_model(model, adapters).to(dtype).eval()
+    adapted = get_peft_model(model, adapters).to(torch.bfloat16).eval()
     linear = next(part for part in adapted.modules() if isinstance(part, LoraLinear))
     bias = linear.get_base_layer().bias
     torch.nn.init.normal_(bias, std=100.0)

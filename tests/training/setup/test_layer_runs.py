@@ -15,7 +15,6 @@ from helpers.training import TinyTraining, batch_for, tiny_run
 from torch import nn
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from training.config import TrainSettings
 from training.distributed.checkpoint import Checkpoints
@@ -100,17 +99,6 @@ def test_in_any_family_a_fitted_drafter_is_nearer_than_with_attention_alone(
     target = TargetAdapter(tiny_family(family).requires_grad_(False))
     losses = [_loss_at_the_start(target, workshop, fit_tokens) for fit_tokens in (0, 300)]
     assert losses[1] < 0.8 * losses[0]
-
-
-def test_a_target_without_attention_weights_starts_drafters_at_random(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = tiny_family("llama, grouped heads", vocab_size=300)
-    _pack(model.model.layers[-1].self_attn)
-    with caplog.at_level(logging.INFO):
-        train(fitted_run(workshop), model=model)
-    assert caplog.text.count("attention starts with random weights: ") == 1
-    assert STARTS not in caplog.text
 
 
 def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
@@ -204,12 +192,3 @@ def test_a_run_that_is_stopped_before_its_first_checkpoint_is_fitted_to_the_same
         train(broken)
     assert caplog.text.count(STARTS) == 2
     _assert_same_drafter(alone, broken, rtol=0, atol=0)
-
-
-def test_a_run_with_another_number_of_fit_tokens_is_another_run(
-    alone: TrainSettings,
-) -> None:
-    initialize = {"attention_layer": "auto", "fit_tokens": 200}
-    changed = fitted_run(alone.run_folder.parent, initialize=initialize)
-    with pytest.raises(ConfigError, match=r"initialize\.fit_tokens"):
-        train(changed)

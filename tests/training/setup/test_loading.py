@@ -33,11 +33,6 @@ def test_adapters_have_the_config_of_their_base_model(tmp_path: Path) -> None:
     assert any("lora" in name for name, _ in load_model(settings).named_parameters())
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot load the target"):
-        vocab_size_of(TargetSettings(name_or_path=str(tmp_path)))
-
-
 @pytest.fixture(scope="module")
 def _start(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("start") / "workshop")
@@ -136,8 +131,3 @@ def test_a_drafter_that_does_not_fit_is_refused_before_the_run_folder_is_touched
     with pytest.raises(error, match=message):
         train(warm(workshop, where, **changes))
     assert not (workshop / "warm").exists()
-
-
-def test_a_target_layer_and_another_drafter_cannot_both_be_the_start(workshop: Path) -> None:
-    with pytest.raises(ConfigError, match="attention_layer or drafter, not both"):
-        tiny_run(workshop, initialize={"drafter": "any", "attention_layer": -1})

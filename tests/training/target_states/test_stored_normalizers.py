@@ -1,6 +1,5 @@
 """Normalizers on disk save products with the target's head, and change no loss beyond rounding."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from jakiro.target.checks import CausalLM
 from training.config import TrainSettings
 from training.loss.normalizers import normalizers_of
 from training.setup.preparation import prepare
-from training.target_states import writer
 from training.target_states.index import read_index
 from training.target_states.store import open_target_states
 from training.train import train
@@ -153,21 +151,3 @@ def test_only_drafters_with_a_draft_vocabulary_store_normalizers(workshop: Path)
         assert index is not None
         assert index.has_normalizers == (num_bytes > 0)
         assert index.bytes_per_position == 4 * sum(index.widths.values()) + num_bytes
-
-
-def test_folders_of_earlier_versions_are_read_and_completed(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = drafted_run(workshop, steps=2, evaluation={"num_prompts": 0})
-    folder = settings.target_states.folder
-    assert folder is not None
-    with monkeypatch.context() as patched:
-        patched.setattr(writer, "needs_normalizers", lambda *_: False)
-        write_target_states(settings)
-    values = json.loads((folder / "index.json").read_text())
-    del values["has_normalizers"]
-    (folder / "index.json").write_text(json.dumps(values))
-    next(folder.glob("*.safetensors")).unlink()
-    write_target_states(settings)
-    assert all(offline.normalizers is None for _, offline in both_views(settings))
-    train(settings)

@@ -1,7 +1,6 @@
 """Regeneration replaces the answers in the data with the target's, also after interruptions."""
 
 import json
-import resource
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.loop import DecodeRun
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.adapter import TargetAdapter
-from training.data.documents import encode_documents
 from training.data.regeneration.output_file import OutputFile
 from training.data.regeneration.regenerator import (
     RegenerationCounts,
@@ -98,20 +96,6 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
             assert record["messages"][index]["content"] == expected
 
 
-def test_other_turns_stay_and_records_keep_their_form(
-    target: LlamaForCausalLM, data: Path, tmp_path: Path
-) -> None:
-    write(regenerator(target), data, tmp_path / "out.jsonl")
-    first, text, *_, tokens, _ = records_of(tmp_path / "out.jsonl")
-    assert first["messages"][::2] == CHATS[0][::2]
-    start = TOKENIZER.decode(TOKENIZER(TEXTS[0][:40])["input_ids"][:8])
-    assert text["text"].startswith(start)
-    assert tokens["input_ids"][:2] == [40, 41]
-    assert tokens["loss_mask"] == [0, 0] + [1] * (len(tokens["input_ids"]) - 2)
-    (source,) = find_sources([str(tmp_path / "out.jsonl")])
-    assert len(list(encode_documents(TOKENIZER, source.records()))) == len(RECORDS)
-
-
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
 def test_neither_the_batch_size_nor_interruptions_change_a_record(
     target: LlamaForCausalLM,
@@ -156,21 +140,6 @@ def test_records_keep_the_fields_that_have_nothing_to_do_with_their_answers(
         assert (record["id"], record["category"], record["record"]) == ("a7", {"name": "x"}, row)
 
 
-def test_an_interruption_says_what_is_kept_and_how_to_continue(
-    target: LlamaForCausalLM,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    output = OutputFile(tmp_path / "o.jsonl")
-    monkeypatch.setattr(OutputFile, "append", _interrupted_after(2))
-    with pytest.raises(KeyboardInterrupt), output.kept_when_interrupted():
-        regenerator(target).write(find_sources([str(data)]), output)
-    printed = capsys.readouterr().err
-    assert f"2 records are in {output.path}; the same command continues" in printed
-
-
 def test_greedy_records_do_not_depend_on_a_drafter_or_the_seed(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
@@ -180,15 +149,6 @@ def test_greedy_records_do_not_depend_on_a_drafter_or_the_seed(
     names = ("autoregressive.jsonl", "drafted.jsonl")
     texts = [(tmp_path / name).read_bytes() for name in names]
     assert texts[0] == texts[1]
-
-
-def test_sampled_records_follow_the_seed(
-    target: LlamaForCausalLM, data: Path, tmp_path: Path
-) -> None:
-    for seed in (0, 1):
-        sampling = regenerator(target, temperature=1.0, seed=seed)
-        write(sampling, data, tmp_path / f"{seed}.jsonl")
-    assert records_of(tmp_path / "0.jsonl") != records_of(tmp_path / "1.jsonl")
 
 
 def test_sampled_records_of_one_drafter_are_not_continued_with_another(
@@ -262,38 +222,6 @@ def test_an_unusable_record_is_named_or_skipped_and_counted(
     out = tmp_path / "skipping.jsonl"
     assert write(regenerator(target, skip_bad_records=True), data, out).left_out == 1
     assert [record["record"] for record in records_of(out)] == [1, 3]
-
-
-def test_a_full_disk_is_named_and_the_next_run_continues(
-    target: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    data = write_jsonl(tmp_path / "data.jsonl", RECORDS[:1] * 9)
-    out, writer = tmp_path / "out.jsonl", regenerator(target, batch_size=2, max_new_tokens=5)
-    write(writer, data, tmp_path / "whole.jsonl")
-    size = (tmp_path / "whole.jsonl").stat().st_size * 5 // 6
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        with pytest.raises(ConfigError, match=r"cannot write to .*out\.jsonl.*File too large"):
-            write(writer, data, out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    write(writer, data, out)
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_the_missing_end_of_an_answer_that_was_cut_is_not_learnt(
-    data: Path, tmp_path: Path
-) -> None:
-    endless = regenerator(tiny_llama(vocab=300, max_position_embeddings=256), max_new_tokens=5)
-    written = write(endless, data, tmp_path / "out.jsonl")
-    assert written.cut == written.answers
-    (source,) = find_sources([str(tmp_path / "out.jsonl")])
-    records = [record for record in source.records() if "input_ids" not in record.fields]
-    for document in encode_documents(TOKENIZER, records):
-        learnt = document.token_ids[document.is_response]
-        assert len(learnt)
-        assert TOKENIZER.eos_token_id not in learnt
 
 
 @pytest.fixture
