@@ -22,14 +22,7 @@ Schedule = Callable[[int, str], str]  # number of the request and its path -> it
 
 
 class BadNetwork:
-    """A proxy in front of a server.
-
-    Attributes:
-        server: address of the server, which may change.
-        schedule: faults; the first request has the number 0.
-        num_requests: number of requests so far.
-        on_reply: function that gets the path of each request and the server's reply to it.
-    """
+    """A proxy in front of a server."""
 
     def __init__(self, server: str, schedule: Schedule = lambda _number, _path: PASSED) -> None:
         self.server = server
@@ -48,11 +41,7 @@ class BadNetwork:
         return f"http://127.0.0.1:{self._http.server_port}/v1"
 
     def next_fault(self, path: str) -> str:
-        """Count a request, and return its fault.
-
-        Args:
-            path: path of the request.
-        """
+        """Count a request, and return its fault."""
         with self._lock:
             number = self.num_requests
             self.num_requests += 1
@@ -133,12 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def bad_network(server: str, schedule: Schedule) -> Iterator[BadNetwork]:
-    """Run a proxy in the block.
-
-    Args:
-        server: address of the server, without a path.
-        schedule: faults.
-    """
+    """Run a proxy in the block."""
     found = BadNetwork(server, schedule)
     try:
         yield found

@@ -20,13 +20,7 @@ from inference.sampling.options import Sampling
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of `accept_paths`.
-
-    Attributes:
-        accept_probs: probabilities of acceptance of the checks that were performed.
-        path: accepted nodes.
-        next_probs: distribution of the next token.
-    """
+    """One run of `accept_paths`."""
 
     accept_probs: list[float]
     path: list[int]

@@ -49,13 +49,7 @@ def running_browser() -> "Iterator[Browser]":
 
 
 class Visit:
-    """A visit to a page, during which problems and foreign requests are collected.
-
-    Args:
-        browser: browser of the visit.
-        root: address of the server.
-        **options: options of the browser's context, such as `color_scheme`.
-    """
+    """A visit to a page, during which problems and foreign requests are collected."""
 
     def __init__(self, browser: "Browser", root: str, **options: Any) -> None:
         self.problems: list[str] = []

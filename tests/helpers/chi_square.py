@@ -14,14 +14,7 @@ Probabilities = dict[tuple[int, ...], float]
 def probs_of_continuations(
     model: PreTrainedModel, prompt: Sequence[int], length: int, **sampling: Any
 ) -> Probabilities:
-    """Return the probability of each continuation of a prompt, from transformers' scores.
-
-    Args:
-        model: target.
-        prompt: token ids.
-        length: number of tokens of a continuation.
-        sampling: sampling options of `generate()`.
-    """
+    """Return the probability of each continuation of a prompt, from transformers' scores."""
     probs: Probabilities = {(): 1.0}
     for _ in range(length):
         longer = {}

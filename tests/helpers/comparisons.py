@@ -29,18 +29,7 @@ def make_document(
     prompts: int = 4,
     seed: int = 0,
 ) -> ComparisonDocument:
-    """Return a document that contains everything a report can show.
-
-    Args:
-        methods: names of methods, the baseline first; `autoregressive` and `transformers` do not
-            draft.
-        temperatures: sampling temperatures; 0 is greedy.
-        categories: categories of prompts; empty for no figures by category.
-        experts: numbers of experts, assigned to the drafting methods cyclically.
-        depth: depth of the trees.
-        prompts: number of prompts.
-        seed: seed of the random numbers.
-    """
+    """Return a document that contains everything a report can show."""
     randomness = random.Random(seed)
     drafting = [name for name in methods if _drafts(name)]
     num_experts = {name: experts[at % len(experts)] for at, name in enumerate(drafting)}
@@ -79,21 +68,6 @@ def dequantized(document: ComparisonDocument, gguf_sha256: str) -> ComparisonDoc
     target = environment.target.model_copy(update={"gguf_sha256": gguf_sha256})
     environment = environment.model_copy(update={"target": target})
     return document.model_copy(update={"environment": environment})
-
-
-def with_samples(figures: MethodFigures, samples: Sequence[SampleRecord]) -> MethodFigures:
-    """Return a method's figures, computed from samples with two chat turns each."""
-    tokens = sum(sample.tokens for sample in samples)
-    forwards = sum(sample.target_forwards for sample in samples)
-    return figures.model_copy(
-        update={
-            "samples": tuple(samples),
-            "tokens": tokens,
-            "target_forwards": forwards,
-            "tau": (tokens - 2 * len(samples)) / forwards,
-            "tokens_per_second": tokens / sum(sample.seconds for sample in samples),
-        }
-    )
 
 
 def make_environment() -> Environment:

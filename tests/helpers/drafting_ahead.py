@@ -39,12 +39,7 @@ CHILDREN = 2
 
 
 class NumbersOfVerdict(StepRandom):
-    """The numbers by which a step accepts candidates, as noise of the next tree; for a fault.
-
-    Args:
-        keys: key of the next step.
-        *others: further arguments of `StepRandom`.
-    """
+    """The numbers by which a step accepts candidates, as noise of the next tree; for a fault."""
 
     def __init__(self, keys: Sequence[StreamKey], *others: Any) -> None:
         super().__init__([(*key[:-1], key[-1] - 1) for key in keys], *others)
@@ -72,11 +67,7 @@ class _Uniform:
 
 
 class _Numbers:
-    """All random numbers of one run of the experiment, by step, stream and index.
-
-    Args:
-        chooser: chooser of the run.
-    """
+    """All random numbers of one run of the experiment, by step, stream and index."""
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
@@ -109,15 +100,7 @@ class _Numbers:
 
 
 class _TableDrafter(Drafter):
-    """A drafter of sampled children of the root.
-
-    Args:
-        tables: distributions of the drafter.
-        support: number of tokens of a draft distribution.
-
-    Attributes:
-        numbers: random numbers of the present run.
-    """
+    """A drafter of sampled children of the root."""
 
     numbers: _Numbers
     max_nodes, max_depth = CHILDREN, 1
@@ -214,13 +197,7 @@ class TableRun(AheadRun):
 
 
 class AheadSteps:
-    """The exact distribution of two steps, of which the second one's tree may be drafted ahead.
-
-    Args:
-        tables: target and drafter.
-        runner: runner of the decoder.
-        support: number of tokens of a draft distribution.
-    """
+    """The exact distribution of two steps, of which the second one's tree may be drafted ahead."""
 
     def __init__(self, tables: Tables, runner: Runner = "inline", support: int = 2) -> None:
         self.tables = tables

@@ -23,37 +23,20 @@ Answer = Callable[[str, dict[str, Any]], Made]
 
 
 def events(*parts: Any, done: bool = True) -> Made:
-    """Return a stream of events.
-
-    Args:
-        parts: JSON data of each event.
-        done: whether the stream ends as it should.
-    """
+    """Return a stream of events."""
     texts = [f"data: {json.dumps(part)}\n\n" for part in parts]
     content = "".join(texts) + ("data: [DONE]\n\n" if done else "")
     return Made(200, content.encode(), {"content-type": "text/event-stream"})
 
 
 def completion(text: str, finish_reason: str | None = "stop", **fields: Any) -> dict[str, Any]:
-    """Return the body of a completion, or an event of its stream.
-
-    Args:
-        text: text of the only choice.
-        finish_reason: reason for which it ended.
-        fields: further fields.
-    """
+    """Return the body of a completion, or an event of its stream."""
     return {"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}], **fields}
 
 
 @contextmanager
 def false_server(answer: Answer, models: Made | None = None) -> Iterator[str]:
-    """Run the server in the block, and yield its address.
-
-    Args:
-        answer: function that receives the path and the JSON body of a request, and returns the
-            answer to it.
-        models: answer to the request for the list of models; None for `MODELS`.
-    """
+    """Run the server in the block, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

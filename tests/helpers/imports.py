@@ -40,14 +40,7 @@ def converted(folder: Path, model: PreTrainedModel) -> JakiroDrafter:
 def assert_drafts_equal(
     drafter: JakiroDrafter, published: PublishedDrafter | PublishedMoa, length: int, passes: int = 8
 ) -> None:
-    """Check the distributions of a chain and the scores of a tree.
-
-    Args:
-        drafter: imported drafter.
-        published: independent forward pass of the published drafter.
-        length: number of verified tokens.
-        passes: number of autoregressive levels.
-    """
+    """Check the distributions of a chain and the scores of a tree."""
     target = TargetAdapter(published.target)
     parallel = drafter.config.settings.schedule.parallel_levels
     generator = torch.Generator().manual_seed(length)

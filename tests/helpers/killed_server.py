@@ -36,12 +36,7 @@ class Kill(NamedTuple):
 
 
 class KilledServer:
-    """A server that is started again on the same port whenever it was killed.
-
-    Args:
-        words: arguments of `jakiro serve`, without its port.
-        folder: folder for the output of the processes, and the moments of the kills.
-    """
+    """A server that is started again on the same port whenever it was killed."""
 
     def __init__(self, words: Sequence[str], folder: Path) -> None:
         self.num_kills = 0
@@ -103,12 +98,7 @@ class KilledServer:
 
 @contextmanager
 def killed_server(words: Sequence[str], folder: Path) -> Iterator[KilledServer]:
-    """Run a server in the block.
-
-    Args:
-        words: as for `KilledServer`.
-        folder: as for `KilledServer`.
-    """
+    """Run a server in the block."""
     found = KilledServer(words, folder)
     try:
         found.wait_until_ready()

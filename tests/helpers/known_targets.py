@@ -19,9 +19,6 @@ def probe_once(target: TargetAdapter) -> TargetSpec:
 
     The probe is a tenth of the time of most tests. A target that does not pass raises its error
     each time.
-
-    Args:
-        target: target that is being built.
     """
     model: Any = target.model
     if type(model) is not LlamaForCausalLM or _is_changed(model):

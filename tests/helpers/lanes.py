@@ -81,15 +81,7 @@ def played(
     seed: int,
     places: int = 3,
 ) -> list[SequenceState]:
-    """Let requests join a lane at random steps, and cancel some of them.
-
-    Args:
-        decoder: decoder of the requests.
-        works: the requests.
-        cancelled: number of a request -> number of tokens after which it is cancelled.
-        seed: seed of the steps at which requests join.
-        places: number of places of the lane.
-    """
+    """Let requests join a lane at random steps, and cancel some of them."""
     random = Random(seed)
     requests = [request_of(decoder, work) for work in works]
     states = [SequenceState.of(index, request) for index, request in enumerate(requests)]

@@ -28,13 +28,7 @@ def tiny_decoder(
     kind: type[SpeculativeDecoder] = SpeculativeDecoder,
     **model: Any,
 ) -> SpeculativeDecoder:
-    """Return a decoder with a tiny trained drafter.
-
-    Args:
-        shape: shape of the drafter's trees.
-        kind: class of the decoder.
-        model: arguments of `tiny_llama` for the target, whose vocabulary has 7 tokens by default.
-    """
+    """Return a decoder with a tiny trained drafter."""
     target = tiny_llama(**{"vocab": 7, **model})
     return kind(target, tiny_drafter(TargetAdapter(target)), tree=shape)
 

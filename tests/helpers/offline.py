@@ -35,7 +35,6 @@ class Noise:
         """Return the column of a distribution that the number selects.
 
         Args:
-            chooser: chooser of the run.
             weights: integer weights that sum to `TOTAL`.
         """
         ends = np.cumsum(weights) / TOTAL
@@ -52,11 +51,6 @@ class OfflineSteps(RemoteSteps):
 
     The device writes alone meanwhile. What continues the verdict is the tree of the second step; if
     nothing does, a tree is drafted. The methods are overridden by planted faults.
-
-    Args:
-        tables: target and drafter.
-        length: number of tokens that are written alone.
-        support: number of tokens of a draft distribution.
     """
 
     def __init__(self, tables: Tables, length: int, support: int = 2) -> None:
@@ -131,11 +125,7 @@ def _submitted(device: ClientSession, tree: SequenceTree) -> Send:
 
 
 class InProcessLink(ServerLink):
-    """A server in the same process, whose answers to steps come once `is_answering` is set.
-
-    Args:
-        decoder: target and tokenizer of the server.
-    """
+    """A server in the same process, whose answers to steps come once `is_answering` is set."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         super().__init__("http://127.0.0.1:1")

@@ -40,12 +40,7 @@ class Site(NamedTuple):
 
 
 def site_decoder(hostile: bool = False, lookup: bool = False) -> SpeculativeDecoder:
-    """Return a decoder with a slow drafter.
-
-    Args:
-        hostile: whether the target writes texts that look like code, all equally likely.
-        lookup: whether the drafter looks up repetitions, instead of being a trained one.
-    """
+    """Return a decoder with a slow drafter."""
     tokenizer = tiny_tokenizer(CHATML)
     if hostile:
         tokenizer.add_tokens([f"{text}{copy}" for text in HOSTILE for copy in range(COPIES)])

@@ -65,14 +65,7 @@ def start_training(
     num_processes: int = 1,
     file_limit: int | None = None,
 ) -> list[Trainee]:
-    """Start the processes of a run, and return them in the order of their ranks.
-
-    Args:
-        settings: settings of the run.
-        workshop: folder for the config file and the output of the processes.
-        num_processes: number of processes.
-        file_limit: largest size of a file in bytes; None for no limit.
-    """
+    """Start the processes of a run, and return them in the order of their ranks."""
     config = workshop / "processes.yaml"
     config.write_text(dump_settings(settings))
     # The fork server, which starts with the first process, imports DeepSpeed with this variable.

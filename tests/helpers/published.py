@@ -99,11 +99,7 @@ def eagle3_weights(
     """Return random weights of a drafter of EAGLE-3, whose heads are wider than its hidden size.
 
     Args:
-        num_drafted: size of the draft vocabulary; without `d2t` if it is the whole vocabulary.
-        vocab: size of the vocabulary.
         fused: norm of the fused states: none, each (EAGLE-3.1) or all.
-        qk_norm: whether queries and keys are normalized.
-        seed: seed of the weights.
     """
     shapes = {
         "fc.weight": (HIDDEN, 3 * HIDDEN),
@@ -153,9 +149,6 @@ def save_published(
     """Write a published drafter, and return its folder.
 
     Args:
-        folder: folder to write.
-        weights: tensors.
-        config: content of `config.json`.
         layout: safetensors, bin, prefixed (names begin with `model.`) or sharded (two files).
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,14 +226,7 @@ def _mlp(x: Tensor, weights: Weights, prefix: str) -> Tensor:
 
 
 class PublishedDrafter:
-    """The forward pass of EAGLE-1, and of the published Jakiro if the weights have experts.
-
-    Args:
-        weights: tensors under their published names.
-        target: target of the drafter.
-        eps: epsilon of the norms.
-        theta: base of the rotary embedding.
-    """
+    """The forward pass of EAGLE-1, and of the published Jakiro if the weights have experts."""
 
     def __init__(
         self, weights: Weights, target: PreTrainedModel, eps: float = 1e-3, theta: float = 10_000.0
@@ -260,7 +246,6 @@ class PublishedDrafter:
         For a Jakiro, the last row is the second level of the last pass.
 
         Args:
-            prompt: verified tokens.
             path: the root, which the target has chosen after the prompt, and drafted tokens.
         """
         states = self.target(torch.tensor([list(prompt)]), output_hidden_states=True)
@@ -308,17 +293,7 @@ class PublishedDrafter:
 
 
 class PublishedEagle3(PublishedDrafter):
-    """The forward pass of EAGLE-3 and EAGLE-3.1.
-
-    Args:
-        weights: tensors under their published names, in the layout of EAGLE.
-        target: target of the drafter.
-        layers: indices of the target's hidden states that are fused.
-        residual_is_normed: whether the residual stream starts with the normed feature.
-        feeds_normed_back: whether the output of the final norm is fed back.
-        eps: epsilon of the norms.
-        theta: base of the rotary embedding.
-    """
+    """The forward pass of EAGLE-3 and EAGLE-3.1."""
 
     def __init__(
         self,
@@ -382,13 +357,7 @@ def greedy_texts(target: PreTrainedModel, prompts: Tensor, length: int = 24) -> 
 
 
 def fitted(drafter: PublishedDrafter, texts: Tensor, steps: int = 40) -> Weights:
-    """Return weights that are fitted to texts by a few optimizer steps.
-
-    Args:
-        drafter: drafter with random weights, which are replaced.
-        texts: texts of its target, of the same length.
-        steps: number of optimizer steps.
-    """
+    """Return weights that are fitted to texts by a few optimizer steps."""
     with torch.no_grad():
         states = drafter.target(texts, output_hidden_states=True).hidden_states
     weights = {name: part.clone() for name, part in drafter.weights.items()}

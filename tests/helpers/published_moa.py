@@ -24,12 +24,7 @@ def moa_config(**changes: Any) -> dict[str, Any]:
 
 
 def moa_weights(qkv_bias: bool = False, seed: int = 0) -> Weights:
-    """Return random weights.
-
-    Args:
-        qkv_bias: whether queries, keys and values over tokens have a bias, as for Qwen2.
-        seed: seed of the weights.
-    """
+    """Return random weights."""
     shapes = {
         **_layer("self_attention.", HIDDEN, (HEADS, KV_HEADS, DIM), 20),
         **_layer("cross_attention.", HIDDEN, (HEADS, KV_HEADS, DIM), 28),
@@ -70,11 +65,7 @@ class PublishedMoa:
     """The forward pass of a drafter of Mixture of Attentions.
 
     Args:
-        weights: tensors under their published names.
-        target: target of the drafter.
         tail_layers: number of the target's last layers that run after the drafter.
-        eps: epsilon of the norms.
-        theta: base of all rotary embeddings.
     """
 
     def __init__(
@@ -93,18 +84,12 @@ class PublishedMoa:
         """Return the logits after the root and after each further token of a drafted path.
 
         Args:
-            prompt: verified tokens.
             path: the root, which the target has chosen after the prompt, and drafted tokens.
         """
         return self.forward(prompt, path)
 
     def forward(self, prompt: Sequence[int], path: Sequence[int]) -> Tensor:
-        """Return the same as `logits`, with gradients.
-
-        Args:
-            prompt: verified tokens.
-            path: the root, which the target has chosen after the prompt, and drafted tokens.
-        """
+        """Return the same as `logits`, with gradients."""
         output = self.target(
             torch.tensor([list(prompt)]), output_hidden_states=True, use_cache=True
         )
@@ -190,13 +175,7 @@ class PublishedMoa:
 
 
 def fitted(drafter: PublishedMoa, texts: Tensor, steps: int = 200) -> Weights:
-    """Return weights that are fitted to texts, as drafts after their first tokens.
-
-    Args:
-        drafter: drafter with random weights, which are replaced.
-        texts: texts of its target, of the same length.
-        steps: number of optimizer steps, each for one text.
-    """
+    """Return weights that are fitted to texts, as drafts after their first tokens."""
     weights = {name: part.clone().requires_grad_() for name, part in drafter.weights.items()}
     drafter.weights = weights
     optimizer = torch.optim.Adam(weights.values(), lr=1e-2)

@@ -18,9 +18,6 @@ class RandomTrees:
     """Generator of trees of one sequence.
 
     Args:
-        nodes: number of candidates.
-        vocab: size of the vocabulary.
-        drafted: number of recorded ids under each parent, which may repeat.
         sampled_share: probability that a candidate is sampled.
     """
 

@@ -25,37 +25,20 @@ class Answer(NamedTuple):
 
 
 def head_of(path: str, method: str = "GET", **headers: str) -> bytes:
-    """Return the head of a request to this machine.
-
-    Args:
-        path: path of the request.
-        method: method of the request.
-        **headers: further headers, or another host; underscores stand for hyphens.
-    """
+    """Return the head of a request to this machine."""
     fields: Mapping[str, str] = {"host": "localhost", **headers}
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode("latin-1")
 
 
 def post_of(path: str, body: bytes, **headers: str) -> bytes:
-    """Return a POST request with a body.
-
-    Args:
-        path: path of the request.
-        body: the body.
-        **headers: further headers.
-    """
+    """Return a POST request with a body."""
     return head_of(path, "POST", content_length=str(len(body)), **headers) + body
 
 
 @contextmanager
 def connected(address: tuple[str, int], receive_buffer: int = 0) -> Iterator[socket.socket]:
-    """Open a connection in the block.
-
-    Args:
-        address: host and port of the server.
-        receive_buffer: size of the buffer of received data in bytes; 0 for the system's default.
-    """
+    """Open a connection in the block."""
     connection = socket.socket()
     if receive_buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -68,11 +51,7 @@ def connected(address: tuple[str, int], receive_buffer: int = 0) -> Iterator[soc
 
 
 def answer_of(connection: socket.socket) -> Answer:
-    """Read until the server closes the connection, and return its first answer.
-
-    Args:
-        connection: connection of a request after which the server closes it.
-    """
+    """Read until the server closes the connection, and return its first answer."""
     content = b""
     try:
         while data := connection.recv(65_536):
@@ -83,11 +62,7 @@ def answer_of(connection: socket.socket) -> Answer:
 
 
 def parsed(content: bytes) -> Answer:
-    """Return the answer at the beginning of received bytes.
-
-    Args:
-        content: the bytes.
-    """
+    """Return the answer at the beginning of received bytes."""
     head, _, body = content.partition(b"\r\n\r\n")
     if not head:
         return Answer(0, {}, b"")
@@ -101,7 +76,6 @@ def asked(address: tuple[str, int], content: bytes) -> Answer:
     """Send bytes, and return the answer.
 
     Args:
-        address: host and port of the server.
         content: a request with the header `connection: close`, or anything else after which the
             server closes the connection.
     """
@@ -111,11 +85,7 @@ def asked(address: tuple[str, int], content: bytes) -> Answer:
 
 
 def wait_until(condition: Any) -> None:
-    """Wait until a function returns true.
-
-    Args:
-        condition: the function.
-    """
+    """Wait until a function returns true."""
     end = monotonic() + SECONDS
     while not condition():
         assert monotonic() < end

@@ -31,8 +31,6 @@ def tensors(
     """Return a tree, in which the children of nodes with a distribution are sampled.
 
     Args:
-        token_ids: token of each node.
-        parents: parent of each node.
         distributions: token -> integer weight for each node with sampled children, of equal sizes.
     """
     given = distributions or {}
@@ -108,15 +106,10 @@ class RemoteSteps:
     """The exact distribution of steps over a network that loses replies, by their lengths.
 
     Args:
-        tables: target and drafter.
         loss: function from the number of emitted tokens to the probability of losing the reply,
             which happens at most once in a step.
-        sample: function that samples a column, given the distribution before and after it was
-            quantized.
-        book: class of the server's book.
         redrafts: whether the device drafts another tree after a loss, which is a fault.
         children: number of sampled children of the root; the first of them has one child.
-        support: number of tokens of a draft distribution.
     """
 
     def __init__(

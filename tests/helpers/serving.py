@@ -32,13 +32,7 @@ def tiny_decoder(trained: bool = False, template: str | None = CHATML) -> Specul
 
 
 class Running:
-    """A running server.
-
-    Args:
-        decoder: decoder to serve.
-        learner: program that adapts the drafter; None for none.
-        settings: settings that differ from the defaults.
-    """
+    """A running server."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, learner: Learner | None = None, **settings: Any

@@ -10,11 +10,7 @@ from inference.sampling.random_numbers import StepRandom
 
 
 class SlowDrafter(DelegatingDrafter):
-    """A drafter that proposes the trees of another drafter after a delay.
-
-    Attributes:
-        seconds: delay of each tree in seconds.
-    """
+    """A drafter that proposes the trees of another drafter after a delay."""
 
     seconds: float = 0.0
 

@@ -21,17 +21,7 @@ def made_up_rate(
     cell_noise: float = 0.02,
     seeds: int = 3,
 ) -> Rate:
-    """Return the rates 2 exp(effect + prompts), with noise on their logarithms.
-
-    Args:
-        random: generator of the noise.
-        prompts: logarithm of the easiness of each prompt, the same for every arm, [prompts].
-        effect: logarithm of the arm's rate, relative to an arm with effect 0.
-        seed_noise: standard deviation of the noise of each seed on all prompts.
-        prompt_noise: standard deviation of the noise of each prompt with all seeds.
-        cell_noise: standard deviation of the noise of each seed on each prompt.
-        seeds: number of seeds.
-    """
+    """Return the rates 2 exp(effect + prompts), with noise on their logarithms."""
     count = len(prompts)
     logs = (
         effect
@@ -55,11 +45,6 @@ def made_up_documents(
     """Return the documents of a study, by seed; the tau of an arm is 2 exp(effect), with noise.
 
     Args:
-        effects: effect of each arm on the logarithm of tau, by the name of the arm.
-        temperatures: sampling temperatures, all with the same effects.
-        seeds: number of seeds, each with its own document.
-        prompts: number of prompts, some of them much easier than others.
-        repeats: number of samples of each prompt.
         number: seed of the random numbers.
     """
     random = np.random.default_rng(number)
@@ -86,12 +71,7 @@ def made_up_documents(
 
 
 def made_up_arm(name: str, **changes: object) -> ArmFacts:
-    """Return the facts of an arm.
-
-    Args:
-        name: name of the arm.
-        changes: changes to the settings, as nested mappings.
-    """
+    """Return the facts of an arm."""
     needed = {"target": {"name_or_path": "target"}, "data": {"paths": ["texts.jsonl"]}}
     settings = validate_settings(TrainSettings, {**needed, **changes}, source="the test")
     return ArmFacts(name, settings, 1_234_567, (1000, 1001, 1002), (0.5, 0.6, 0.7))

@@ -21,14 +21,7 @@ Prefix = tuple[int, ...]
 
 
 class Tables:
-    """Random target logits and draft experts that depend on the whole prefix, in float64.
-
-    Args:
-        vocab: size of the vocabulary.
-        components: number of draft experts, which may propose the same tokens.
-        seed: seed of the random logits.
-        sharpness: standard deviation of the logits.
-    """
+    """Random target logits and draft experts that depend on the whole prefix, in float64."""
 
     def __init__(self, vocab: int, components: int, seed: int, sharpness: float = 1.5) -> None:
         self.vocab, self.components = vocab, components
@@ -193,10 +186,7 @@ def error_of_two_steps(
     target's distribution continues them.
 
     Args:
-        tables: logits of the target.
-        sampling: options by which tokens are selected.
         step: function from a prefix to the exact distribution of the tokens that a step emits.
-        length: number of tokens.
     """
     start: Prefix = (0, 1)
     second = {}

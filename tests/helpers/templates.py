@@ -71,13 +71,7 @@ R1 = (
 
 @dataclass(frozen=True)
 class Family:
-    """A chat template, and the special tokens of its tokenizer.
-
-    Attributes:
-        template: chat template.
-        markers: markers that are single tokens, the beginning-of-sequence token first.
-        end: end-of-sequence token.
-    """
+    """A chat template, and the special tokens of its tokenizer."""
 
     template: str
     markers: tuple[str, ...]

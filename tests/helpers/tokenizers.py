@@ -9,12 +9,7 @@ TEXT = "def main(argument):\n    return argument + 1\n\nprint(main(41), 'naïve'
 
 
 class SlowTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python, without offsets, whose tokens are groups of characters.
-
-    Args:
-        chat_template: chat template; None for no template.
-        group: number of characters per token.
-    """
+    """A tokenizer in Python, without offsets, whose tokens are groups of characters."""
 
     def __init__(self, chat_template: str | None = None, group: int = 1) -> None:
         self._group = group
@@ -49,12 +44,7 @@ class SlowTokenizer(PreTrainedTokenizer):
 def tiny_tokenizer(
     chat_template: str | None = None, texts: Iterable[str] = (TEXT,) * 4
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with byte-level BPE and 300 tokens.
-
-    Args:
-        chat_template: chat template; None for no template.
-        texts: texts that the tokenizer is trained on.
-    """
+    """Return a tokenizer with byte-level BPE and 300 tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -99,15 +99,7 @@ def random_batch(
     vocab: int = 61,
     seed: int = 0,
 ) -> Batch:
-    """Return a batch of packed documents of random tokens, all of which are responses.
-
-    Args:
-        sequences: lengths of the documents of each sequence.
-        sequence_length: length of the sequences, including padding.
-        samples: number of anchor samples.
-        vocab: size of the vocabulary.
-        seed: seed of the tokens and the anchors.
-    """
+    """Return a batch of packed documents of random tokens, all of which are responses."""
     random = np.random.default_rng(seed)
     batch = []
     for number, lengths in enumerate(sequences):

@@ -68,14 +68,7 @@ def greedy(model: Any, prompt: list[int], length: int) -> list[int]:
 def fitted_drafter(
     target: TargetAdapter, settings: DrafterSettings, groups: Sequence[Tensor], steps: int
 ) -> JakiroDrafter:
-    """Return a drafter that is fitted to texts, so that some of its drafts are accepted.
-
-    Args:
-        target: target of the drafter.
-        settings: settings of a drafter that has no learned key for queries without memory.
-        groups: groups of texts of the same length.
-        steps: number of optimizer steps.
-    """
+    """Return a drafter that is fitted to texts, so that some of its drafts are accepted."""
     torch.manual_seed(3)
     drafter = JakiroDrafter(config_for(settings, record_target(target.spec, "tiny")))
     columns = torch.arange(target.spec.vocab_size)
@@ -126,14 +119,7 @@ def _log_probs(drafter: JakiroDrafter, target: TargetAdapter, tokens: Tensor) ->
 def drafted_chain(
     drafter: JakiroDrafter, target: TargetAdapter, tokens: list[int], length: int
 ) -> tuple[list[int], Tensor]:
-    """Return the greedy chain after `tokens`, and log-probabilities of all tokens at each step.
-
-    Args:
-        drafter: drafter.
-        target: target of the drafter.
-        tokens: verified tokens and the root.
-        length: number of tokens to draft.
-    """
+    """Return the greedy chain after `tokens`, and log-probabilities of all tokens at each step."""
     shape = TreeShape(
         autoregressive_levels=length, parallel_levels=0, children=1, breadth=1, num_nodes=length
     )
@@ -153,13 +139,7 @@ def drafted_chain(
 
 
 class SimulatedStep(NamedTuple):
-    """One decoding step with a chain.
-
-    Attributes:
-        chain: drafted tokens.
-        log_probs: log-probabilities of all tokens at each step of the chain.
-        num_accepted: number of accepted tokens of the chain.
-    """
+    """One decoding step with a chain."""
 
     chain: list[int]
     log_probs: Tensor
@@ -172,12 +152,8 @@ def simulated(
     """Yield the steps in which greedy decoding with chains writes a text.
 
     Args:
-        drafter: drafter.
-        target: target of the drafter.
         text: prompt, the tokens that are generated, and at least `drafts` further ones, which
             determine how many drafts of the last step are accepted.
-        start: length of the prompt.
-        drafts: length of the chains.
     """
     known, end = start, len(text) - drafts
     while known + 1 < end:  # the root `text[known]` is not verified yet
@@ -190,10 +166,5 @@ def simulated(
 
 
 def accepted_per_position(steps: Sequence[SimulatedStep], drafts: int) -> list[int]:
-    """Return how many drafts at each position of a chain were accepted.
-
-    Args:
-        steps: decoding steps.
-        drafts: length of the chains.
-    """
+    """Return how many drafts at each position of a chain were accepted."""
     return [sum(step.num_accepted > index for step in steps) for index in range(drafts)]

@@ -33,13 +33,7 @@ ENVIRONMENT = os.environ | {
 
 
 def exported(drafter: JakiroDrafter, model: Any, folder: Path) -> Path:
-    """Export a drafter for the plug-in, and return the folder.
-
-    Args:
-        drafter: drafter to export.
-        model: target of the drafter.
-        folder: new folder.
-    """
+    """Export a drafter for the plug-in, and return the folder."""
     files = export_vllm(drafter, TargetAdapter(model))
     write_export(files.weights, files.config, folder)
     return folder
@@ -54,13 +48,7 @@ def eagle3(folder: Path, **changes: Any) -> dict[str, Any]:
 def start_engine(
     folder: Path, record: bool = False, **request: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Let vLLM generate, and return the process when it has ended.
-
-    Args:
-        folder: folder for the request, the answer and the record.
-        record: whether to record the logits of drafted tokens.
-        request: request as `tests/vllm/engine.py` describes it.
-    """
+    """Let vLLM generate, and return the process when it has ended."""
     (folder / "request.json").write_text(json.dumps(request))
     files = ["request.json", "answer.json", "logits.pt" if record else "-"]
     command = [sys.executable, str(ENGINE), *files]

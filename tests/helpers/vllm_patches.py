@@ -13,15 +13,7 @@ from torch import Tensor
 def expanded(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:
-    """Return the value of each request once per token, as vLLM's `expand_batch_to_tokens`.
-
-    Args:
-        x: one value per request.
-        cu_num_tokens: number of tokens up to each request, itself included.
-        num_tokens: number of all tokens.
-        replace_from: value to replace.
-        replace_to: value that takes its place.
-    """
+    """Return the value of each request once per token, as vLLM's `expand_batch_to_tokens`."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return replaced.repeat_interleave(counts, output_size=num_tokens)

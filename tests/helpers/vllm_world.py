@@ -17,11 +17,8 @@ class World(NamedTuple):
     """A target, its folder, and its greedy texts.
 
     Attributes:
-        model: target.
-        folder: folder of the target.
         groups: groups of prompts of the same length, continued greedily by some more tokens than
             are generated in the tests.
-        lengths: length of the prompts of each group.
     """
 
     model: Any
@@ -40,12 +37,7 @@ class World(NamedTuple):
 
 
 def world_of(model: Any, folder: Path) -> World:
-    """Save a target, and return it with its greedy texts.
-
-    Args:
-        model: target.
-        folder: folder to write.
-    """
+    """Save a target, and return it with its greedy texts."""
     model.save_pretrained(folder)
     source = random.Random(0)
     short = [PROMPT] + [[source.randrange(VOCAB) for _ in PROMPT] for _ in range(7)]

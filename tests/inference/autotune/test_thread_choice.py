@@ -21,9 +21,6 @@ def _indices(
     """Return the index that each of the next steps uses.
 
     Args:
-        choice: choice of the index.
-        count: number of steps.
-        rates: tokens per second with each number of threads.
         quiet: tokens per second with each number on a quiet machine.
     """
     used = []

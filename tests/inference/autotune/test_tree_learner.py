@@ -36,14 +36,7 @@ def _step(
     num_accepted: int = 4,
     positions: list[NodePosition] | None = None,
 ) -> TreeArm | None:
-    """Take a step that lasts `slower` times as long as modeled, and return the size of its trees.
-
-    Args:
-        learner: learner of the step.
-        slower: load of the machine.
-        num_accepted: number of first candidates that are accepted.
-        positions: positions of the accepted candidates, in place of the first ones.
-    """
+    """Take a step that lasts `slower` times as long as modeled, and return the size of its trees."""
     arm = learner.choose(UNKNOWN)
     if arm is None:
         learner.learn(None, [], 1, slower * COSTS.verify_seconds(0), 0)

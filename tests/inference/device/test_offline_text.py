@@ -310,11 +310,7 @@ def _ending_with(decoder: SpeculativeDecoder, token_id: int) -> Iterator[None]:
 def _is_never_longer(
     server: Running, drafter: Drafter, schedule: Schedule, expected: Any, options: dict[str, Any]
 ) -> int:
-    """Check that verified and provisional text end where the final text does.
-
-    Returns:
-        The number of provisional tokens.
-    """
+    """Check that verified and provisional text end where the final text does."""
     tokenizer = tiny_tokenizer(None)
     offline = OfflineWriting(tokenizer, after_seconds=0.0)
     ids, text, known, num_provisional = [], "", ("", 0), 0
@@ -386,15 +382,7 @@ def _text_in_process(
     num_alone: int,
     end: int | None = None,
 ) -> OfflineOutput:
-    """Return a text of four tokens, some of which are written alone in the first step.
-
-    Args:
-        decoder: target and tokenizer of the server.
-        drafter: drafter of the device.
-        seed: seed of the text.
-        num_alone: number of tokens that are written alone, unless the text ends before.
-        end: token that ends the text; None for none.
-    """
+    """Return a text of four tokens, some of which are written alone in the first step."""
     request = OpenSession(prompt=PROMPT, seed=seed, max_tokens=4, **SMALL)
     own = InProcessLink(decoder)
     text = OfflineText(own, request, own.drafting(drafter, request), options=NOW)

@@ -31,12 +31,7 @@ CALLS: Calls = {
 
 
 class Endless:
-    """A server on a real socket that answers with spaces without end.
-
-    Args:
-        status: status of its answers.
-        coding: encoding that it claims; None for none.
-    """
+    """A server on a real socket that answers with spaces without end."""
 
     def __init__(self, status: int = 200, coding: str | None = None) -> None:
         self.num_sent = 0

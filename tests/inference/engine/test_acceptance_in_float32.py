@@ -24,12 +24,7 @@ SMALL = 1e-3  # relative error; the sum of a draft distribution in float32 is no
 
 @dataclass(frozen=True)
 class Pair:
-    """A target's and a drafter's distribution in float32; the draft ids have nearly all mass.
-
-    Args:
-        vocab: size of the vocabulary.
-        noise: standard deviation of the differences between draft and target logits.
-    """
+    """A target's and a drafter's distribution in float32; the draft ids have nearly all mass."""
 
     vocab: int
     noise: float

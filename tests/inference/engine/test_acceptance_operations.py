@@ -1,15 +1,50 @@
 """Acceptance takes few operations, because every operation costs time on a GPU."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
-from helpers.operations import OperationCounter
 from helpers.tables import Tables, TableSource, no_processors
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inference.engine import accept_batched
 from inference.sampling.batch import BatchSampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreeShape
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counter of the operations inside its context, except views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation and count it."""
+        if not _is_view(func):
+            self.counts[func._schema.name.removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def total(self) -> int:
+        """The number of operations."""
+        return self.counts.total()
+
+
+def _is_view(func: Any) -> bool:
+    aliases = [result.alias_info for result in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
 
 LEVELS = 4
 

@@ -1,6 +1,7 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
 import asyncio
+import shutil
 import signal
 import socket
 import ssl
@@ -13,7 +14,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from helpers.certificates import self_signed
 from helpers.raw_http import wait_until
 from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 from openai import APIError, InternalServerError
@@ -23,6 +23,20 @@ from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, PromptError, ResourceError
 from jakiro.utils.settings import validate_settings
+
+
+def self_signed(folder: Path) -> dict[str, Path]:
+    """Return a new certificate for `localhost`, signed with its own key, as settings of a server."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the program openssl, which makes the certificate, is not installed")
+    paths = {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-out", str(paths["tls_cert"]), "-keyout", str(paths["tls_key"])]
+    subprocess.run([openssl, *words, *names, *files], check=True, capture_output=True)
+    return paths
+
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 60, "temperature": 0}
 

@@ -40,13 +40,7 @@ def decoder() -> SpeculativeDecoder:
 
 @dataclass
 class Link:
-    """A server in the same process, and a link whose faults happen at chosen sendings.
-
-    Attributes:
-        decoder: target and tokenizer of the server.
-        lost: numbers of the replies that are lost.
-        crashes: numbers of the sendings before which the server starts anew.
-    """
+    """A server in the same process, and a link whose faults happen at chosen sendings."""
 
     decoder: SpeculativeDecoder
     lost: set[int] = field(default_factory=set)
