@@ -36,7 +36,7 @@ def _step(
     num_accepted: int = 4,
     positions: list[NodePosition] | None = None,
 ) -> TreeArm | None:
-    """Take a step that lasts `slower` times as long as modeled, and return the size of its trees."""
+    """Take a step `slower` times as long as modeled, and return the size of its trees."""
     arm = learner.choose(UNKNOWN)
     if arm is None:
         learner.learn(None, [], 1, slower * COSTS.verify_seconds(0), 0)

@@ -26,7 +26,7 @@ from jakiro.utils.settings import validate_settings
 
 
 def self_signed(folder: Path) -> dict[str, Path]:
-    """Return a new certificate for `localhost`, signed with its own key, as settings of a server."""
+    """Return a new certificate for `localhost`, signed with its own key, as settings."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("the program openssl, which makes the certificate, is not installed")
