@@ -155,18 +155,8 @@ class Sampling:
 
     @property
     def processes_drafts(self) -> bool:
-        """Whether `processed_draft` changes draft distributions."""
+        """Whether `processed_draft_of` changes draft distributions."""
         return self.do_sample and any(type(own) in PREFIX_FREE for own in self.processors)
-
-    def processed_draft(self, log_probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """Return draft distributions after the request's prefix-free processors, renormalized.
-
-        `log_probs` are returned unchanged if there are no such processors, and in greedy decoding,
-        where they only rank candidates. Otherwise, distributions that are not finite are not
-        processed, because some processors would fail on such distributions; all their tokens get
-        probability 0.
-        """
-        return processed_draft_of([self], log_probs)
 
     @property
     def warpers(self) -> list[LogitsProcessor]:
@@ -196,7 +186,12 @@ def processed_draft_of(
     log_probs: Float[Tensor, "n vocab"],
     temperatures: Float[Tensor, " sequences"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
-    """Return draft distributions after the processors, as `Sampling.processed_draft` does."""
+    """Return draft distributions after the prefix-free processors, renormalized.
+
+    `log_probs` are returned unchanged if there are no such processors, and in greedy decoding,
+    where they only rank candidates. Otherwise, distributions that are not finite are not processed,
+    because some processors would fail; all their tokens get probability 0.
+    """
     if temperatures is None and not any(own.processes_drafts for own in each):
         return log_probs
     is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()

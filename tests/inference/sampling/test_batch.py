@@ -6,7 +6,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 
 from inference.sampling import options
 from inference.sampling.batch import BatchSampling, Kind
-from inference.sampling.options import Sampling
+from inference.sampling.options import Sampling, processed_draft_of
 
 
 def _sampling(temperature: float, top_p: float | None = None, do_sample: bool = True) -> Sampling:
@@ -51,7 +51,7 @@ def test_draft_distributions_in_a_batch_are_processed_as_those_of_single_sequenc
     assert batch.processes_drafts == any(own.do_sample for own in each)
     processed = batch.processed_draft(log_probs.clone())
     for own, before, after in zip(each, log_probs, processed, strict=True):
-        assert torch.equal(own.processed_draft(before.clone()), after)
+        assert torch.equal(processed_draft_of([own], before.clone()), after)
 
 
 @pytest.mark.parametrize("top_p", [None, 0.5])
@@ -65,7 +65,7 @@ def test_temperatures_on_the_device_may_be_one(top_p: float | None) -> None:
         batch = BatchSampling(several, temperatures)
         drafts, probs = batch.processed_draft(log_probs.clone()), batch.processed_probs(logits)
         for index, own in enumerate(several):
-            assert torch.equal(own.processed_draft(log_probs[index].clone()), drafts[index])
+            assert torch.equal(processed_draft_of([own], log_probs[index].clone()), drafts[index])
             assert torch.equal(own.processed_probs(logits[index : index + 1])[0], probs[index])
 
 

@@ -13,7 +13,7 @@ from helpers.variants import FEEDBACK, OWN, VARIANTS
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from inference.sampling.options import Sampling
+from inference.sampling.options import Sampling, processed_draft_of
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.experts import joint_log_probs, posterior_log_weights
@@ -80,7 +80,7 @@ def _expected(
         if heads.token_ids is not None:
             target = target[:, heads.token_ids]
         joint = joint_log_probs(heads.draft(examples.features[:, level]), weights)
-        draft = sampling.processed_draft(joint.logsumexp(dim=1))
+        draft = processed_draft_of([sampling], joint.logsumexp(dim=1))
         lowest = torch.finfo(torch.float32).min
         yield token_losses(kind, target.float().log().clamp(min=lowest), draft.clamp(min=lowest))
         of_text = at_token(joint, examples.next_tokens[:, level], heads.token_ids)
