@@ -2,13 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
-
-from jakiro.errors import CheckpointError
 
 
 @dataclass
@@ -55,25 +51,7 @@ class RunState:
         self.best_step, self.num_without_gain = kept["best_step"], 0
 
 
-def state_of(drafter: Path) -> dict[str, Any]:
-    """Return the run's state when a drafter was written, from the record in its config."""
-    return asdict(_record_of(drafter)[0])
-
-
-def evaluation_of(drafter: Path) -> dict[str, Any]:
-    """Return the results of a drafter's evaluation, from the record in its config."""
-    return _record_of(drafter)[1]
-
-
-def _record_of(drafter: Path) -> tuple[RunState, dict[str, Any]]:
-    try:
-        record = json.loads((drafter / "config.json").read_bytes())["record"]
-        state = TypeAdapter(RunState).validate_python(record["training"])
-        return state, dict(record["evaluation"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"the drafter in {drafter} has no record of its training",
-            expected="the file config.json as training wrote it",
-            got=" ".join(f"{type(error).__name__}: {error}".split()),
-            remedy=f"remove {drafter} and start again; the run resumes from its last checkpoint",
-        ) from error
+def record_of(drafter: Path) -> dict[str, Any]:
+    """Return the record of a drafter's training, with the `RunState` when it was written."""
+    record: dict[str, Any] = json.loads((drafter / "config.json").read_bytes())["record"]
+    return record

@@ -9,7 +9,7 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
 from training.distributed.failures import writing
 from training.distributed.processes import Processes
-from training.distributed.run_state import RunState, evaluation_of
+from training.distributed.run_state import RunState, record_of
 from training.evaluation.evaluate import Score, score_of, summary_of
 from training.loop.run_folder import RunFolder
 from training.setup.preparation import RunInputs
@@ -89,7 +89,7 @@ class Exporter:
         if state.best_metric is None or state.best_value is None or state.best_step == state.step:
             return f"{folder}: the last drafter, {steps} ({last}, the best of the run)"
         if self._finishes_with_best(state):
-            found = summary_of(evaluation_of(self._folder.best))
+            found = summary_of(record_of(self._folder.best)["evaluation"])
             return (
                 f"{folder}: the best drafter of the run, after {state.best_step} steps ({found}; "
                 f"the last drafter, {steps}: {last})"

@@ -17,7 +17,7 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import write_provenance
 from training.config import TrainSettings
 from training.distributed.failures import storing
-from training.distributed.run_state import state_of
+from training.distributed.run_state import record_of
 from training.loop.model_card import model_card
 from training.loop.run_fingerprint import (
     LENGTH,
@@ -73,7 +73,8 @@ class RunFolder:
         """The run's state when the drafter in `best` was kept; None if there is no such drafter."""
         if not self.best.exists():
             return None
-        return state_of(self.best)
+        state: dict[str, Any] = record_of(self.best)["training"]
+        return state
 
     @property
     def holds_work(self) -> bool:
@@ -210,7 +211,7 @@ class RunFolder:
         _logger.info(f"the run in {self.path} continues from its last checkpoint with more steps")
         if not self.is_finished:
             return
-        renamed = self.path / f"drafter-after-{state_of(self.drafter)['step']}-steps"
+        renamed = self.path / f"drafter-after-{record_of(self.drafter)['training']['step']}-steps"
         shutil.rmtree(renamed, ignore_errors=True)  # it may be left from an earlier attempt
         self.drafter.rename(renamed)
         _logger.info(f"the drafter of the shorter run is now in {renamed}")

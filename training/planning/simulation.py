@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from jakiro.config import JakiroConfig, config_for
+from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
@@ -88,7 +88,8 @@ def target_on_meta(settings: TargetSettings) -> TargetAdapter:
 def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDrafter:
     """Return a run's drafter without weights."""
     config = config_for(settings.drafter, record_target(target.spec, settings.target.name_or_path))
-    return _drafter_on_meta(config)
+    with torch.device("meta"):
+        return JakiroDrafter(config)
 
 
 def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
@@ -126,17 +127,9 @@ def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except ValueError as error:
         raise CheckpointError(
-            f"cannot build the target {name_or_path} from its config",
-            expected="a folder or hub id with the config.json of a causal language model",
-            got=summary_of(error),
-            remedy="check target.name_or_path",
+            f"cannot build the target {name_or_path} from its config", got=summary_of(error)
         ) from error
     return TargetAdapter(model.eval().requires_grad_(False))
-
-
-def _drafter_on_meta(config: JakiroConfig) -> JakiroDrafter:
-    with torch.device("meta"):
-        return JakiroDrafter(config)
 
 
 def _batch_on_meta(settings: TrainSettings) -> Batch:

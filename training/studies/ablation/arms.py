@@ -39,7 +39,6 @@ class Arm:
 
     name: str
     settings: TrainSettings
-    delta: Path | None = None
 
 
 def read_arms(
@@ -64,17 +63,15 @@ def read_arms(
                 got=f"the settings that {base} has already",
                 remedy="leave it out, or use another base",
             )
-        arms.append(Arm(path.stem, settings, path))
-    _check_names(arms)
+        arms.append(Arm(path.stem, settings))
+    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]
+    if len(set(names)) < len(names) or any(re.search(r"[^\w.-]", name) for name in names):
+        raise ConfigError(
+            f"the files of the ablations need different names, none of which is {BASE} or "
+            f"{AUTOREGRESSIVE}, of letters, digits, underscores, dots and hyphens",
+            got=", ".join(names[1:]),
+        )
     return arms
-
-
-def is_open(key: str) -> bool:
-    """Return whether a setting, given by its dotted name, may differ between arms.
-
-    The result is also true for the expert width, although no delta may set this width.
-    """
-    return key.startswith(_OPEN)
 
 
 def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> TrainSettings:
@@ -90,7 +87,7 @@ def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> 
 
 def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
     keys = [key for key, _ in flattened(delta)]
-    closed = [key for key in keys if key == _WIDTH or not is_open(key)]
+    closed = [key for key in keys if key == _WIDTH or not key.startswith(_OPEN)]
     if closed or not keys:
         raise ConfigError(
             f"the ablation {path} cannot be compared with the base",
@@ -98,24 +95,6 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
             f"except {_WIDTH}, which is computed so that all arms have equally many parameters",
             got=", ".join(closed) or "nothing",
             remedy="put settings that all arms share into the base, or change them with --set",
-        )
-
-
-def _check_names(arms: Sequence[Arm]) -> None:
-    names = [AUTOREGRESSIVE, *(arm.name for arm in arms)]  # `AUTOREGRESSIVE` is reserved
-    if odd := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
-        raise ConfigError(
-            "the file name of an ablation cannot be used as the name of an arm",
-            expected="only letters, digits, underscores, dots and hyphens",
-            got=", ".join(odd),
-            remedy="rename the file",
-        )
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(
-            "two arms have the same name",
-            expected=f"files with different names, none of which is {BASE} or {AUTOREGRESSIVE}",
-            got=", ".join(repeated),
-            remedy="rename a file",
         )
 
 
