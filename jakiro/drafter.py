@@ -27,20 +27,17 @@ from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
 from jakiro.target.weight_forms import WeightForm
 from jakiro.utils.fetch import KNOWN_MODELS
+from jakiro.utils.gguf import find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
-from jakiro.utils.model_names import DRAFTER_REMEDY, find_gguf, no_such_drafter
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import (
-    LOADING_ERRORS,
-    reason_of,
-    refuse_files_elsewhere,
-)
+from jakiro.utils.pretrained import LOADING_ERRORS, reason_of
 from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
 from moa.target_kv import with_rotated_keys
 from moa.trunk import Trunk, TrunkInputs
 
+_REMEDY = "check the path, or train a drafter with `jakiro train`"
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 
 
@@ -182,8 +179,7 @@ class JakiroDrafter(PreTrainedModel):
                 drafted are invalid.
         """
         path = packaged_drafter(path) or path
-        refuse_missing_folder(path, "a drafter from", DRAFTER_REMEDY)
-        refuse_files_elsewhere(Path(path), "the drafter")
+        refuse_missing_folder(path, "a drafter from", _REMEDY)
         # With these options, transformers does not raise an error for mismatched weights, but
         # returns a report of them, which `_check_report` reads.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -196,7 +192,12 @@ class JakiroDrafter(PreTrainedModel):
         except LOADING_ERRORS as error:
             if is_out_of_memory(error):
                 raise too_little_memory(f"the drafter {path}", error) from error
-            raise no_such_drafter(path, reason_of(error, path)) from error
+            raise CheckpointError(
+                f"cannot load a drafter from {path}",
+                expected="a folder or hub id with config.json and model.safetensors",
+                got=reason_of(error, path),
+                remedy=_REMEDY,
+            ) from error
         drafter, report = loaded
         _check_report(report, path)
         _check_finite(drafter, path)

@@ -64,9 +64,9 @@ class TargetStateSettings(Settings):
     """The source of the target's hidden states, keys and values; see `training.target_states`."""
 
     source: Literal["online", "offline", "available"] = "online"
-    """online: the target runs during training. offline: the run reads states that `jakiro features`
-    has written. available: as offline if the folder has all states that the drafter reads,
-    otherwise as online, so that the arms of a study can share hidden states."""
+    """online: the target runs during training. offline: the run reads states that
+    `jakiro prepare states` has written. available: as offline if the folder has all states that the
+    drafter reads, otherwise as online, so that the arms of a study can share hidden states."""
     folder: Path | None = None
     """Folder of the stored states; required unless the source is online."""
     dtype: TargetStateDtype = "bf16"

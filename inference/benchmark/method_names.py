@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from inference.benchmark.settings import ComparisonSettings
-from inference.drafters.names import ADED, LM, UNTRAINED, PairName, refuse_missing_drafters
+from inference.drafters.names import ADED, LM, UNTRAINED, PairName
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
 from inference.trees.limits import MOST_CANDIDATES
 from jakiro.errors import ConfigError
-from jakiro.utils.model_names import refuse_missing_model
 
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
 AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
@@ -69,14 +68,6 @@ class MethodName:
     second_settings: str | None = None
     pair_settings: str | None = None
     merged_repeats: int | None = None
-
-    def refuse_missing(self) -> None:
-        """Raise the error that loading the method's models would raise, if one does not exist."""
-        if self.kind == ASSISTED:
-            refuse_missing_model(str(self.path), "the small language model")
-        elif self.kind in (DRAFTER, *UNTRAINED):
-            first = self.kind if self.path is None else f"{self.kind}={self.path}"
-            refuse_missing_drafters(first if self.second is None else f"{self.second}+{first}")
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:

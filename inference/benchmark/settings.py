@@ -19,46 +19,39 @@ Temperatures = Annotated[
 
 
 class ComparisonSettings(Settings):
-    """Settings of a comparison: methods, prompts, and how often each prompt is decoded.
-
-    Attributes:
-        methods: method names as the caller gave them, such as `autoregressive` or
-            `drafter=PATH,tree=auto`.
-        prompts: path of the file with the prompts.
-        num_prompts: largest number of prompts to use; None for all.
-        max_new_tokens: largest number of new tokens in each chat turn.
-        temperatures: sampling temperatures; 0 is greedy decoding.
-        top_p: `top_p` of `generate()`; None for the target's default.
-        top_k: `top_k` of `generate()`; None for the target's default.
-        batch_size: number of prompts that are decoded together.
-        repeats: number of times that every prompt is decoded, each time with different random
-            numbers.
-        seed: seed that determines the order of prompts and methods, and all other random choices.
-        keep_state: whether adaptive methods keep what they have learned from earlier prompts; if
-            not, they are reset before each group of prompts.
-        threads: number of threads to compute with on a CPU; "auto" for the fastest number for each
-            method; None for torch's current number.
-        packed: whether this package reorders the target's weights for the CPU; "auto" for what is
-            faster.
-        other_weights: whether trained drafters may have been trained for other weights of the
-            target.
-        baseline: name of the method that speed-ups refer to; None for `transformers` if that
-            method is compared, else for `autoregressive` if that method is compared, else for the
-            first method.
-    """
+    """What is compared."""
 
     methods: tuple[str, ...] = Field(min_length=1)
+    """A decoding method, such as transformers, autoregressive, lookup or drafter=PATH.
+    --list-methods shows all methods and their options."""
     prompts: str
+    """JSONL file with one of the keys prompt, turns and messages on each line, and optionally
+    category; or a text file with one prompt per line."""
     num_prompts: PositiveInt | None = None
+    """Largest number of prompts; by default all prompts in the file."""
     max_new_tokens: PositiveInt = 128
+    """Largest number of new tokens in each chat turn."""
     temperatures: Temperatures = (0.0,)
+    """Temperature, 0 for greedy decoding."""
     top_p: float | None = Field(None, gt=0, le=1)
+    """As in generate(); by default the value of the target's generation config."""
     top_k: NonNegativeInt | None = None
+    """As in generate(); by default the value of the target's generation config."""
     batch_size: PositiveInt = 1
+    """Number of prompts to decode together."""
     repeats: PositiveInt = 1
+    """Number of times to decode every prompt."""
     seed: NonNegativeInt = 0
+    """Seed for the order of prompts and methods, and for sampling."""
     keep_state: bool = False
+    """Let adaptive drafters keep what they learn from one prompt for the next ones."""
     threads: PositiveInt | Literal["auto"] | None = None
+    """Number of threads to compute with on a CPU; "auto" for the fastest number for each method;
+    None for torch's current number."""
     packed: bool | Literal["auto"] = False
+    """Whether this package reorders the target's weights for the CPU; "auto" for what is faster."""
     other_weights: bool = False
+    """Use trained drafters even if they were trained for other weights of the target."""
     baseline: str | None = None
+    """Name of the method that speed-ups are relative to; by default transformers,
+    else autoregressive, else the first method."""

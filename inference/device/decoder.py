@@ -49,7 +49,7 @@ class RemoteDecoder:
         drafter: drafter that reads tokens alone, such as `LookupDrafter`, `AdedDrafter`, or a
             `SmallLMDrafter`; a `TrainedDrafter`, whose memory a server with the same drafter
             encodes; or a name: `lookup`, `aded`, `lm=MODEL`, a smaller model with the target's
-            tokenizer, or a folder of `jakiro export-device`. None or `none` to draft nothing.
+            tokenizer, or a folder of `jakiro export --to device`. None or `none` to draft nothing.
         key: API key of the server; None if it has no keys.
         patience: seconds without any answer after which a text is given up.
         memory: encoding of the memory that a trained drafter reads: exact, bf16, or int8. The text

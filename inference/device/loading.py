@@ -22,7 +22,7 @@ from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer, torch_dtype
 
 NONE = "none"
-DEVICE_DRAFTERS = f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export-device"
+DEVICE_DRAFTERS = f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export --to device"
 
 _MOST_PADDING = 4_096  # largest number of ids that a target has beyond those of a smaller model
 
@@ -32,7 +32,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
 
     Args:
         name: `lookup`, `aded`, `lm=MODEL` (a small model with the target's tokenizer), `none`, or a
-            folder that `jakiro export-device` has written.
+            folder that `jakiro export --to device` has written.
         info: target of the server.
         **load: arguments of `load_causal_lm` for the small model; `dtype` and `device` also apply
             to an exported drafter.
@@ -58,9 +58,9 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
     if (_folder(name) / "config.json").is_file() or packaged_drafter(name) is not None:
         raise ConfigError(
             f"the drafter {name} was not exported for a machine without its target",
-            expected=f"a folder of jakiro export-device, with {DESCRIPTION_FILE}",
+            expected=f"a folder of jakiro export --to device, with {DESCRIPTION_FILE}",
             got="a drafter or a model without this file",
-            remedy=f"run jakiro export-device {name} --out FOLDER where the target is",
+            remedy=f"run jakiro export --to device {name} --out FOLDER where the target is",
         )
     raise ConfigError(
         f"the drafter {name} cannot draft on this machine for a target on a server",
@@ -71,7 +71,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
 
 
 def exported_folder(name: str) -> Path | None:
-    """Return the folder of a drafter's name if `jakiro export-device` has written it, or None.
+    """Return the folder of a drafter's name if `jakiro export --to device` has written it, or None.
 
     Args:
         name: name of a drafter.

@@ -33,7 +33,7 @@ def memory_request(
         if encoding != "exact":
             raise ConfigError(
                 f"memory is encoded as {encoding} only for a trained drafter",
-                expected="a folder of jakiro export-device, or a TrainedDrafter",
+                expected="a folder of jakiro export --to device, or a TrainedDrafter",
                 got="no drafter" if drafter is None else repr(drafter),
                 remedy="choose such a drafter, or leave out the encoding of memory",
             )

@@ -65,7 +65,7 @@ class OfflineWriting:
         """Return the options with the tokenizer of a drafter, unless there is one already.
 
         Args:
-            name: name of a drafter, such as `lm=MODEL`, or a folder of `jakiro export-device`.
+            name: name of a drafter, such as `lm=MODEL`, or a folder of `jakiro export --to device`.
 
         Raises:
             CheckpointError: the tokenizer cannot be loaded.

@@ -1,16 +1,11 @@
-"""Names of drafters, and fast checks of the names of a decoder's parts.
+"""Names of drafters."""
 
-Nothing here imports torch or transformers, so that commands can refuse a wrong name at once.
-"""
-
-import json
 import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.model_names import refuse_missing_drafter, refuse_missing_model
 from jakiro.utils.packaged import packaged_drafter, packaged_names
 
 TARGET_REMEDY = (
@@ -92,50 +87,6 @@ def refuse_misspelt(name: str) -> None:
         )
 
 
-def refuse_missing_parts(drafter: str, target: str | None) -> None:
-    """Raise the error that loading a decoder would raise, if a part of it certainly does not exist.
-
-    Args:
-        drafter: drafter, named as for `inference.loading.load_parts`.
-        target: folder or hub id of the target; None for the target named in the drafter's config.
-
-    Raises:
-        CheckpointError: the drafter, its table or small model, or the target does not exist.
-        ConfigError: the drafter has a name similar to that of a known drafter; or `target` is None,
-            but the drafter needs no training.
-    """
-    first = refuse_missing_drafters(drafter)
-    if UntrainedName.parse(first) is None:
-        target = target or _target_of(first)
-    elif target is None:
-        raise without_target(first)
-    if target is not None:
-        refuse_missing_model(target, "the target", TARGET_REMEDY)
-
-
-def refuse_missing_drafters(drafter: str) -> str:
-    """Raise the errors of `refuse_missing_parts`, except those that concern the target.
-
-    Args:
-        drafter: drafter, or a pair of drafters.
-
-    Returns:
-        The drafter, or the first drafter of the pair.
-    """
-    pair = PairName.parse(drafter)
-    first = (drafter if pair is None else pair.first).removeprefix("drafter=")
-    for name in (first,) if pair is None else (pair.second, first):
-        match UntrainedName.parse(name):
-            case None:
-                refuse_misspelt(name)
-                refuse_missing_drafter(name)
-            case UntrainedName(kind="lm", path=str(path)):
-                refuse_missing_model(path, "the small language model")
-            case UntrainedName(path=str(path)) if not Path(path).exists():
-                raise unusable_table(path, "nothing at this path")
-    return first
-
-
 def without_target(drafter: str) -> ConfigError:
     """Return the error for a drafter that needs no training and was given no target."""
     return ConfigError(
@@ -155,17 +106,7 @@ def unusable_table(path: str | Path, got: str) -> CheckpointError:
     """
     return CheckpointError(
         f"cannot load trigrams from {path}",
-        expected="a file that `jakiro aded build` wrote",
+        expected="a file that `jakiro prepare trigrams` wrote",
         got=got,
         remedy="check the path, or build the file again",
     )
-
-
-def _target_of(drafter: str) -> str | None:
-    """Return the target that the config of a local drafter names; None if it names none."""
-    folder = packaged_drafter(drafter) or Path(drafter)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return str(config["target"]["name_or_path"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # loading explains what is wrong with the config

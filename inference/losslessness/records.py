@@ -15,23 +15,28 @@ QUICK_SAMPLES = 200  # number of samples with `jakiro verify --quick`
 
 
 class VerifySettings(Settings):
-    """Settings of a verification; None for `top_p` or `top_k` means the target's default."""
+    """What is verified."""
 
-    max_new_tokens: int = Field(64, ge=1)  # largest length of a greedy continuation
-    num_prompts: int | None = Field(None, ge=1)  # number of prompts to use; None for all
-    samples: int = Field(
-        2000, ge=FEWEST_SAMPLES
-    )  # number of continuations to sample for each prompt
-    # number of prompts, counted from the first, for which continuations are sampled
+    max_new_tokens: int = Field(64, ge=1)
+    """Largest number of tokens of a greedy continuation."""
+    num_prompts: int | None = Field(None, ge=1)
+    """Largest number of prompts; by default all prompts in the file."""
+    samples: int = Field(2000, ge=FEWEST_SAMPLES)
+    """Number of continuations to sample for each prompt of --sampled-prompts, at least 50."""
     sampled_prompts: int = Field(1, ge=0)
-    # number of tokens of a sampled continuation; None for the draft tree's depth plus 2
+    """Number of prompts, counted from the first, for which continuations are sampled."""
     sample_length: int | None = Field(None, ge=2)
+    """Number of tokens of a sampled continuation; by default the draft tree's depth plus 2."""
     temperature: float = Field(1.0, gt=0)
+    """Temperature of the samples."""
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)  # 0 for all tokens
+    """As in generate(); by default the value of the target's generation config."""
+    top_k: int | None = Field(None, ge=0)
+    """As in generate(); by default the value of the target's generation config."""
     seed: int = Field(0, ge=0)
-    # whether the drafter may have been trained for other weights of the target, as for the decoder
+    """The same seed gives the same samples."""
     other_weights: bool = False
+    """Use a trained drafter even if it was trained for other weights of the target."""
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import hmac
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field, SecretStr
@@ -24,16 +23,6 @@ class KeysFile(Settings):
 
     keys: dict[str, SecretStr] = Field(min_length=1)
     """The SHA-256 of each key, 64 hexadecimal digits, by the name of its user."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can connect to an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class ApiKeys:

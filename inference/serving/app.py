@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from inference.serving.access import AccessCheck, ApiKeys, BodyLimit, is_loopback
+from inference.serving.access import AccessCheck, ApiKeys, BodyLimit
 from inference.serving.answers.chat import chat
 from inference.serving.answers.completions import complete
 from inference.serving.answers.events import Disconnected
@@ -20,7 +20,7 @@ from inference.serving.api_error import ApiError
 from inference.serving.remote.routes import remote_routes
 from inference.serving.remote.sessions import RemoteSessions
 from inference.serving.service import Service
-from inference.serving.settings import ServeSettings
+from inference.serving.settings import ServeSettings, is_loopback
 from inference.serving.static_page import is_of_page, page_routes
 from inference.serving.telemetry import CONTENT_TYPE
 

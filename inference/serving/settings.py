@@ -1,23 +1,42 @@
 """Settings of the server."""
 
+import os
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from inference.serving.access import is_loopback
 from jakiro.utils.settings import Settings
+
+_SHORTEST_KEY = 8  # number of characters
+
+
+def keys_in_environment() -> tuple[SecretStr, ...]:
+    """Return the keys in the environment variable JAKIRO_API_KEY, which are separated by commas."""
+    keys = map(str.strip, os.environ.get("JAKIRO_API_KEY", "").split(","))
+    return tuple(SecretStr(key) for key in keys if key)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class ServeSettings(Settings):
     """Address, limits and keys of a server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on. If other machines can reach it, requests require a key."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 for any free port."""
     model_name: str | None = None
-    """Name of the model in requests and responses; None for the last part of the target's path."""
+    """Name of the model in requests; by default the last part of the target's path."""
     places: int = Field(8, ge=1)
     """Largest number of sequences that are decoded together, in each lane: if the drafter has other
     trees for greedy requests, they have a lane of their own."""
@@ -25,37 +44,39 @@ class ServeSettings(Settings):
     """Largest number of tokens of a sequence, including its prompt."""
     queue: int = Field(64, ge=0)
     """Largest number of sequences of each lane that wait for a free place."""
-    api_keys: tuple[SecretStr, ...] = ()
-    """Keys, one of which each request must contain; none to accept all requests."""
+    api_keys: tuple[SecretStr, ...] = Field(default_factory=keys_in_environment)
+    """Keys, one of which each request must contain; by default those in the environment variable
+    JAKIRO_API_KEY. If there are none, all requests are accepted."""
     keys_file: Path | None = None
-    """YAML file with the hashes of further keys by the names of their users; None for no file."""
+    """YAML file with the hashes of further keys by the names of their users."""
     tls_cert: Path | None = None
-    """PEM file with the certificate of the server, and those that lead to its authority; None for
-    connections without TLS."""
+    """PEM file with the certificate of the server, and those that lead to its authority;
+    without it, connections are not encrypted."""
     tls_key: Path | None = None
     """PEM file with the key of the certificate."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names of the server in the header `Host`, besides those of this machine; `*` for all names.
-    If there are none, a server that other machines can connect to accepts all names."""
+    """Name of the server in the header `Host`, besides those of this machine; `*` for all names. If
+    there is none, a server that other machines can connect to accepts all names."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may send requests."""
+    """Origin of web pages that may send requests."""
     max_body_bytes: int = Field(1_048_576, ge=1)
     """Largest size of a request body in bytes."""
     request_seconds: float = Field(600.0, gt=0)
     """Largest number of seconds from the acceptance of a request to its last token."""
     remote_sessions: int = Field(0, ge=0)
-    """Largest number of simultaneous texts whose drafts are sent by other machines; 0 for none."""
+    """Largest number of texts at the same time whose drafts other machines send, see
+    `jakiro connect`; 0 for none."""
     remote_sessions_per_key: int = Field(4, ge=1)
     """Largest number of texts of each key whose drafts are sent by other machines."""
     remote_idle_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
     """Seconds without a request after which the caches of such a text are freed."""
     playground: bool = True
-    """Whether to serve the playground, a web page at `/`."""
+    """Serve the playground, a web page at `/`."""
     adapt: Literal["off", "shared"] = "off"
     """`shared`: the drafter learns from the texts of all users; `off`: no text is kept to
     learn from."""
     adapt_folder: Path | None = None
-    """Folder for the versions of the drafter's weights; None for one that is removed at the end."""
+    """Folder for the versions of the drafter's weights; by default, they are lost at the end."""
     adapt_tokens: int = Field(500_000, ge=1)
     """Largest number of tokens of recent texts, which are kept in memory."""
     adapt_hours: float = Field(24.0, gt=0, allow_inf_nan=False)
@@ -71,6 +92,13 @@ class ServeSettings(Settings):
     def sends_keys_unencrypted(self) -> bool:
         """Whether keys cross a network without TLS, unless a proxy adds it."""
         return not is_loopback(self.host) and self.tls_cert is None
+
+    @field_validator("api_keys")
+    @classmethod
+    def _are_long(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(len(key.get_secret_value()) < _SHORTEST_KEY for key in keys):
+            raise ValueError(f"keys of at least {_SHORTEST_KEY} characters (JAKIRO_API_KEY)")
+        return keys
 
     @model_validator(mode="after")
     def _a_certificate_has_a_key(self) -> "ServeSettings":

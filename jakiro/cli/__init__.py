@@ -16,15 +16,11 @@ import typer
 
 from jakiro import __version__
 from jakiro.cli.ablate import ablate
-from jakiro.cli.adapt import adapt
-from jakiro.cli.aded import aded
 from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
 from jakiro.cli.connect import connect
 from jakiro.cli.demo import demo
-from jakiro.cli.export_device import export_device
 from jakiro.cli.export_drafter import export_drafter
-from jakiro.cli.features import features
 from jakiro.cli.fetch import fetch
 from jakiro.cli.generate import generate
 from jakiro.cli.import_drafter import import_drafter
@@ -52,17 +48,17 @@ _BRACES = re.compile("[{}]")  # around required arguments
 _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed set of values
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Decode": (fetch, generate, chat, serve, connect, demo),
-    "Train": (init, train, features, ablate),
+    "Train": (init, train, ablate),
     "Measure": (bench, verify, profile),
-    "Data": (prepare, regenerate, synthesize),
-    "Exchange": (import_drafter, export_drafter, export_device),
+    "Data": (regenerate, synthesize),
+    "Exchange": (import_drafter, export_drafter),
 }
 # Names of commands whose functions have other names.
 _NAMES = {
     import_drafter: "import",
     export_drafter: "export",
 }
-_GROUPS = {"Decode": (aded, adapt)}
+_GROUPS = {"Data": (prepare,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
 # small operation waits for a time slice. If they spin too briefly, they fall asleep between the

@@ -2,21 +2,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from pydantic import PositiveInt
 
-from inference.benchmark.method_names import methods_of, parse_methods, parse_replayed_methods
+from inference.benchmark.method_names import parse_methods
+from inference.benchmark.settings import ComparisonSettings
 from jakiro.cli import options
+from jakiro.cli.decoding import LoadSettings
 from jakiro.cli.interruption import terminated_like_interrupted
-from jakiro.cli.options import Context, settings_from
 from jakiro.cli.output import STANDARD_OUTPUT, say, writer
-from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
+from jakiro.errors import EXIT_CODE_INTERRUPTED
 from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument
-    from inference.benchmark.settings import ComparisonSettings
 
 _METHODS = """\
 transformers                     generate() of transformers
@@ -25,7 +26,7 @@ transformers-assisted=SMALL_LM   generate() with a small model that drafts
 autoregressive                   Jakiro's decode loop without a drafter
 drafter=PATH                     the loop with a trained drafter
 lookup, aded                     the loop with a drafter that needs no training
-aded=TABLE                       aded that starts with trigrams counted by `jakiro aded build`
+aded=TABLE                       aded that starts with trigrams counted by `jakiro prepare trigrams`
 lm=SMALL_LM                      the loop with a small model that has the target's tokenizer
 lookup+drafter=PATH              and other pairs: the loop with two drafters that share trees
 
@@ -52,33 +53,21 @@ def _show_methods(is_asked: bool) -> bool:
     return is_asked
 
 
+class BenchSettings(ComparisonSettings):
+    """What is compared."""
+
+    threads: PositiveInt | Literal["auto"] | None = "auto"
+    """Number of threads of decoding steps on a CPU; auto measures which is fastest."""
+    packed: bool | Literal["auto"] = "auto"
+    """Whether to compute with reordered copies of the target's weights on a CPU, which doubles its
+    memory; auto measures what is faster."""
+
+
+@options.with_options
 def bench(
-    context: Context,
+    *,
     target: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            callback=options.existing_model,
-            help="The model to decode with.",
-        ),
-    ],
-    methods: Annotated[
-        list[str],
-        typer.Option(
-            "--method",
-            metavar="METHOD",
-            help="A decoding method, such as transformers, autoregressive, lookup or drafter=PATH; "
-            "may be repeated. --list-methods shows all methods and their options.",
-        ),
-    ],
-    prompts: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            callback=options.existing_file,
-            help="JSONL file with one of the keys prompt, turns and messages on each line, and "
-            "optionally the key category; or a text file with one prompt per line.",
-        ),
+        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
     ],
     list_methods: Annotated[
         bool,
@@ -86,45 +75,6 @@ def bench(
             "--list-methods", callback=_show_methods, is_eager=True, help="Show all methods."
         ),
     ] = False,
-    num_prompts: options.NumPrompts = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Largest number of new tokens per prompt.")
-    ] = 128,
-    temperatures: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--temperature",
-            metavar="T",
-            help="Temperature; 0, the default, for greedy decoding; may be repeated.",
-        ),
-    ] = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    batch_size: Annotated[int, typer.Option(help="Number of prompts to decode together.")] = 1,
-    repeats: Annotated[int, typer.Option(help="Number of times to decode every prompt.")] = 1,
-    seed: Annotated[
-        int, typer.Option(help="Seed for the order of prompts and methods, and for sampling.")
-    ] = 0,
-    keep_state: Annotated[
-        bool,
-        typer.Option(
-            "--keep-state",
-            help="Let adaptive drafters keep what they learn from one prompt for the next ones.",
-        ),
-    ] = False,
-    baseline: Annotated[
-        str | None, typer.Option(help="Name of the method that speed-ups are relative to.")
-    ] = None,
-    threads: options.ThreadCount = "auto",
-    packed: options.PackedWeights = "auto",
-    other_weights: options.OtherWeights = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    json_file: options.JsonOut = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),
-    ] = None,
     replay: Annotated[
         bool,
         typer.Option(
@@ -134,44 +84,32 @@ def bench(
             "same order for all names. Trees have 60 deterministic candidates by default.",
         ),
     ] = False,
+    json_file: options.JsonOut = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),
+    ] = None,
+    settings: BenchSettings,
+    load: LoadSettings,
 ) -> None:
     """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase."""
-    for name in parse_replayed_methods(methods) if replay else parse_methods(methods):
-        name.refuse_missing()
-    from inference.benchmark.settings import ComparisonSettings
-
-    settings = settings_from(
-        context,
-        ComparisonSettings,
-        prompts=str(prompts),
-        threads=options.as_threads(threads),
-        packed=options.as_packed(packed),
-    )
+    store_json = writer(json_file, standard_output=True)  # refuses a file that exists already
+    to_stderr = json_file == STANDARD_OUTPUT
     if replay:
-        store = writer(json_file, standard_output=True)
-        _replay(settings, target, dtype, device, store, to_stderr=json_file == STANDARD_OUTPUT)
+        _replay(settings, target, load, store_json, to_stderr=to_stderr)
         return
-    methods_of(settings)  # refuses what does not fit together before the slow imports
-    if json_file is not None and report is not None and json_file.resolve() == report.resolve():
-        raise ConfigError(
-            "--json and --report name the same file",
-            expected="different names for --json and --report",
-            got=report,
-        )
-    store_json = writer(json_file, standard_output=True)
     store_page = None if report is None else writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
     with terminated_like_interrupted():
-        document = _measured(settings, target, dtype, device)
-        _finish(document, store_json, store_page, to_stderr=json_file == STANDARD_OUTPUT)
+        document = _measured(settings, target, load)
+        _finish(document, store_json, store_page, to_stderr=to_stderr)
 
 
 def _replay(
-    settings: "ComparisonSettings",
+    settings: ComparisonSettings,
     target: str,
-    dtype: str,
-    device: options.Device,
+    load: LoadSettings,
     store: Callable[[str], None],
     *,
     to_stderr: bool,
@@ -181,11 +119,10 @@ def _replay(
     from inference.benchmark.replay.comparison import Replay, replay_tables
     from inference.benchmark.subject import Subject, load_target
     from jakiro.utils.logs import quiet_libraries
-    from jakiro.utils.pretrained import choose_device
     from jakiro.utils.progress import ProgressDisplay, tracked
 
     with quiet_libraries():
-        model, tokenizer = load_target(target, dtype, choose_device(device))
+        model, tokenizer = load_target(target, load.dtype, load.torch_device)
         subject = Subject(model, tokenizer, other_weights=settings.other_weights)
         comparison = Replay(settings, subject, target)
     with ProgressDisplay() as progress:
@@ -197,17 +134,16 @@ def _replay(
 
 
 def _measured(
-    settings: "ComparisonSettings", target: str, dtype: str, device: options.Device
+    settings: ComparisonSettings, target: str, load: LoadSettings
 ) -> "ComparisonDocument":
     from inference.benchmark.run import Comparison, prompts_for
     from inference.benchmark.subject import Subject, build_methods, load_target
     from jakiro.utils.logs import quiet_libraries
-    from jakiro.utils.pretrained import choose_device
     from jakiro.utils.progress import ProgressDisplay, tracked
 
     prompts = prompts_for(settings)
     with quiet_libraries():
-        model, tokenizer = load_target(target, dtype, choose_device(device))
+        model, tokenizer = load_target(target, load.dtype, load.torch_device)
         names = parse_methods(settings.methods)
         subject = Subject(
             model,

@@ -4,14 +4,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from inference.drafters.names import refuse_missing_parts
 from jakiro.cli import options
-from jakiro.cli.generate import load_decoder
-from jakiro.cli.options import Context, settings_from
+from jakiro.cli.decoding import DecoderSettings, DialogueSettings
 from jakiro.cli.output import UNSAFE
 from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
@@ -24,47 +22,24 @@ _GREETING = "/help lists the commands; Ctrl-C stops an answer, and Ctrl-D ends t
 _PROMPT = "> "
 
 
+@options.with_options
 @quiet_libraries()
 def chat(
-    context: Context,
+    *,
     drafter: options.DrafterName,
     target: options.TargetOfDrafter = None,
-    system: options.System = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Largest number of tokens of an answer.")
-    ] = 512,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="The same seed and messages give the same answers; by default, sampled answers "
-            "differ each time."
-        ),
-    ] = None,
-    tree: options.TreeChoice = "auto",
-    threads: options.ThreadCount = "auto",
-    packed: options.PackedWeights = "auto",
-    compiled: options.Compiled = False,
-    captured: options.Captured = False,
-    other_weights: options.OtherWeights = False,
-    batch_invariant: options.BatchInvariant = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
+    dialogue: DialogueSettings,
+    settings: DecoderSettings,
 ) -> None:
     """Chat with a target in the terminal; colors show which tokens were drafted.
 
     If standard input is not a terminal, each of its lines is a message. Lines with a wrong command
     are then reported and skipped, and the exit code is 2.
     """
-    refuse_missing_parts(drafter, target)
-    from jakiro.cli.dialogue import Dialogue, DialogueSettings
+    from jakiro.cli.dialogue import Dialogue
 
-    settings = settings_from(context, DialogueSettings)
-    decoder = load_decoder(context)
-    with closing(Dialogue(decoder, settings)) as dialogue:
-        _Terminal(dialogue).run()
+    with closing(Dialogue(settings.load(drafter, target), dialogue)) as opened:
+        _Terminal(opened).run()
 
 
 class _Terminal:
@@ -83,11 +58,7 @@ class _Terminal:
         self._notices = Console(stderr=True, highlight=False)
 
     def run(self) -> None:
-        """Answer lines until the input or the chat ends.
-
-        Raises:
-            typer.Exit: the input is not a terminal, and contains a wrong command.
-        """
+        """Answer lines until the input or the chat ends."""
         if self.is_interactive:
             with suppress(ImportError):  # some systems lack this module
                 import readline  # noqa: F401 - lets users edit lines and recall earlier lines

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from jakiro.cli import options
+from jakiro.cli.decoding import LoadSettings, SamplingSettings, server_key
 from jakiro.cli.generate import messages, prompt_text
 from jakiro.cli.output import UNSAFE, say
 from jakiro.cli.provisional_display import ProvisionalDisplay
-from jakiro.cli.remote_server import server_key
-from jakiro.errors import ConfigError, JakiroError, PromptError
+from jakiro.errors import JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ _UNVERIFIED = "the end of the text is not verified"
 _PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
 
 
+@options.with_options
 @quiet_libraries()
 def connect(
+    *,
     url: Annotated[
         str,
         typer.Argument(
@@ -46,7 +48,7 @@ def connect(
         typer.Option(
             metavar="DRAFTER",
             help="Drafter on this machine: lookup, aded, lm=MODEL (a smaller model with the "
-            "target's tokenizer), none, or a folder of `jakiro export-device`.",
+            "target's tokenizer), none, or a folder of `jakiro export --to device`.",
         ),
     ] = "lookup",
     memory: Annotated[
@@ -59,14 +61,6 @@ def connect(
     ] = "exact",
     raw: options.Raw = False,
     system: options.System = None,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="The same seed and messages give the same sampled text."),
-    ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
@@ -87,8 +81,8 @@ def connect(
         ),
     ] = "wait",
     stats: options.Stats = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
+    sampling: SamplingSettings,
+    load: LoadSettings,
 ) -> None:
     """Draft on this machine, and let the target of a server verify.
 
@@ -96,45 +90,27 @@ def connect(
     """
     from inference.device import RemoteDecoder
     from inference.device.offline_text import OfflineWriting
-    from jakiro.utils.pretrained import choose_device
 
-    if offline == "write":
-        _refuse_silent(drafter)
     text = None if prompt is None else prompt_text(prompt)
-    chosen: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
-    load: dict[str, Any] = {"dtype": dtype, "device": choose_device(device)}
-    connection: dict[str, Any] = {"key": server_key(), "memory": memory}
-    connection["patience"] = _PATIENCE[offline] if patience is None else patience
-    connection["offline"] = {"wait": None, "stop": "stop", "write": OfflineWriting()}[offline]
-    with RemoteDecoder(url, drafter, **connection, **load) as decoder:
+    reactions: dict[str, Any] = {"wait": None, "stop": "stop", "write": OfflineWriting()}
+    with RemoteDecoder(
+        url,
+        drafter,
+        key=server_key(),
+        memory=memory,
+        patience=_PATIENCE[offline] if patience is None else patience,
+        offline=reactions[offline],
+        dtype=load.dtype,
+        device=load.torch_device,
+    ) as decoder:
         is_chat = decoder.info.has_template and not raw
         _refuse_impossible(is_chat, text, system)
         if text is None:
-            _chat(decoder, system, chosen, stats)
+            _chat(decoder, system, sampling.given, stats)
             return
         own = messages(text, system) if is_chat else text
         again = "to get all of it, run the same command with --seed {seed}"
-        _answer(decoder, own, chosen, stats, again)
-
-
-def _refuse_silent(drafter: str) -> None:
-    """Raise an error for a drafter that cannot continue every text without the server."""
-    from inference.device.loading import NONE
-    from inference.drafters.names import ADED, LOOKUP
-
-    if drafter in (LOOKUP, ADED, NONE):
-        raise ConfigError(
-            f"the drafter {drafter} cannot write alone while the server cannot be reached",
-            expected="--drafter lm=MODEL or a folder of jakiro export-device",
-            got=drafter,
-            remedy="use such a drafter, or leave out --offline write",
-        )
+        _answer(decoder, own, sampling.given, stats, again)
 
 
 def _refuse_impossible(is_chat: bool, text: str | None, system: str | None) -> None:
@@ -156,7 +132,7 @@ def _chat(
     which depend on theirs.
     """
     dialogue = messages("", system)[:-1]
-    seed = chosen["seed"]
+    seed = chosen.get("seed")
     for number, line in enumerate(_lines()):
         turn = {"role": "user", "content": line}
         own = {**chosen, "seed": None if seed is None else seed + number}
@@ -195,13 +171,6 @@ def _answer(
     decoder: "RemoteDecoder", prompt: Any, chosen: dict[str, Any], stats: bool, again: str
 ) -> "RemoteOutput":
     """Print the continuation of a prompt as it arrives, and return its output.
-
-    Args:
-        decoder: decoder on this machine.
-        prompt: text or messages.
-        chosen: options of the text.
-        stats: whether to print a line of statistics.
-        again: how to get the whole text if it was stopped; `{seed}` stands for its seed.
 
     Raises:
         ResourceError: the end of the text is missing or not verified, because the server did not

@@ -1,11 +1,10 @@
 """The command `jakiro demo`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from jakiro.cli import options
 from jakiro.cli.output import writer
 from jakiro.utils.logs import quiet_libraries
 
@@ -18,7 +17,9 @@ def demo(
             metavar="DIR", help="Folder for the trained drafter; by default in the user's cache."
         ),
     ] = None,
-    device: options.Device = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")
+    ] = "auto",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write all figures to this new file."),

@@ -5,15 +5,14 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
 
-from pydantic import Field
-
 from inference import Conversation, SpeculativeDecoder
 from inference.engine.decode_step import BONUS, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.generation.colored_text import TextPiece, pieces_by_depth
 from inference.generation.prompts import encode_prompt, needed
+from jakiro.cli.decoding import DialogueSettings
 from jakiro.errors import ConfigError, PromptError
-from jakiro.utils.settings import Settings, validate_settings
+from jakiro.utils.settings import validate_settings
 
 HELP = """\
 /help            show this list
@@ -25,36 +24,14 @@ HELP = """\
 A line that starts with a space is a message, even if / follows."""
 
 
-class DialogueSettings(Settings):
-    """Settings of a dialogue; None for a sampling option means the target's generation config."""
-
-    system: str | None = None
-    max_new_tokens: int = Field(512, ge=1)  # largest number of tokens of an answer
-    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)  # 0 for greedy decoding
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    seed: int | None = None  # None for random numbers that differ each time
-
-
 class Dialogue:
     """A chat with a target, in which every answer is decoded with a drafter.
 
     Cached tokens of earlier chat turns are not processed again. An answer can be stopped; the text
     that was generated before it was stopped remains part of the chat.
 
-    Args:
-        decoder: decoder with a tokenizer that has a chat template.
-        settings: settings, which commands can change.
-
     Attributes:
-        messages: questions and answers so far, without the system prompt.
         notice: remark on the last answer; None for a complete answer.
-        last: statistics of the last answer.
-        total: statistics of all answers.
-        is_over: whether the user has ended the chat.
-
-    Raises:
-        PromptError: the tokenizer is missing, or it has no chat template.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, settings: DialogueSettings) -> None:
@@ -92,9 +69,6 @@ class Dialogue:
 
         Args:
             question: message of the user.
-
-        Raises:
-            PromptError: the target's context is full, or the chat template rejects the messages.
         """
         message = {"role": "user", "content": question}
         prompt = self._encode([*self.messages, message])
@@ -123,15 +97,7 @@ class Dialogue:
         return self._is_stopped
 
     def execute(self, line: str) -> str:
-        """Execute a command, and return the reply for the user.
-
-        Args:
-            line: command and its argument, such as `/temperature 0.7`.
-
-        Raises:
-            PromptError: there is no such command.
-            ConfigError: the argument cannot be used.
-        """
+        """Execute a command, and return the reply for the user."""
         name, _, argument = line.strip().partition(" ")
         if name not in self._commands:
             raise PromptError(

@@ -1,5 +1,7 @@
 """The command `jakiro export`."""
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -8,12 +10,14 @@ from jakiro.cli import options
 from jakiro.errors import CheckpointError, ConfigError, TargetMismatch
 from jakiro.utils.files import ensure_new_file
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.model_names import refuse_missing_drafter
 
 if TYPE_CHECKING:
     from jakiro.drafter import JakiroDrafter
-    from jakiro.exchange.eagle3_export import Exported, ServedTarget
+    from jakiro.exchange.eagle3_export import ServedTarget
+    from jakiro.target.adapter import TargetAdapter
     from jakiro.target.record import TargetRecord
+
+_REMEDY = "pass the target's current folder or id as --target"
 
 
 @quiet_libraries()
@@ -21,27 +25,20 @@ def export_drafter(
     drafter: Annotated[
         str,
         typer.Argument(
-            metavar="DRAFTER", help="Folder or hub id of a drafter.", show_default=False
+            metavar="DRAFTER", help="Folder, hub id or name of a drafter.", show_default=False
         ),
     ],
     to: Annotated[
-        Literal["eagle3", "speculators", "vllm"],
+        Literal["eagle3", "speculators", "vllm", "device"],
         typer.Option(
             help="Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a "
             "folder that vLLM serves without other arguments; vllm: most other drafters, for vLLM "
-            "in an environment where jakiro is installed."
+            "in an environment where jakiro is installed; device: for jakiro connect on a machine "
+            "without the target."
         ),
     ],
     out: options.NewFolder,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            callback=options.existing_model,
-            help="The target; by default the one that the drafter's config names. Its weights are "
-            "read only for vllm.",
-        ),
-    ] = None,
+    target: options.TargetOfDrafter = None,
     without_layer_ids: Annotated[
         bool,
         typer.Option(
@@ -50,53 +47,90 @@ def export_drafter(
             "they must be the default ones of EAGLE-3.",
         ),
     ] = False,
+    embedding: Annotated[
+        Literal["int8", "own"],
+        typer.Option(
+            help="Format of the target's embedding in the layout device. int8 takes half of the "
+            "space of bf16, and may change drafts, but never the text's distribution."
+        ),
+    ] = "int8",
 ) -> None:
-    """Write a drafter, without approximation, in the format of another engine.
+    """Write a drafter in the format of another engine, or for a machine without the target.
 
-    The layouts eagle3 and speculators require the architecture of EAGLE-3.
+    The layouts eagle3 and speculators require the architecture of EAGLE-3. The layout device has
+    the target's tokenizer, its embedding and the rows of its head for the tokens that may be
+    drafted, but not its layers.
     """
-    if without_layer_ids and to == "vllm":
-        raise ConfigError(
-            "--without-layer-ids cannot be used with --to vllm",
-            remedy="leave out this option",
-        )
-    refuse_missing_drafter(drafter)
+    if without_layer_ids and to not in ("eagle3", "speculators"):
+        raise ConfigError(f"--without-layer-ids cannot be used with --to {to}")
     ensure_new_file(out, "a drafter")
     from jakiro.drafter import JakiroDrafter
-    from jakiro.exchange.eagle3_export import export_eagle3, without_ids
-    from jakiro.exchange.writing import checksums_in, serve_commands, write_export
-    from jakiro.utils.pretrained import local_model
+    from jakiro.exchange.writing import checksums_in
 
     loaded = JakiroDrafter.from_pretrained(drafter)
     name = target or loaded.config.target_record.name_or_path
-    if to == "vllm":
-        exported = _for_plugin(loaded, name)
+    if to == "device":
+        commands = _write_device(loaded, name, out, embedding, drafter)
     else:
-        exported = export_eagle3(loaded, to, _facts_of(name, loaded.config.target_record))
+        commands = _write_layout(loaded, name, out, to, without_layer_ids=without_layer_ids)
+    for file, digest in checksums_in(out).items():
+        typer.echo(f"sha256 of {file}: {digest} ({(out / file).stat().st_size / 1e6:.1f} MB)")
+    typer.echo(f"wrote {out}; to use it:")
+    for place, command in commands.items():
+        typer.echo(f"  {command}    # {place}")
+
+
+def _write_device(
+    drafter: "JakiroDrafter", target: str, out: Path, embedding: Literal["int8", "own"], name: str
+) -> dict[str, str]:
+    """Write the folder of a machine without the target; return commands by where to run them."""
+    from jakiro.exchange.device_export import export_device
+    from jakiro.utils.pretrained import load_tokenizer
+
+    tokenizer = load_tokenizer(target, "the tokenizer of the target", remedy=_REMEDY)
+    export_device(drafter, _load(target), tokenizer, out, embedding)
+    serve = ["jakiro", "serve", "--target", target, "--drafter", name, "--remote-sessions", "8"]
+    connect = ["jakiro", "connect", "http://HOST:8000/v1", "--drafter", str(out)]
+    return {"where the target is": shlex.join(serve), "on the other machine": shlex.join(connect)}
+
+
+def _write_layout(
+    drafter: "JakiroDrafter",
+    target: str,
+    out: Path,
+    to: Literal["eagle3", "speculators", "vllm"],
+    *,
+    without_layer_ids: bool,
+) -> dict[str, str]:
+    """Write the folder of another engine; return commands by the names of engines."""
+    from jakiro.exchange.eagle3_export import export_eagle3, without_ids
+    from jakiro.exchange.vllm_export import export_vllm
+    from jakiro.exchange.writing import serve_commands, write_export
+    from jakiro.target.record import check_target
+    from jakiro.utils.pretrained import local_model
+
+    record = drafter.config.target_record
+    if to == "vllm":
+        adapter = _load(target)
+        check_target(record, adapter.spec)
+        exported = export_vllm(drafter, adapter)
+    else:
+        exported = export_eagle3(drafter, to, _facts_of(target, record))
     if without_layer_ids:
-        exported = without_ids(exported, loaded.config.target_record)
+        exported = without_ids(exported, record)
     write_export(exported.weights, exported.config, out)
     for part in exported.dropped:
         typer.echo(f"dropped: {part}")
-    for file, digest in checksums_in(out).items():
-        typer.echo(f"sha256 of {file}: {digest}")
-    depth = loaded.config.settings.schedule.autoregressive_levels
-    typer.echo(f"wrote {out}; to serve it:")
-    for engine, command in serve_commands(to, str(out), local_model(name), depth).items():
-        typer.echo(f"  {command}    # {engine}")
+    depth = drafter.config.settings.schedule.autoregressive_levels
+    commands = serve_commands(to, str(out), local_model(target), depth)
+    return {str(engine): command for engine, command in commands.items()}
 
 
-def _for_plugin(drafter: "JakiroDrafter", name: str) -> "Exported":
-    """Return a drafter for the plug-in, with copies of some weights of its target."""
-    from jakiro.exchange.vllm_export import export_vllm
+def _load(target: str) -> "TargetAdapter":
     from jakiro.target.adapter import TargetAdapter
-    from jakiro.target.record import check_target
     from jakiro.utils.pretrained import load_causal_lm
 
-    remedy = "pass the target's current folder or id as --target"
-    target = TargetAdapter(load_causal_lm(name, dtype="auto", device="cpu", remedy=remedy))
-    check_target(drafter.config.target_record, target.spec)
-    return export_vllm(drafter, target)
+    return TargetAdapter(load_causal_lm(target, dtype="auto", device="cpu", remedy=_REMEDY))
 
 
 def _facts_of(target: str, record: "TargetRecord") -> "ServedTarget":
@@ -105,24 +139,21 @@ def _facts_of(target: str, record: "TargetRecord") -> "ServedTarget":
     from jakiro.exchange.plan import check_config_scales
     from jakiro.utils.pretrained import load_config, local_model
 
-    remedy = "pass the target's current folder or id as --target"
-    config = load_config(target, remedy=remedy)
+    config = load_config(target, remedy=_REMEDY)
     text: Any = config.get_text_config()
     architectures = list(config.architectures or ())
     position = getattr(text, "max_position_embeddings", None)
     if not architectures or not isinstance(position, int):
         raise CheckpointError(
-            f"the config of {target} is incomplete",
-            expected="architectures and max_position_embeddings",
-            got=f"{architectures} and {position}",
-            remedy=remedy,
+            f"the config of {target} has no architectures or no max_position_embeddings",
+            remedy=_REMEDY,
         )
     if (got := getattr(text, "hidden_size", None)) != record.hidden_size:
         raise TargetMismatch(
             f"the drafter was made for another target than {target} (hidden size differs)",
             expected=f"{record.hidden_size}, as in {record.name_or_path}",
             got=got,
-            remedy=remedy,
+            remedy=_REMEDY,
         )
     check_config_scales(text, architectures[0], "decode with `jakiro generate`, which applies them")
     return ServedTarget(local_model(target), architectures[0], position)

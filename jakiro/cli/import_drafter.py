@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jakiro.cli import options
+from jakiro.cli.decoding import LoadSettings
 from jakiro.cli.output import say
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import ensure_new_file
-from jakiro.utils.hub import refuse_missing_folder
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from jakiro.exchange.plan import ImportPlan
 
 
+@options.with_options
 @quiet_libraries()
 def import_drafter(
+    *,
     head: Annotated[
         str,
         typer.Argument(
@@ -32,7 +34,6 @@ def import_drafter(
         str | None,
         typer.Option(
             metavar="PATH_OR_HUB_ID",
-            callback=options.existing_model,
             help="The target that the drafter was published for.",
         ),
     ] = None,
@@ -46,14 +47,13 @@ def import_drafter(
         Path | None,
         typer.Option(
             metavar="FILE",
-            callback=options.existing_file,
             help="Prompt file to measure agreement and tau with, as for `jakiro bench`; by default "
             "a few built-in prompts.",
         ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Largest number of prompts.")] = 16,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Largest number of prompts.")] = 16,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens to decode for each prompt.")
+        int, typer.Option(min=1, help="Largest number of tokens to decode for each prompt.")
     ] = 32,
     dry_run: Annotated[
         bool,
@@ -71,16 +71,17 @@ def import_drafter(
             "frequent token.",
         ),
     ] = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
+    load: LoadSettings,
 ) -> None:
     """Convert a published drafter (EAGLE-1 to EAGLE-3, HASS, MoA, Jakiro), and measure it.
 
     The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
     Before anything is written, the drafter's agreement with the target and tau are measured.
     """
-    refuse_missing_folder(head, "a published drafter from", "check the path or id")
-    _check_options(target, out, num_prompts, max_new_tokens, dry_run=dry_run)
+    if not dry_run and (target is None or out is None):
+        raise ConfigError("an import needs --target and --out, or --dry-run")
+    if out is not None:
+        ensure_new_file(out, "a drafter")
     from jakiro.exchange.checkpoint import read_checkpoint
     from jakiro.exchange.families import plan_import
     from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_import
@@ -90,7 +91,6 @@ def import_drafter(
         typer.echo(line)
     if dry_run or target is None or out is None:
         return
-    load = {"dtype": dtype, "device": device}
     limits = (prompts, num_prompts, max_new_tokens)
     drafter, measured, facts = _measured(plan, target, load, limits)
     typer.echo(str(measured))
@@ -113,24 +113,8 @@ def import_drafter(
     typer.echo(f"  extends: {out / SETTINGS_FILE}")
 
 
-def _check_options(
-    target: str | None, out: Path | None, num_prompts: int, max_new_tokens: int, *, dry_run: bool
-) -> None:
-    if not dry_run and (target is None or out is None):
-        raise ConfigError(
-            "an import needs a target and a folder to write",
-            expected="--target and --out, or --dry-run",
-            got="neither" if target is None and out is None else "only one of them",
-        )
-    for name, number in (("--num-prompts", num_prompts), ("--max-new-tokens", max_new_tokens)):
-        if number < 1:
-            raise ConfigError(f"{name} cannot be used", expected="at least 1", got=number)
-    if out is not None:
-        ensure_new_file(out, "a drafter")
-
-
 def _measured(
-    plan: "ImportPlan", target: str, load: dict[str, Any], limits: tuple[Path | None, int, int]
+    plan: "ImportPlan", target: str, load: LoadSettings, limits: tuple[Path | None, int, int]
 ) -> tuple["JakiroDrafter", "Agreement", dict[str, Any]]:
     """Return the drafter that agrees best, its agreement, and facts about the alternatives."""
     from inference.benchmark.agreement import choose_best
@@ -138,12 +122,12 @@ def _measured(
     from jakiro.exchange.plan import build_drafter, check_fits, distinctions
     from jakiro.target.adapter import TargetAdapter
     from jakiro.target.record import record_target
-    from jakiro.utils.pretrained import choose_device, load_causal_lm, load_tokenizer
+    from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
     path, num_prompts, max_new_tokens = limits
     texts = BUILT_IN if path is None else [each.first for each in read_prompts(path, num_prompts)]
     say(f"loading the target {target}")
-    model = load_causal_lm(target, dtype=load["dtype"], device=choose_device(load["device"]))
+    model = load_causal_lm(target, dtype=load.dtype, device=load.torch_device)
     tokenizer = load_tokenizer(target, "the tokenizer of the target")
     adapter = TargetAdapter(model)
     check_fits(plan, adapter)

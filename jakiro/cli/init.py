@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from jakiro.cli import options
 from jakiro.cli.output import say
-from jakiro.errors import ConfigError
+from jakiro.utils.files import ensure_new_file
 
 _FILES = (".json", ".jsonl", ".parquet")  # suffixes of training data in files
 
@@ -18,7 +17,6 @@ def init(
         str,
         typer.Argument(
             metavar="PATH_OR_HUB_ID",
-            callback=options.existing_model,
             help="The target; only its config is read.",
             show_default=False,
         ),
@@ -37,13 +35,11 @@ def init(
     ),
 ) -> None:
     """Write the settings of a first training run for a target, and show the next commands."""
-    if out.exists():
-        raise _exists(out)
+    ensure_new_file(out, "the settings")
     from training.planning.starter import short_name, starter_yaml
 
     paths = data or [f"{short_name(target)}-chats.jsonl"]
-    content = starter_yaml(target, paths)
-    _write_new(out, content)
+    out.write_text(starter_yaml(target, paths), encoding="utf-8")
     for path in paths if data else ():
         if Path(path).suffix in _FILES and not Path(path).exists():
             say(f"warning: there is no file {path} yet; `jakiro train` needs it")
@@ -53,28 +49,3 @@ def init(
     verify = ["verify", "--drafter", f"runs/{short_name(target)}/drafter"]
     for words in (*([] if data else [write_data]), [*train, "--dry-run"], train, verify):
         typer.echo(f"  {shlex.join(['jakiro', *words])}")
-
-
-def _exists(path: Path) -> ConfigError:
-    return ConfigError(
-        f"{path} already exists",
-        expected="a new file",
-        got="a file, which is not overwritten",
-        remedy="pass another --out, or remove the file",
-    )
-
-
-def _write_new(path: Path, content: str) -> None:
-    """Write a file that does not exist yet."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(content)
-    except FileExistsError as error:
-        raise _exists(path) from error
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}",
-            expected="a path in an existing folder, with permission to write there",
-            got=error.strerror or error,
-            remedy="check --out",
-        ) from error

@@ -21,26 +21,6 @@ def say(message: str) -> None:
     typer.echo(" ".join(message.split()).translate(UNSAFE), err=True)
 
 
-def refuse_standard_output(path: Path | None, option: str, content: str) -> None:
-    """Refuse the path `-`, which would become a file of this name.
-
-    Args:
-        path: path of a new file, or None.
-        option: name of the option that gave the path.
-        content: name of the content in the error message.
-
-    Raises:
-        ConfigError: the path is `-`.
-    """
-    if path == STANDARD_OUTPUT:
-        raise ConfigError(
-            f"{option} cannot write {content} to standard output",
-            expected="the name of a new file",
-            got=path,
-            remedy=f"choose another name for {option}",
-        )
-
-
 def writer(
     path: Path | None,
     option: str = "--json",
@@ -50,26 +30,21 @@ def writer(
 ) -> Callable[[str], None]:
     """Return a function that writes a text to a new file, after checking the path.
 
-    If the file cannot be written, the text is kept in a temporary file, and the function raises a
-    ResourceError that names this file. After an interruption, a message names this file.
+    The check comes before long work. If the file cannot be written afterwards, or the user
+    interrupts the program, the text is kept in a temporary file, which a message names.
 
     Args:
         path: path of the new file; None to get a function that does nothing.
-        option: name of the option that gave the path.
-        content: name of the content in error messages.
         standard_output: whether the path `-` means standard output; if not, it is refused.
-
-    Raises:
-        ConfigError: the file exists, or its folder does not exist or cannot be written to.
     """
     from jakiro.utils.files import ensure_new_file, ensure_writable_folder, write_atomically
 
     if path is None:
         return lambda _text: None
+    if path == STANDARD_OUTPUT and standard_output:
+        return lambda text: typer.echo(text, nl=False)
     if path == STANDARD_OUTPUT:
-        if standard_output:
-            return lambda text: typer.echo(text, nl=False)
-        refuse_standard_output(path, option, content)
+        raise ConfigError(f"{option} cannot write {content} to standard output")
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
 
@@ -79,7 +54,6 @@ def writer(
         except OSError as error:
             raise ResourceError(
                 f"cannot write {content} to {path}",
-                expected="enough disk space and a folder that can be written to",
                 got=error.strerror or error,
                 remedy=_kept(content, text, path.suffix),
             ) from error
@@ -93,10 +67,6 @@ def writer(
 
 def _kept(content: str, text: str, suffix: str) -> str:
     """Write a text to a temporary file, and return where it is now."""
-    try:
-        with NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        reason = error.strerror or error
-        return f"{content} are lost, because the temporary folder cannot be written to: {reason}"
+    with NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
+        file.write(text)
     return f"{content} are in {file.name}; copy them to another place"

@@ -1,22 +1,29 @@
-"""The command `jakiro prepare`."""
+"""The commands of `jakiro prepare data`: what training and `aded` read."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from jakiro.cli import options
+from jakiro.cli.output import say, writer
+from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.settings import load_settings
+
+prepare = typer.Typer(
+    name="prepare", help="Prepare what training and aded read.", no_args_is_help=True
+)
 
 
-def prepare(
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            callback=options.existing_model,
-            help="The model to draft for.",
-        ),
-    ],
+@prepare.callback()
+def _group() -> None:
+    """Prepare what training and `aded` read: tokens, states of the target, trigrams."""
+
+
+@prepare.command()
+def data(
+    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to draft for.")],
     data: options.DataPaths,
     sequence_length: Annotated[
         int, typer.Option(min=2, help="Number of tokens of a packed sequence.")
@@ -28,7 +35,13 @@ def prepare(
     preview: Annotated[
         int, typer.Option(min=0, help="Number of documents to show, with responses in color.")
     ] = 0,
-    skip_bad_records: options.SkipBadRecords = False,
+    skip_bad_records: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad-records",
+            help="Leave out unusable records and report how many; by default, they are errors.",
+        ),
+    ] = False,
     cache_folder: Annotated[
         Path | None,
         typer.Option(
@@ -39,7 +52,6 @@ def prepare(
     """Tokenize data into the cache that training uses, and report what was read and left out."""
     from rich.console import Console
 
-    from jakiro.utils.logs import quiet_libraries
     from training.data.counts import DataCounts
     from training.data.packing import PackedSequences
     from training.data.preview import preview as preview_of
@@ -65,3 +77,103 @@ def prepare(
         counts = DataCounts(read=store.counts, packed=sequences.counts)
         for line in counts.lines():
             typer.echo(line)
+
+
+@prepare.command()
+@quiet_libraries()
+def states(
+    config: options.SettingsFile,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder to write; for training, set target_states.folder to this folder.",
+        ),
+    ],
+    overrides: options.Overrides = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Read finished shards again, and replace damaged ones."),
+    ] = False,
+) -> None:
+    """Precompute the target's states for the whole dataset, for target_states.source=offline.
+
+    After an interruption, run the same command again to continue. Several processes may write at
+    the same time.
+    """
+    from training.config import TrainSettings
+
+    settings = load_settings(TrainSettings, config, overrides or ())
+    from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.progress import ProgressDisplay
+    from training.module import move_target
+    from training.setup.preparation import prepare
+    from training.target_states.writer import TargetStateWriter
+
+    device = choose_device(settings.engine.device)
+    inputs = prepare(settings)
+    states = TargetStateWriter(inputs, out)
+    if check and (damaged := states.folder.drop_damaged()):
+        typer.echo(f"damaged: {', '.join(damaged)}")
+    typer.echo(str(states))
+    move_target(inputs.target, device, needs_layers=True)
+    with ProgressDisplay() as bar:
+        task = bar.add_task("Sequences", total=states.num_sequences_left)
+        is_complete = states.write(lambda count: bar.advance(task, count))
+    if is_complete:
+        typer.echo(f"all target states are in {states.folder.path}")
+    else:
+        say("other processes are writing the remaining shards")
+
+
+@prepare.command()
+@quiet_libraries()
+def trigrams(
+    corpus: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PATH",
+            help="Text file, training data (.jsonl, .json, .parquet, or a dataset on the hub), or "
+            "a folder of such files; may be repeated.",
+        ),
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the trigrams to.")],
+    max_bigrams: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Largest number of bigrams (pairs of tokens) to keep, each with the tokens that "
+            "follow it most often. A bigram with 12 such successors takes 104 bytes.",
+        ),
+    ] = 2**18,
+    successors: Annotated[
+        int, typer.Option(min=1, max=256, help="Largest number of successors to keep per bigram.")
+    ] = 12,
+) -> None:
+    """Count the trigrams of a corpus and store them in a file, for the drafter `aded=FILE`."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    from inference.drafters.aded.file import save_trigrams
+    from jakiro.utils.pretrained import load_tokenizer
+    from jakiro.utils.progress import ProgressDisplay
+    from training.data.trigram_corpus import corpus_records, count_trigrams
+
+    writer(out, "--out", "the trigrams")  # rejects an unusable path before counting
+    loaded = load_tokenizer(tokenizer)
+    columns = (BarColumn(), TextColumn("{task.completed} tokens"), TimeElapsedColumn())
+    with ProgressDisplay(TextColumn("Counting"), *columns) as bar:
+        task = bar.add_task("Counting tokens", total=None)
+        counter = count_trigrams(
+            loaded, corpus_records(corpus), lambda number: bar.update(task, completed=number)
+        )
+    index = counter.index(max_bigrams, successors)
+    save_trigrams(index, out, loaded, counter.num_tokens)
+    say(
+        f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} "
+        f"bigrams in {out}"
+    )
+    words = ["jakiro", "generate", f"aded={out}", "PROMPT", "--target", "TARGET"]
+    say(f"use them with: {shlex.join(words)}")

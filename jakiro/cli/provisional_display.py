@@ -33,9 +33,7 @@ class ProvisionalDisplay:
     """Writes verified text, and after it provisional text, which verified text replaces.
 
     Args:
-        write: function that writes a text as it is.
         is_terminal: whether text can be erased; otherwise, only verified text is written.
-        size: size of the terminal; None to ask for it.
     """
 
     def __init__(
@@ -51,21 +49,13 @@ class ProvisionalDisplay:
         self._end = self._verified  # end of all text
 
     def verified(self, text: str) -> None:
-        """Write text that stays, in place of all provisional text.
-
-        Args:
-            text: text without escape sequences.
-        """
+        """Write text that stays, in place of all provisional text."""
         self._erase()
         self._write(text)
         self._verified = self._end = self._verified.after(text, self._width)
 
     def provisional(self, text: str) -> None:
-        """Write text that may be replaced.
-
-        Args:
-            text: text without escape sequences.
-        """
+        """Write text that may be replaced."""
         if self._is_terminal and text:
             self._write(f"{_FAINT}{text}{_NORMAL}")
             self._end = self._end.after(text, self._width)

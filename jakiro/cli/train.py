@@ -8,51 +8,23 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.output import say
-from jakiro.cli.training_settings import SettingsFile, refuse_missing_inputs, training_settings
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
 from jakiro.utils.extras import require_extra
+from jakiro.utils.settings import load_settings
+from training.distributed.launch import LaunchOptions, command, launch
 
 if TYPE_CHECKING:
     from jakiro.utils.pretrained import Kind
     from training.config import TrainSettings
-    from training.distributed.launch import LaunchOptions
 
 _GIB = 2**30
 
 
+@options.with_options
 def train(
-    context: options.Context,
-    config: SettingsFile,
+    *,
+    config: options.SettingsFile,
     overrides: options.Overrides = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of processes per machine; by default one per GPU, or one if there are no "
-            "GPUs.",
-        ),
-    ] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            callback=options.existing_file,
-            help="File that lists machines with a shared file system, each on a line of the form "
-            "NAME slots=NUMBER.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of machines to use, in the order of the hostfile; by default all."
-        ),
-    ] = None,
-    deepspeed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORD", help="Further argument for DeepSpeed's launcher; may be repeated."
-        ),
-    ] = None,
     micro_batch_size: Annotated[
         str | None,
         typer.Option(
@@ -86,26 +58,24 @@ def train(
             "another machine.",
         ),
     ] = None,
+    launched: LaunchOptions,
 ) -> None:
     """Train a drafter on one or several machines; the same command continues an interrupted run."""
     words = [*(overrides or ())]
     if micro_batch_size is not None and micro_batch_size != "auto":
         words.append(f"batch.micro_batch_size={micro_batch_size}")
-    settings = training_settings(config, words)
-    # A dry run with the memory of a device may plan for another machine.
-    if not (dry_run and device_memory is not None):
-        refuse_missing_inputs(settings)
+    from training.config import TrainSettings
+
+    settings = load_settings(TrainSettings, config, words)
     if not dry_run:
         require_extra("train")
-    from training.distributed.launch import LaunchOptions
     from training.planning.estimate import choose_micro_batch, memory_here, planned_kind
 
     kind = planned_kind(settings, device_memory)
-    if device_memory is not None and hostfile is None:
-        processes = processes or 1
-    launch_options = LaunchOptions(processes, hostfile, nodes, tuple(deepspeed or ()))
-    count = launch_options.count(settings)
-    memory = int((device_memory or 0) * _GIB) or memory_here(kind, launch_options.local(settings))
+    if device_memory is not None and launched.hostfile is None and launched.processes is None:
+        launched = launched.model_copy(update={"processes": 1})
+    count = launched.count(settings)
+    memory = int((device_memory or 0) * _GIB) or memory_here(kind, launched.local(settings))
     if micro_batch_size == "auto":
         settings = choose_micro_batch(settings, count, memory, kind)
         size = settings.batch.micro_batch_size
@@ -115,9 +85,9 @@ def train(
     if dry_run:
         _show_estimate(settings, count, kind, memory, device_speed)
         return
-    _run(settings, config, words, launch_options)
-    for command in _next_commands(settings):
-        say(f"next: {command}")
+    _run(settings, config, words, launched)
+    for words_of_next in _next_commands(settings):
+        say(f"next: {words_of_next}")
 
 
 def _show_estimate(
@@ -138,11 +108,9 @@ def _show_estimate(
 
 
 def _run(
-    settings: "TrainSettings", config: Path, overrides: list[str], processes: "LaunchOptions"
+    settings: "TrainSettings", config: Path, overrides: list[str], processes: LaunchOptions
 ) -> None:
-    from training.distributed.launch import command, launch
-
-    if processes.count(settings) == 1 and processes.hostfile is None and not processes.options:
+    if processes.count(settings) == 1 and processes.hostfile is None and not processes.deepspeed:
         from training.train import train as train_here
 
         typer.echo(train_here(settings))

@@ -3,107 +3,110 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from inference.drafters.names import refuse_missing_parts
+from inference.losslessness.records import QUICK_SAMPLES, VerifySettings
 from jakiro.cli import options
-from jakiro.cli.options import DRAFTERS, Context, refuse_given, settings_from
+from jakiro.cli.decoding import LoadSettings, server_key
 from jakiro.cli.output import STANDARD_OUTPUT, writer
-from jakiro.cli.remote_server import AsChat, Concurrency, ServerModel, ServerUrl
-from jakiro.cli.verify_server import verify_running_server
 from jakiro.errors import ConfigError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.progress import ProgressDisplay, tracked
 
 if TYPE_CHECKING:
     from inference.generation.prompts import Prompt
-    from inference.losslessness.records import Check, VerifyReport
-    from inference.losslessness.server import ServerCheck, ServerReport
+    from inference.losslessness.records import VerifyReport
+    from inference.losslessness.server import ServerReport
 
-_OF_SERVERS = ("model", "chat", "concurrency")
+_SERVER = "A running server"
 
 
+@options.with_options
 @quiet_libraries()
 def verify(
-    context: Context,
+    *,
     drafter: Annotated[
         str | None,
-        typer.Option(help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}."),
+        typer.Option(
+            metavar="DRAFTER",
+            help=f"Folder or hub id of a drafter; or, with --target, {options.DRAFTERS}.",
+        ),
     ] = None,
     target: options.TargetOfDrafter = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            callback=options.existing_file,
             help="Prompt file, as for `jakiro bench`; by default a few built-in prompts.",
-        ),
-    ] = None,
-    num_prompts: options.NumPrompts = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens of a greedy continuation.")
-    ] = 64,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of continuations to sample for each prompt of --sampled-prompts, at least "
-            "50; by default 2000."
         ),
     ] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Sample 200 continuations, which detects large errors only."),
     ] = False,
-    sampled_prompts: Annotated[
-        int,
-        typer.Option(
-            help="Number of prompts, counted from the first, for which continuations are sampled."
-        ),
-    ] = 1,
-    temperature: Annotated[float, typer.Option(help="Temperature of the samples.")] = 1.0,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    tree: options.TreeChoice = "fixed",
-    other_weights: options.OtherWeights = False,
-    batch_invariant: options.BatchInvariant = False,
+    tree: Annotated[
+        Literal["auto", "fixed"], typer.Option(help="Draft trees, as for `jakiro generate`.")
+    ] = "fixed",
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Compute as with `jakiro generate`.")
+    ] = False,
     json_file: options.JsonOut = None,
-    url: ServerUrl = None,
-    model: ServerModel = None,
-    chat: AsChat = False,
-    concurrency: Concurrency = 8,
+    settings: VerifySettings,
+    load: LoadSettings,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address of a running server with OpenAI's interface, such as "
+            "http://127.0.0.1:8000/v1. Its key is read from the environment variable "
+            "JAKIRO_API_KEY.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model of the server; by default the only one that it has.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Send each text as the message of a user, instead of as a text to continue.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
 ) -> None:
     """Check on your own models that decoding with a drafter is lossless; exit code 1 if not.
 
     With --url, check a running server instead: the command runs the target itself, and
     compares its output with the texts of the server.
     """
-    _refuse_unusable(context)
-    from inference.losslessness.records import QUICK_SAMPLES, VerifySettings
-
-    count = QUICK_SAMPLES if quick else samples
-    if url is None:
-        settings_from(context, VerifySettings, samples=count)  # refuses values before slow imports
     from inference.generation.prompt_file import BUILT_IN, read_prompts
 
+    if quick:
+        settings = settings.model_copy(update={"samples": QUICK_SAMPLES})
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file, standard_output=True)
     show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
 
-    def show_check(check: "Check | ServerCheck") -> None:
-        show(f"{_word(check.passed)}  {check.name}: {check}")
-        for detail in check.details:
+    def show_check(check: object) -> None:
+        show(f"{_word(check.passed)}  {check.name}: {check}")  # type: ignore[attr-defined]
+        for detail in check.details:  # type: ignore[attr-defined]
             show(f"      {detail}")
 
     report: VerifyReport | ServerReport
-    if url is not None:
-        report = verify_running_server(context, texts, count, show_check)
+    if url is not None and target is not None:
+        report = _verify_server(url, model, chat, target, load, texts, settings, show_check)
+    elif url is None and drafter is not None:
+        report = _verify(drafter, target, tree, batch_invariant, load, texts, settings, show_check)
     else:
-        report = _verified(context, texts, count, show_check)
+        raise ConfigError("there is nothing to verify", expected="--drafter, or --url and --target")
     store(report.model_dump_json(indent=2) + "\n")
     show(f"{_word(report.passed)}  {report.target} in {report.dtype}: {report.summary}")
     for remark in report.remarks:
@@ -112,55 +115,59 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verified(
-    context: Context,
-    prompts: "Sequence[Prompt]",
-    samples: int | None,
-    show_check: "Callable[[Check], None]",
+def _verify(
+    drafter: str,
+    target: str | None,
+    tree: Literal["auto", "fixed"],
+    batch_invariant: bool,
+    load: LoadSettings,
+    texts: "Sequence[Prompt]",
+    settings: VerifySettings,
+    show_check: Callable[[object], None],
 ) -> "VerifyReport":
-    """Verify a decoder as the options of the running command describe."""
     from inference.decoder import SpeculativeDecoder
     from inference.losslessness.check import verify_losslessness
-    from inference.losslessness.records import VerifySettings
-    from jakiro.utils.pretrained import choose_device
 
-    chosen = context.params
-    settings = settings_from(context, VerifySettings, samples=samples)
     decoder = SpeculativeDecoder.from_pretrained(
-        chosen["drafter"],
-        chosen["target"],
-        chosen["tree"],
-        threads=None,  # those of the target alone: their number may change how numbers are rounded
-        other_weights=chosen["other_weights"],
-        batch_invariant=chosen["batch_invariant"],
-        dtype=chosen["dtype"],
-        device_map=choose_device(chosen["device"]),
+        drafter,
+        target,
+        tree,
+        threads=None,  # those of the target alone: their number may change rounding
+        other_weights=settings.other_weights,
+        batch_invariant=batch_invariant,
+        dtype=load.dtype,
+        device_map=load.torch_device,
     )
     with ProgressDisplay() as progress:
-        return verify_losslessness(decoder, prompts, settings, show_check, tracked(progress))
+        return verify_losslessness(decoder, texts, settings, show_check, tracked(progress))
 
 
-def _refuse_unusable(context: Context) -> None:
-    """Raise an error for options that do not fit together, or that name a missing model."""
-    chosen = context.params
-    if chosen["samples"] is not None and chosen["quick"]:
-        raise ConfigError(
-            "--quick chooses the number of samples",
-            expected="--quick or --samples",
-            got=f"--quick --samples {chosen['samples']}",
-            remedy="leave one of them out",
-        )
-    if chosen["url"] is not None:
-        return
-    refuse_given(context, _OF_SERVERS, "--url")
-    if chosen["drafter"] is None:
-        raise ConfigError(
-            "there is nothing to verify",
-            expected="--drafter, or --url and --target",
-            got="neither --drafter nor --url",
-            remedy="see `jakiro verify --help`",
-        )
-    refuse_missing_parts(chosen["drafter"], chosen["target"])
+def _verify_server(
+    url: str,
+    name: str | None,
+    chat: bool,
+    target: str,
+    load: LoadSettings,
+    prompts: "Sequence[Prompt]",
+    settings: VerifySettings,
+    show_check: Callable[[object], None],
+) -> "ServerReport":
+    from inference.client.client import ServerClient
+    from inference.losslessness.server import ServerVerifySettings, verify_server
+    from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+
+    chosen = ServerVerifySettings(**settings.model_dump(), model=name, chat=chat)
+    client = ServerClient(url, server_key())
+    try:
+        client.connect(name)
+        model = load_causal_lm(target, dtype=load.dtype, device=load.torch_device)
+        tokenizer = load_tokenizer(target, "the tokenizer of the target")
+        with ProgressDisplay() as progress:
+            return verify_server(
+                client, model, tokenizer, prompts, chosen, show_check, tracked(progress)
+            )
+    finally:
+        client.close()
 
 
 def _word(passed: bool) -> str:

@@ -1,4 +1,4 @@
-"""Export of a drafter for a device that does not have the target: `jakiro export-device`."""
+"""Export of a drafter for a device that does not have the target: `jakiro export --to device`."""
 
 from pathlib import Path
 

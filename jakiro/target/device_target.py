@@ -149,7 +149,7 @@ def read_device_target(
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"the target's part of {folder} cannot be read",
-            expected=f"{DESCRIPTION_FILE} and {WEIGHTS_FILE} of jakiro export-device",
+            expected=f"{DESCRIPTION_FILE} and {WEIGHTS_FILE} of jakiro export --to device",
             got=str(error)[:200],
             remedy="export the drafter again",
         ) from error

@@ -33,15 +33,6 @@ def apply_chat_template(
     Jinja limits the length of a single range, but not the length of nested loops. A trace function,
     which belongs to the calling thread only, therefore looks at the time in each line of the
     template.
-
-    Args:
-        tokenizer: tokenizer with a chat template.
-        messages: messages of the chat.
-        **options: further arguments of the tokenizer's method.
-
-    Raises:
-        TemplateError: the template rejects the messages, or takes too long; it can also raise the
-            other errors in `TEMPLATE_ERRORS`.
     """
     end = time.monotonic() + SECONDS
 

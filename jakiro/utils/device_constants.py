@@ -11,12 +11,7 @@ MOST_CONSTANTS = 512  # the one that was used least recently is freed first
 
 
 def indices_on(device: torch.device, indices: Sequence[int]) -> Int[Tensor, " n"]:
-    """Return indices on a device; the tensor must not be changed.
-
-    Args:
-        device: device of the tensor.
-        indices: the indices.
-    """
+    """Return indices on a device; the tensor must not be changed."""
     return constants_on(device, tuple(indices), torch.long)
 
 
@@ -24,12 +19,6 @@ def indices_on(device: torch.device, indices: Sequence[int]) -> Int[Tensor, " n"
 def constants_on(
     device: torch.device, values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype
 ) -> Tensor:
-    """Return numbers on a device, with shape [n]; the tensor must not be changed.
-
-    Args:
-        device: device of the tensor.
-        values: the numbers.
-        dtype: dtype of the tensor.
-    """
+    """Return numbers on a device, with shape [n]; the tensor must not be changed."""
     with torch.inference_mode(False):  # the tensor may be used outside this mode
         return torch.tensor(values, dtype=dtype, device=device)

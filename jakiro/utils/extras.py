@@ -16,11 +16,7 @@ _INDIRECT = {"pyarrow": "train"}  # installed with another package of the extra
 
 
 def missing_extra(error: ModuleNotFoundError) -> ConfigError | None:
-    """Return an error that names the extra of a missing package; None for other packages.
-
-    Args:
-        error: the error of the import that failed.
-    """
+    """Return an error that names the extra of a missing package; None for other packages."""
     package = (error.name or "").partition(".")[0]
     found = [name for name, packages in EXTRAS.items() if package in packages]
     extra = found[-1] if found else _INDIRECT.get(package)
@@ -28,14 +24,7 @@ def missing_extra(error: ModuleNotFoundError) -> ConfigError | None:
 
 
 def require_package(package: str) -> None:
-    """Check that a package of an extra is installed, without importing it.
-
-    Args:
-        package: name of the package.
-
-    Raises:
-        ConfigError: the package is missing.
-    """
+    """Check that a package of an extra is installed, without importing it."""
     if find_spec(package) is None:
         error = missing_extra(ModuleNotFoundError(name=package))
         assert error is not None, "packages of extras are known"
@@ -43,11 +32,7 @@ def require_package(package: str) -> None:
 
 
 def require_extra(extra: Literal["train", "bench", "gguf", "serve"]) -> None:
-    """Check that the packages of an extra are installed, without importing them.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
+    """Check that the packages of an extra are installed, without importing them."""
     for package in EXTRAS[extra]:
         if find_spec(package) is None:
             raise _error(package, extra)

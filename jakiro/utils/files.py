@@ -31,10 +31,6 @@ def is_disk_full(error: BaseException) -> bool:
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace a file atomically, so that a reader finds either the old content or the new content.
 
-    Args:
-        path: file to replace, in an existing folder.
-        content: new content; text is encoded as UTF-8.
-
     Raises:
         OSError: the folder is missing or not writable, or the disk is full; then `path` is
             unchanged.
@@ -59,7 +55,6 @@ def publish(partial: Path, final: Path) -> None:
     safetensors writes.
 
     Args:
-        partial: finished folder under its temporary name.
         final: new path, on the same file system; either nothing exists there, or an empty folder.
 
     Raises:
@@ -75,14 +70,7 @@ def publish(partial: Path, final: Path) -> None:
 
 @contextmanager
 def written_folder(folder: Path) -> Iterator[Path]:
-    """Yield the temporary path of a folder, which gets its name when it is complete.
-
-    Args:
-        folder: folder to write, which must not exist yet, or must be empty.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Yield the temporary path of a folder, which gets its name when it is complete."""
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
         yield partial
@@ -92,16 +80,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
 
 
 def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
-    """Raise an error if the path of a new file exists already, or if its folder is missing.
-
-    Args:
-        path: path of the new file.
-        content: description of the content, for error messages.
-        option: command-line option that sets the path, for error messages.
-
-    Raises:
-        ConfigError: something exists at the path, or its folder does not exist.
-    """
+    """Raise an error if the path of a new file exists already, or if its folder is missing."""
     is_taken = path.exists() or path.is_symlink()  # a link may lead to nothing
     if is_taken or not path.absolute().parent.is_dir():
         raise ConfigError(
@@ -120,10 +99,6 @@ def fingerprint(*parts: object) -> str:
 
     Args:
         *parts: bytes or JSON-serializable data; the division into parts affects the hash.
-
-    Raises:
-        TypeError: a part is neither bytes nor JSON-serializable.
-        ValueError: a part contains a number that is not finite.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -134,34 +109,19 @@ def fingerprint(*parts: object) -> str:
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 checksum of a file.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_states(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return the path, the size in bytes and the time of change in nanoseconds of each file.
-
-    Raises:
-        OSError: a file does not exist.
-    """
+    """Return the path, the size in bytes and the time of change in nanoseconds of each file."""
     states = ((str(file.resolve()), file.stat()) for file in files)
     return [(path, state.st_size, state.st_mtime_ns) for path, state in states]
 
 
 def ensure_writable_folder(path: Path) -> Path:
-    """Create a folder if it is missing, and check that files can be written into it.
-
-    Returns:
-        The absolute path of the folder.
-
-    Raises:
-        ConfigError: the folder cannot be created or written to.
-    """
+    """Create a folder if it is missing, and check that files can be written into it."""
     folder = path.expanduser().absolute()
     probe = folder / f".probe.{uuid.uuid4().hex}"
     try:

@@ -7,6 +7,7 @@ version of transformers.
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 
-from jakiro.errors import CheckpointError
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.extras import require_extra
 from jakiro.utils.files import publish
@@ -38,6 +39,8 @@ from jakiro.utils.progress import ProgressDisplay
 CONFIG_KEY = "gguf"
 _THEIR_BAR = "tqdm"  # name of the progress bar in the module of transformers that reads the files
 
+_PART = re.compile(r"-\d{5}-of-(?!00001$)\d{5}$")  # end of the name of a part of a model
+
 _logger = get_logger(__name__)
 
 
@@ -47,15 +50,8 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
     The file is converted if that has not been done yet.
 
     Args:
-        file: GGUF file.
-        dtype: dtype of the weights; None for `default_dtype()`.
         any_dtype: whether an existing folder with weights in another dtype can be returned, because
             only the config or the tokenizer is needed.
-
-    Raises:
-        CheckpointError: transformers cannot read the file, or the folder cannot be written.
-        ConfigError: the packages that read GGUF files are not installed.
-        ResourceError: there is too little memory for the model.
     """
     dtype = dtype or default_dtype()
     checksum = _checksum(file.resolve(), file.stat().st_mtime_ns)
@@ -78,12 +74,42 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
     return folder
 
 
-def gguf_checksum(config: Any) -> str | None:
-    """Return the SHA-256 of the GGUF file that a model was converted from; None if there is none.
+def find_gguf(name_or_path: str | Path) -> Path | None:
+    """Return the GGUF file that a path refers to; None if the path refers to something else.
 
     Args:
-        config: config of the model.
+        name_or_path: path of a GGUF file, or of a folder that contains one and has no config.json.
     """
+    path = Path(name_or_path)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no file {path}",
+                remedy="check the path of the GGUF file",
+            )
+        if _PART.search(path.stem):
+            raise ConfigError(
+                f"{path} is a part of a model",
+                expected="a GGUF file that contains the whole model",
+                got=path.name,
+                remedy="join the parts (llama-gguf-split --merge FIRST_PART WHOLE.gguf)",
+            )
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
+    if len(files) > 1:
+        raise ConfigError(
+            f"the folder {path} contains several models",
+            expected="a folder with a single GGUF file, or the path of a GGUF file",
+            got=", ".join(file.name for file in files),
+            remedy="pass the path of the file to load",
+        )
+    return files[0] if files else None
+
+
+def gguf_checksum(config: Any) -> str | None:
+    """Return the SHA-256 of the GGUF file that a model was converted from, or None."""
     origin = getattr(config, CONFIG_KEY, None)
     return None if origin is None else str(origin["sha256"])
 

@@ -5,12 +5,7 @@ from torch import Tensor
 
 
 class HostBuffers:
-    """Two buffers on the host, which take turns because a copy from or to one may be under way.
-
-    Args:
-        like: tensor with the shape and dtype of the buffers.
-        device: device that the host exchanges numbers with.
-    """
+    """Two buffers on the host, which take turns because a copy from or to one may be under way."""
 
     def __init__(self, like: Tensor, device: torch.device) -> None:
         self._is_pinned = device.type == "cuda"
@@ -22,12 +17,7 @@ class HostBuffers:
         self._copied: list[torch.cuda.Event | None] = [None, None]
 
     def upload(self, values: Tensor, destination: Tensor) -> None:
-        """Copy values to the device.
-
-        Args:
-            values: values on the host.
-            destination: tensor on the device.
-        """
+        """Copy values to the device."""
         self._take_turns()
         if (copied := self._copied[0]) is not None:
             copied.synchronize()  # the last copy from this buffer, two uploads ago
@@ -37,9 +27,6 @@ class HostBuffers:
 
     def download(self, source: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         """Start to copy a tensor to the host.
-
-        Args:
-            source: tensor on the device.
 
         Returns:
             The copy, which is overwritten by the next call but one; and the event after which it is

@@ -28,11 +28,6 @@ def is_written_as_path(name: str) -> bool:
 def refuse_missing_folder(name_or_path: str | Path, what: str, remedy: str) -> None:
     """Raise an error if a name is the path of a missing folder, instead of asking the hub for it.
 
-    Args:
-        name_or_path: folder or hub id.
-        what: description of the model, tokenizer or config in the error message.
-        remedy: advice at the end of the error message.
-
     Raises:
         CheckpointError: the name is a path, and nothing exists there.
     """
@@ -51,9 +46,6 @@ def hub_options(name_or_path: str | Path) -> dict[str, bool]:
     """Return arguments of `from_pretrained` that prevent requests to a hub that does not answer.
 
     Without them, the libraries try again for half a minute before they report an error.
-
-    Args:
-        name_or_path: folder or hub id.
     """
     may_ask = Path(name_or_path).exists() or is_hub_reachable()
     return {} if may_ask else {"local_files_only": True}
@@ -72,15 +64,6 @@ def why_out_of_reach() -> str | None:
     else:
         return None
     return f"no such folder, no such model in the cache, and {reason}"
-
-
-def is_in_cache(name: str) -> bool:
-    """Return whether the hub's cache on this machine has files of a model.
-
-    Args:
-        name: hub id of the model.
-    """
-    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
 
 
 def is_hub_reachable() -> bool:

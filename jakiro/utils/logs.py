@@ -16,11 +16,7 @@ _TIME = "[%X]"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger below `jakiro` that writes to standard error on rank 0 only.
-
-    Args:
-        name: `__name__` of the module; a name outside `jakiro` gets the prefix `jakiro.`.
-    """
+    """Return a logger below `jakiro` that writes to standard error on rank 0 only."""
     _configure_root()
     is_below_root = name == _ROOT or name.startswith(f"{_ROOT}.")
     return logging.getLogger(name if is_below_root else f"{_ROOT}.{name}")

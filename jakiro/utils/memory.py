@@ -14,12 +14,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def too_little_memory(what: str, error: BaseException) -> ResourceError:
-    """Return an error which says that a model does not fit into memory.
-
-    Args:
-        what: description of the model.
-        error: error for which `is_out_of_memory` is True.
-    """
+    """Return an error which says that a model does not fit into memory."""
     lines = str(error).strip().splitlines()
     return ResourceError(
         f"there is too little memory to load {what}",

@@ -27,9 +27,6 @@ def config_path(path: Path) -> Path:
     """Return the packaged configuration that a path names, or the path itself if it names none.
 
     A name has no suffix, and is relative to the folder `configs`.
-
-    Args:
-        path: path of a settings file, or name of a packaged configuration.
     """
     if path.suffix or path.is_absolute() or path.as_posix() not in config_names():
         return path
@@ -37,20 +34,12 @@ def config_path(path: Path) -> Path:
 
 
 def assets_of(model: str) -> Path:
-    """Return the folder with a model's drafter, and the data and settings that it was trained with.
-
-    Args:
-        model: name of a model that `jakiro fetch` knows.
-    """
+    """Return the folder with a model's drafter and what it was trained with."""
     return _ASSETS / model
 
 
 def packaged_drafter(name: str | Path) -> Path | None:
-    """Return the folder of a packaged drafter; None for a local path or an unknown name.
-
-    Args:
-        name: name of a model that `jakiro fetch` knows, or any other name or path.
-    """
+    """Return the folder of a packaged drafter; None for a local path or an unknown name."""
     folder = assets_of(str(name)) / "drafter"
     is_name = len(Path(name).parts) == 1 and not Path(name).exists()
     return folder if is_name and folder.is_dir() else None

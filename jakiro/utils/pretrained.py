@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
@@ -29,13 +30,12 @@ from transformers import (
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.extras import require_package
-from jakiro.utils.fetch import fetched_model
+from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
 from jakiro.utils.files import file_states
-from jakiro.utils.gguf import convert_gguf
+from jakiro.utils.gguf import convert_gguf, find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reach
 from jakiro.utils.logs import bars_in_terminals, get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
-from jakiro.utils.model_names import CHECK_THE_PATH, find_gguf, no_such_model
 from jakiro.utils.wording import rounded, summary_of
 
 _logger = get_logger(__name__)
@@ -66,6 +66,7 @@ LOADING_ERRORS = (
     UnpicklingError,
     ValueError,
 )
+_CHECK_THE_PATH = "check the path"
 _ADAPTERS = "adapter_config.json"
 _MOST_SPECIAL = 64  # larger vocabularies contain more than special tokens
 # Code in a model's folder is run only if the caller asks for it.
@@ -79,7 +80,7 @@ def load_causal_lm(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     attn_implementation: str | None = None,
-    remedy: str = CHECK_THE_PATH,
+    remedy: str = _CHECK_THE_PATH,
     **load: Any,
 ) -> PreTrainedModel:
     """Return a causal language model in evaluation mode.
@@ -87,16 +88,10 @@ def load_causal_lm(
     Args:
         name_or_path: folder or hub id of the model or of PEFT adapters for a model, or any other
             name that `local_model` accepts.
-        what: description of the model in error messages.
         dtype: dtype of the weights, as a torch dtype, a name from `TORCH_DTYPES`, or "auto" for the
             dtype in which the weights were saved; None for transformers' default.
         device: device of the weights; None for the devices in `device_map`, or for the CPU if that
             is not passed.
-        attn_implementation: implementation of attention, such as "sdpa" or "eager"; None for
-            transformers' default.
-        remedy: advice at the end of the error message.
-        **load: further arguments of `AutoModelForCausalLM.from_pretrained`. Code in the model's
-            folder is run only with `trust_remote_code=True`.
 
     Raises:
         CheckpointError: the model cannot be loaded, or its weights do not match its config.
@@ -110,7 +105,6 @@ def load_causal_lm(
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
-    refuse_files_elsewhere(Path(folder), what)
     if (Path(folder) / _ADAPTERS).exists():  # without this package, they would not be recognized
         require_package("peft")
     hub = hub_options(folder)
@@ -131,14 +125,7 @@ def load_causal_lm(
 
 
 def torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Return the dtype of a name; "auto" and dtypes are unchanged.
-
-    Args:
-        dtype: torch dtype, or a name such as bfloat16 or bf16.
-
-    Raises:
-        ConfigError: there is no such dtype.
-    """
+    """Return the dtype of a name; "auto" and dtypes are unchanged."""
     if not isinstance(dtype, str) or dtype == "auto":
         return dtype
     found = TORCH_DTYPES.get(dtype, getattr(torch, dtype, None))
@@ -166,12 +153,7 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
     Args:
         name_or_path: folder or hub id of a model, which is returned unchanged; a GGUF file or a
             folder that contains one; or the name of a model that `jakiro fetch` downloaded.
-        dtype: dtype of the weights of a GGUF file; "auto" or None for `gguf.default_dtype()`.
         any_dtype: whether an earlier conversion of a GGUF file can be returned, whatever its dtype.
-
-    Raises:
-        CheckpointError: a GGUF file cannot be converted, or a known model has not been fetched.
-        ConfigError: the GGUF file does not exist, or the folder contains several GGUF files.
     """
     fetched = fetched_model(str(name_or_path))
     file = find_gguf(fetched or name_or_path)
@@ -182,14 +164,7 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
 
 
 def model_files(name_or_path: str | Path) -> list[tuple[str, int, int]] | None:
-    """Return the states of a model's files, as `file_states` does; None if none are stored here.
-
-    Args:
-        name_or_path: folder or hub id of a model, or any other name that `local_model` accepts.
-
-    Raises:
-        CheckpointError: a known model has not been fetched.
-    """
+    """Return the states of a model's files, as `file_states` does; None if none are stored here."""
     path = Path(fetched_model(str(name_or_path)) or name_or_path)
     try:
         if not path.exists():
@@ -207,23 +182,12 @@ def load_tokenizer(
     name_or_path: str | Path,
     what: str = "a tokenizer from",
     *,
-    remedy: str = CHECK_THE_PATH,
+    remedy: str = _CHECK_THE_PATH,
     **load: Any,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer from a folder or from the hub.
 
     For a folder of PEFT adapters without a tokenizer, this is the tokenizer of the adapted model.
-
-    Args:
-        name_or_path: folder or hub id of the tokenizer, or any other name that `local_model`
-            accepts.
-        what: description of the tokenizer in error messages.
-        remedy: advice at the end of the error message.
-        **load: further arguments of `AutoTokenizer.from_pretrained`.
-
-    Raises:
-        CheckpointError: the tokenizer cannot be loaded, or the folder contains none.
-        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
     """
     folder = local_model(name_or_path, any_dtype=True)
     refuse_missing_folder(folder, what, remedy)
@@ -232,7 +196,7 @@ def load_tokenizer(
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
     if tokenizer is None:
-        raise no_such_model(name_or_path, what, "a folder without the files of a tokenizer", remedy)
+        raise _no_such_model(name_or_path, what, "a folder without a tokenizer", remedy)
     return tokenizer
 
 
@@ -265,20 +229,9 @@ def load_config(
     name_or_path: str | Path,
     what: str = "the config of the target",
     *,
-    remedy: str = CHECK_THE_PATH,
+    remedy: str = _CHECK_THE_PATH,
 ) -> PreTrainedConfig:
-    """Return a model's config; for PEFT adapters, the config of the model that they adapt.
-
-    Args:
-        name_or_path: folder or hub id of the model or of the adapters, or any other name that
-            `local_model` accepts.
-        what: description of the config in error messages.
-        remedy: advice at the end of the error message.
-
-    Raises:
-        CheckpointError: the config does not exist or cannot be read.
-        ConfigError: the name is a GGUF file that does not exist, or a folder with several of them.
-    """
+    """Return a model's config; for PEFT adapters, the config of the model that they adapt."""
     from transformers.utils.peft_utils import find_adapter_config_file
 
     path = local_model(name_or_path, any_dtype=True)
@@ -311,11 +264,7 @@ def describe_model(model: PreTrainedModel) -> str:
 
 
 def choose_device(device: Device) -> torch.device:
-    """Return this process's device; "auto" prefers a GPU.
-
-    Raises:
-        ConfigError: a GPU is requested, but torch finds none.
-    """
+    """Return this process's device; "auto" prefers a GPU."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "there is no GPU that torch can use",
@@ -337,19 +286,30 @@ def missing_gpu() -> str:
     return f"torch {torch.__version__}, which finds no GPU{limit}"
 
 
+def _no_such_model(name_or_path: str | Path, what: str, got: str, remedy: str) -> CheckpointError:
+    """Return the error for a model that cannot be loaded, described by `what`."""
+    name = str(name_or_path)
+    known = get_close_matches(name, KNOWN_MODELS.keys() - {name}, n=1)
+    return CheckpointError(
+        f"cannot load {what} {name_or_path}",
+        expected="a folder or hub id of a causal language model with its tokenizer",
+        got=got,
+        remedy=f"use {known[0]}, which `jakiro fetch` downloads" if known else remedy,
+    )
+
+
 def _cannot_load(
     what: str, name_or_path: str | Path, error: Exception, remedy: str
 ) -> CheckpointError | ResourceError:
     if is_out_of_memory(error):
         return too_little_memory(f"{what} {name_or_path}", error)
-    return no_such_model(name_or_path, what, reason_of(error, name_or_path), remedy)
+    return _no_such_model(name_or_path, what, reason_of(error, name_or_path), remedy)
 
 
 def reason_of(error: Exception, name_or_path: str | Path) -> str:
     """Return in one line why something could not be loaded.
 
     Args:
-        error: error of a library.
         name_or_path: folder or hub id that could not be loaded.
     """
     missing = None if Path(name_or_path).exists() else why_out_of_reach()
@@ -358,40 +318,11 @@ def reason_of(error: Exception, name_or_path: str | Path) -> str:
     return summary_of(error)
 
 
-def refuse_files_elsewhere(folder: Path, what: str) -> None:
-    """Raise an error if an index of weights names files outside the model's folder.
-
-    Args:
-        folder: folder of the model; anything else is accepted.
-        what: description of the model in the error message.
-
-    Raises:
-        CheckpointError: the index names such a file.
-    """
-    for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
-        try:
-            names = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # transformers explains what is wrong with the file
-        if outside := sorted(str(name) for name in names if Path(str(name)).name != name):
-            raise CheckpointError(
-                f"{index} names a file outside the folder of {what}",
-                expected="names of files in the same folder",
-                got=outside[0],
-                remedy="get the model from a source that you trust",
-            )
-
-
 def _refuse_other_weights(names: Collection[str], report: Mapping[str, Any], what: str) -> None:
     """Raise an error if the weights in a checkpoint are not those that its config describes.
 
     Weights that are missing would be random. Weights of further layers would be left out. Other
     superfluous weights, such as those of an image encoder, do no harm.
-
-    Args:
-        names: names of the model's weights.
-        report: transformers' report of the loaded weights.
-        what: description of the model in the error message.
     """
     forms = {_form(name) for name in names}
     problems = {

@@ -27,12 +27,7 @@ INTERVAL = 30.0  # seconds between two lines about the same task in a log file
 
 
 class _LabelledTime(ProgressColumn):
-    """The elapsed or the remaining time, with the word that says which.
-
-    Args:
-        seconds_of: function that returns the time in seconds, or None if it is unknown.
-        label: word after the time.
-    """
+    """The elapsed or the remaining time, with the word that says which."""
 
     max_refresh = 0.5
 
@@ -90,11 +85,6 @@ class ProgressDisplay(Progress):
 
     Without a terminal, tasks that end within the first half minute write nothing. Between `start`
     and `stop`, lines are also written while no task makes progress.
-
-    Args:
-        *columns: columns of the bars; by default description, bar, numbers and times.
-        console: console to write to; None for standard error.
-        is_shown: whether to write anything.
     """
 
     def __init__(
@@ -137,12 +127,7 @@ class ProgressDisplay(Progress):
         self._write_line(task_id)
 
     def advance(self, task_id: TaskID, advance: int | float = 1) -> None:
-        """Add to the number of completed steps of a task, as in rich.
-
-        Args:
-            task_id: the task.
-            advance: number of steps.
-        """
+        """Add to the number of completed steps of a task, as in rich."""
         super().advance(task_id, advance)
         self._write_line(task_id)
 
@@ -163,11 +148,7 @@ class ProgressDisplay(Progress):
 
 
 def tracked(progress: Progress) -> Track:
-    """Return a function that adds a task and returns a function that advances it by a step.
-
-    Args:
-        progress: display to which tasks are added.
-    """
+    """Return a function that adds a task and returns a function that advances it by a step."""
 
     def track(description: str, total: int | None) -> Callable[[], None]:
         task = progress.add_task(description, total=total)
@@ -183,9 +164,7 @@ def writing_progress(
     """Show the progress of generated records on standard error, with tokens per second.
 
     Args:
-        description: the work in progress, such as "Writing".
         total: number of records at the end.
-        batch_size: number of records that are generated together.
 
     Yields:
         A function that receives the number of finished records and the number of tokens that have

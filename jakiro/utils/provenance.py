@@ -21,13 +21,7 @@ _SECONDS_FOR_GIT = 10
 
 
 def provenance() -> dict[str, Any]:
-    """Return the information that is needed to repeat this run, as JSON-serializable data.
-
-    Returns:
-        `argv` (with only the name of the program), `time` (UTC, ISO 8601), `git` (`sha` and
-        `is_dirty`; None outside a checkout),
-        `versions` (of Python and the main libraries), `platform` and `num_cpus`.
-    """
+    """Return the information that is needed to repeat this run, as JSON-serializable data."""
     return {
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -39,15 +33,7 @@ def provenance() -> dict[str, Any]:
 
 
 def write_provenance(folder: Path, resolved_settings: Settings) -> None:
-    """Write `provenance.json` and `config.yaml` into a run's folder.
-
-    Args:
-        folder: folder of the run.
-        resolved_settings: settings of the run with all defaults and overrides.
-
-    Raises:
-        ConfigError: the folder cannot be created or written to.
-    """
+    """Write `provenance.json` and `config.yaml` into a run's folder."""
     folder = ensure_writable_folder(folder)
     write_atomically(folder / "config.yaml", dump_settings(resolved_settings))
     write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")

@@ -39,11 +39,7 @@ class RopeSettings(Settings):
         return self
 
     def parameters(self, rope_theta: float) -> dict[str, Any]:
-        """Return the `rope_parameters` of transformers' configs.
-
-        Args:
-            rope_theta: base of the rotary embedding.
-        """
+        """Return the `rope_parameters` of transformers' configs."""
         names = {
             "default": set(),
             "linear": {"factor"},
@@ -67,11 +63,6 @@ def rope_frequencies(
     """Return the angles per position of each pair of channels, and the factor of rotated vectors.
 
     The angles are None if they follow from the base alone.
-
-    Args:
-        rope: change of the rotary embedding.
-        rope_theta: base of the rotary embedding.
-        head_dim: size of a head.
     """
     if rope.kind == "default":
         return None, 1.0

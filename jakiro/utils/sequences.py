@@ -4,11 +4,6 @@ from collections.abc import Sequence
 
 
 def common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the longest beginning that two sequences have in common.
-
-    Args:
-        first: one sequence.
-        second: the other sequence, which may be longer or shorter.
-    """
+    """Return the length of the longest beginning that two sequences have in common."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from reprlib import Repr
 from typing import Any, TypeVar, get_args
 
 import yaml
@@ -15,20 +14,10 @@ from jakiro.utils.packaged import config_names, config_path
 
 _BASE_KEY = "extends"
 _SHOWN = 200  # largest number of characters of a value that an error shows
-_MOST_NODES = 100_000  # largest number of values and keys of a file, with aliases written out
-_repr = Repr()
-_repr.maxlevel = 3
-_repr.maxstring = _repr.maxother = _SHOWN
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that rejects repeated keys, and aliases that stand for very many values."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None:
-            _refuse_many(node)
-        return node
+    """YAML loader that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -41,29 +30,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _refuse_many(root: yaml.Node) -> None:
-    """Raise an error if a document is too large, or endless, once its aliases are written out."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = _MOST_NODES + 1  # unless it is replaced, the node contains itself
-            values = [] if isinstance(node, yaml.ScalarNode) else node.value
-            pairs = isinstance(node, yaml.MappingNode)
-            below = [part for pair in values for part in pair] if pairs else values
-            sizes[id(node)] = 1 + sum(map(size, below))
-        return sizes[id(node)]
-
-    if size(root) > _MOST_NODES:
-        raise yaml.MarkedYAMLError(
-            problem=f"there are more than {_MOST_NODES} values, with aliases written out",
-            problem_mark=root.start_mark,
-        )
-
-
 def _shown(value: object) -> str:
     """Return the beginning of a value's representation."""
-    text = _repr.repr(value)
+    text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -79,33 +48,35 @@ def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text_node)
 
 
-def read_layered_yaml(path: Path) -> dict[str, Any]:
+def read_layered_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the mapping in a YAML file, merged over the mapping of the file that it extends.
 
     The value of the key `extends` is the path of the extended file, relative to the file that
     contains the key, or the name of a packaged configuration, such as `base`. Mappings are merged
     key by key; any other value replaces the value in the extended file.
 
-    Args:
-        path: path of the file, or name of a packaged configuration (see `config_path`).
-
     Raises:
         ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself; or the
             value of `extends` is not a path.
     """
-    return _read_layers(config_path(path), ())
+    path = config_path(path)
+    if path.resolve() in extending:
+        raise ConfigError(f"{path} extends itself", got=" -> ".join(map(str, extending)))
+    layer = _read_mapping(path, extending)
+    base = layer.pop(_BASE_KEY, None)
+    if base is None:
+        return layer
+    if not isinstance(base, str):
+        raise ConfigError(
+            f"`{_BASE_KEY}` in {path} is not a path", expected="a single path", got=_shown(base)
+        )
+    named = config_path(Path(base))
+    extended = path.parent / base if named == Path(base) else named
+    return merge(read_layered_yaml(extended, (*extending, path.resolve())), layer)
 
 
 def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of a mapping with the overrides merged into it, in order.
-
-    Args:
-        layers: nested mappings.
-        overrides: `key.path=value` with the value in YAML, such as `batch.micro_batch_size=2`.
-
-    Raises:
-        ConfigError: an override has no key or no `=`, or its value is not YAML.
-    """
+    """Return a copy of a mapping with overrides, such as `batch.micro_batch_size=2`."""
     merged = dict(layers)
     for override in overrides:
         merged = merge(merged, _parse_override(override))
@@ -113,13 +84,7 @@ def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one mapping that merges both mappings key by key.
-
-    Args:
-        below: mapping of default values.
-        above: mapping whose values replace those of `below`, except that nested mappings are
-            merged.
-    """
+    """Return the mapping of default values `below` with those of `above`, merged key by key."""
     merged = dict(below)
     for key, value in above.items():
         base = merged.get(key)
@@ -130,78 +95,27 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read_layers(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
-    chain = (*extending, path.resolve())
-    if chain[-1] in extending:
-        raise ConfigError(
-            f"{path} extends itself",
-            expected="a chain of files without a loop",
-            got=" -> ".join(map(str, chain)),
-            remedy=f"remove `{_BASE_KEY}` from one of these files",
-        )
-    layer = _read_mapping(path, extending)
-    base = layer.pop(_BASE_KEY, None)
-    if base is None:
-        return layer
-    if not isinstance(base, str):
-        raise ConfigError(
-            f"`{_BASE_KEY}` in {path} is not a path",
-            expected="a single path",
-            got=_shown(base),
-            remedy="name a single file, which may itself extend another file",
-        )
-    named = config_path(Path(base))
-    extended = path.parent / base if named == Path(base) else named
-    return merge(_read_layers(extended, chain), layer)
-
-
 def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         named_by = f", which {extending[-1]} extends" if extending else ""
+        close = get_close_matches(path.stem, config_names(), n=1)
         raise ConfigError(
             f"cannot read the settings file {path}{named_by}",
-            expected="a readable YAML file",
             got=error.strerror or error,
-            remedy=_remedy(path, is_extended=bool(extending)),
+            remedy="check the path, or name a packaged configuration without a suffix, such as "
+            + (close or ["base"])[0],
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is not YAML",
-            expected="valid YAML",
-            got=error,
-            remedy="correct the file at the position that this message names",
-        ) from error
-    return _require_mapping({} if content is None else content, path)
-
-
-def _remedy(path: Path, is_extended: bool) -> str:
-    """Return what to do about a missing file, which may be a misspelled packaged configuration.
-
-    Args:
-        path: path of the missing file.
-        is_extended: whether another file extends it.
-    """
-    ends = (f"{path.parent.name}/{path.stem}", path.stem)
-    if path.suffix:
-        packaged = [end for end in ends if end in config_names()]
-        if not packaged:
-            return "check the path"
-        name = packaged[0]
-        return f"write `{_BASE_KEY}: {name}`" if is_extended else f"write {name} without a suffix"
-    close = [match for end in ends for match in get_close_matches(end, config_names())]
-    return f"check the path, or name a packaged configuration such as {[*close, 'base'][0]}"
-
-
-def _require_mapping(content: object, path: Path) -> dict[str, Any]:
+        raise ConfigError(f"{path} is not YAML", got=error) from error
+    content = {} if content is None else content
     if isinstance(content, dict) and all(isinstance(key, str) for key in content):
         return content
     raise ConfigError(
         f"{path} contains no settings",
-        expected="a mapping whose keys are text",
+        expected="lines of the form `key: value`",
         got=type(content).__name__,
-        remedy="write the settings as `key: value` lines",
     )
 
 
@@ -211,16 +125,14 @@ def _parse_override(override: str) -> dict[str, Any]:
     if not separator or not all(keys):
         raise ConfigError(
             "an override is malformed",
-            expected="key.path=value",
+            expected="KEY.PATH=VALUE, such as batch.micro_batch_size=2",
             got=repr(override),
-            remedy="write the override in a form such as batch.micro_batch_size=2",
         )
     try:
         value = yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
             f"the value of the override {dotted.strip()!r} is not YAML",
-            expected="a value in the same form as in a settings file",
             got=_shown(text),
             remedy="put the value in quotes",
         ) from error
@@ -243,17 +155,17 @@ class Settings(BaseModel):
     @classmethod
     def _refuse_bools(cls, value: Any, info: Any) -> Any:
         """Refuse true and false for numbers, which pydantic would convert to 1 and 0."""
-        types = set(_innermost(cls.model_fields[str(info.field_name)].annotation))
+        types = set(innermost_types(cls.model_fields[str(info.field_name)].annotation))
         if types & {int, float} and bool not in types and _has_bool(value):
             raise ValueError("a number, not true or false")
         return value
 
 
-def _innermost(annotation: Any) -> Iterator[Any]:
+def innermost_types(annotation: Any) -> Iterator[Any]:
     """Yield the types inside an annotation such as `tuple[int, ...] | None`."""
     if arguments := get_args(annotation):
         for argument in arguments:
-            yield from _innermost(argument)
+            yield from innermost_types(argument)
     else:
         yield annotation
 
@@ -269,18 +181,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 def load_settings(
     settings_class: type[SettingsT], path: Path, overrides: Iterable[str] = ()
 ) -> SettingsT:
-    """Read settings from a YAML file, apply the overrides, and validate the result.
-
-    Args:
-        settings_class: class of the settings.
-        path: YAML file, or the name of a packaged configuration. Its key `extends` may contain
-            the path, relative to this file, or the packaged name of a file with default values.
-        overrides: `key.path=value` with the value in YAML; later overrides replace earlier ones.
-
-    Raises:
-        ConfigError: a file or an override cannot be read, a key is unknown or missing, or a value
-            is invalid.
-    """
+    """Read settings from a YAML file, apply the overrides, and validate the result."""
     values = apply_overrides(read_layered_yaml(path), overrides)
     return validate_settings(settings_class, values, source=str(path))
 
@@ -292,17 +193,9 @@ def validate_settings(
     source: str,
     name_of: Callable[[str], str] = str,
 ) -> SettingsT:
-    """Build settings from nested mappings.
+    """Build settings from nested mappings, as read from YAML or JSON.
 
-    Args:
-        settings_class: class of the settings.
-        values: nested mappings, as read from YAML or JSON.
-        source: origin of the values, for the error message.
-        name_of: function that returns the name of a dotted key in error messages, such as the
-            option that sets it.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or a value is invalid.
+    Errors name the source of the values, and call a dotted key `name_of(key)`.
     """
     try:
         return settings_class.model_validate(values)
@@ -317,12 +210,7 @@ def dump_settings(settings: Settings) -> str:
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the innermost values of nested mappings with names such as `drafter.trunk.kind`.
-
-    Args:
-        values: nested mappings.
-        prefix: prefix of all names.
-    """
+    """Yield the innermost values of nested mappings with names such as `drafter.trunk.kind`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{key}.")

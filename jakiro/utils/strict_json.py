@@ -7,9 +7,6 @@ from typing import Any
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Args:
-        text: text, or bytes in UTF-8.
-
     Raises:
         ValueError: the text is not JSON, its brackets are nested too deeply, or an object has the
             same key twice.
@@ -21,14 +18,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_line(line: str | bytes) -> Any:
-    """Return the value of a line of a JSONL file.
-
-    Args:
-        line: line, with or without the newline at its end; bytes in UTF-8.
-
-    Raises:
-        ValueError: as for `parse_json`; the message names the column.
-    """
+    """Return the value of a line of a JSONL file."""
     try:
         return parse_json(line.rstrip())
     except json.JSONDecodeError as error:

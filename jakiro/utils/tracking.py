@@ -8,10 +8,5 @@ Track = Callable[[str, int | None], Callable[[], None]]
 
 
 def untracked(description: str, total: int | None) -> Callable[[], None]:
-    """Return a function that does nothing; a `Track` for work whose progress is not shown.
-
-    Args:
-        description: name of the part, which is ignored.
-        total: number of steps, which is ignored.
-    """
+    """Return a function that does nothing; a `Track` for work whose progress is not shown."""
     return lambda: None

@@ -24,4 +24,4 @@ def write_target_and_records(folder: Path) -> Path:
 def run_on_records(folder: Path, command: str, *words: str) -> int:
     """Run a command on the target and the data of a folder, and return its exit code."""
     options = ("--target", str(folder / "target"), "--data", str(folder / "data.jsonl"))
-    return exit_code(command, *options, *words)
+    return exit_code(*command.split(), *options, *words)

@@ -5,52 +5,58 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from pydantic import Field
 
 from jakiro.errors import ConfigError
-from jakiro.utils.pretrained import choose_device
-from training.config import TrainSettings
-from training.distributed.processes import free_port, import_deepspeed
+from jakiro.utils.settings import Settings
+
+if TYPE_CHECKING:
+    from training.config import TrainSettings
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The number of a run's processes, their machines, and options of the launcher.
+class LaunchOptions(Settings):
+    """Processes and machines of a run."""
 
-    Attributes:
-        hostfile: file that lists the machines, one per line as `NAME slots=NUMBER`; None to use
-            only this machine.
-    """
-
-    per_node: int | None = None
+    processes: int | None = Field(None, ge=1)
+    """Number of processes per machine; by default one per GPU, or one if there are no GPUs."""
     hostfile: Path | None = None
-    nodes: int | None = None
-    options: tuple[str, ...] = ()
+    """File that lists machines with a shared file system, each on a line of the form NAME
+    slots=NUMBER; by default only this machine."""
+    nodes: int | None = Field(None, ge=1)
+    """Number of machines to use, in the order of the hostfile; by default all."""
+    deepspeed: tuple[str, ...] = ()
+    """Further argument for DeepSpeed's launcher."""
 
-    def local(self, settings: TrainSettings) -> int:
+    def local(self, settings: "TrainSettings") -> int:
         """Return the number of processes on each machine."""
-        if self.per_node is not None and self.per_node < 1:
-            raise ConfigError(
-                "no process would start", expected="--processes of at least 1", got=self.per_node
-            )
-        if self.per_node is not None:
-            return self.per_node
+        if self.processes is not None:
+            return self.processes
+        import torch
+
+        from jakiro.utils.pretrained import choose_device
+
         is_gpu = choose_device(settings.engine.device).type == "cuda"
         return torch.cuda.device_count() if is_gpu else 1
 
-    def count(self, settings: TrainSettings) -> int:
-        """Return the total number of processes on all machines."""
+    def count(self, settings: "TrainSettings") -> int:
+        """Return the total number of processes on all machines.
+
+        Raises:
+            ConfigError: the hostfile cannot be read or lists too few machines.
+        """
         if self.hostfile is None:
             return self.local(settings) * (self.nodes or 1)
         slots = self._slots(self.hostfile)
-        if self.per_node is not None:
-            slots = [min(self.per_node, count) for count in slots]
+        if self.processes is not None:
+            slots = [min(self.processes, count) for count in slots]
         return sum(slots)
 
     def _slots(self, hostfile: Path) -> list[int]:
+        from training.distributed.processes import import_deepspeed
+
         import_deepspeed()
         from deepspeed.launcher.runner import fetch_hostfile
 
@@ -69,9 +75,14 @@ class LaunchOptions:
 
 
 def command(
-    settings: TrainSettings, config: Path, overrides: Sequence[str], processes: LaunchOptions
+    settings: "TrainSettings", config: Path, overrides: Sequence[str], processes: LaunchOptions
 ) -> list[str]:
-    """Return the command that starts a run's processes."""
+    """Return the command that starts a run's processes.
+
+    Every process reads the file of settings.
+    """
+    from training.distributed.processes import free_port
+
     words = [sys.executable, "-m", "deepspeed.launcher.runner"]
     if processes.hostfile is not None:
         words += ["--hostfile", str(processes.hostfile)]
@@ -79,14 +90,14 @@ def command(
         words += ["--num_nodes", str(processes.nodes)]
     if processes.hostfile is None and processes.nodes is None:  # the default port may be in use
         words += ["--master_port", str(free_port())]
-    if processes.per_node is not None or processes.hostfile is None:
+    if processes.processes is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]
     program = ["--module", "training.train", "--config", str(config)]
     replaced = [word for override in overrides for word in ("--set", override)]
-    return [*words, *processes.options, *program, *replaced]
+    return [*words, *processes.deepspeed, *program, *replaced]
 
 
-def launch(words: Sequence[str], settings: TrainSettings) -> int:
+def launch(words: Sequence[str], settings: "TrainSettings") -> int:
     """Run a command from `command` and return its exit code.
 
     An interruption (SIGINT) reaches the launcher as well as this process. This function then waits
@@ -94,6 +105,8 @@ def launch(words: Sequence[str], settings: TrainSettings) -> int:
     passed on to the launcher as an interruption, because the launcher would not pass SIGTERM on to
     the processes of the run.
     """
+    from jakiro.utils.pretrained import choose_device
+
     device = choose_device(settings.engine.device).type
     started = subprocess.Popen(words, env=os.environ | {"DS_ACCELERATOR": device})
     before = signal.signal(signal.SIGTERM, lambda *_: started.send_signal(signal.SIGINT))

@@ -68,7 +68,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
     If the source is "available", and the folder lacks states that the drafter reads, the target
-    runs. The sizes of all shards are checked; `jakiro features --check` also checks their bytes.
+    runs. The sizes of all shards are checked; `jakiro prepare states --check` also checks their bytes.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:
@@ -85,7 +85,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
             expected=expected,
             got=got,
             remedy="set target_states.folder to a folder with states of this target and data, or "
-            "write these states with `jakiro features`",
+            "write these states with `jakiro prepare states`",
         )
     needed = list(States.needed_by(inputs.drafter_config).widths(inputs.target.spec))
     if missing := [name for name in needed if name not in index.widths]:
@@ -114,5 +114,5 @@ def _unusable(folder: Path, got: str) -> CheckpointError:
     return CheckpointError(
         f"the target states in {folder} are incomplete or damaged",
         got=got,
-        remedy="run `jakiro features --check` with this configuration and folder",
+        remedy="run `jakiro prepare states --check` with this configuration and folder",
     )

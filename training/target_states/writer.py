@@ -1,7 +1,7 @@
 """Writer of target states, for which the target reads every packed sequence once.
 
 Any number of processes may write to one folder, because each process locks the shard that it is
-writing. After an interruption, the next run of `jakiro features` writes the missing shards.
+writing. After an interruption, the next run of `jakiro prepare states` writes the missing shards.
 """
 
 import os

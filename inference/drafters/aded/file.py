@@ -151,7 +151,7 @@ def load_trigrams(
             f"the trigrams in {path} were counted with a tokenizer other than the target's",
             expected=f"a tokenizer with {record.vocab_size} tokens and the hash stored in the file",
             got=f"{len(tokenizer)} tokens and a different hash",
-            remedy="pass the target's tokenizer to `jakiro aded build`, and build the file again",
+            remedy="build the file again with the target's tokenizer (`jakiro prepare trigrams`)",
         )
     if not _is_index(keys, ids, weights, record.vocab_size):
         raise unusable_table(path, "arrays that are not those of an index")

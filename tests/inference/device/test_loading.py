@@ -53,7 +53,7 @@ def test_other_drafters_are_refused(name: str) -> None:
 def test_a_drafter_that_was_not_exported_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     own = str(tmp_path) if name == "a folder" else name
-    with pytest.raises(ConfigError, match=r"run jakiro export-device .* --out FOLDER"):
+    with pytest.raises(ConfigError, match=r"run jakiro export --to device .* --out FOLDER"):
         device_drafter(own, _info())
 
 

@@ -274,7 +274,7 @@ def test_a_named_model_has_the_tokenizer_of_provisional_text(
     assert found is not None
     assert found.get_vocab() == decoder.tokenizer.get_vocab()
     assert NOW.with_tokenizer_of("lookup") is NOW.with_tokenizer_of("none") is NOW
-    (tmp_path / DESCRIPTION_FILE).touch()  # as in a folder of `jakiro export-device`
+    (tmp_path / DESCRIPTION_FILE).touch()  # as in a folder of `jakiro export --to device`
     assert NOW.with_tokenizer_of(str(tmp_path)).tokenizer is not None
     own = OfflineWriting(decoder.tokenizer)
     assert own.with_tokenizer_of(f"lm={tmp_path}") is own

@@ -1,4 +1,4 @@
-"""`jakiro aded build`, and decoding with training-free drafters from the command line."""
+"""`jakiro prepare trigrams`, and decoding with training-free drafters from the command line."""
 
 import json
 import shlex
@@ -47,7 +47,7 @@ def _run(*words: str) -> int:
 
 def _build(folder: Path, out: Path, *words: str, corpus: str = "corpus") -> int:
     paths = ["--corpus", str(folder / corpus), "--tokenizer", str(folder / "target")]
-    return _run("aded", "build", *paths, "--out", str(out), *words)
+    return _run("prepare", "trigrams", *paths, "--out", str(out), *words)
 
 
 def test_a_corpus_becomes_a_table_that_decoding_starts_with(

@@ -14,17 +14,8 @@ from jakiro.cli.output import say, writer
 from jakiro.errors import ConfigError, JakiroError, ResourceError
 
 PROGRAMS = (
-    *("generate", "demo", "aded", "train", "features", "plot", "ablate"),
-    *(
-        "bench",
-        "verify",
-        "throughput",
-        "profile",
-        "prepare",
-        "regenerate",
-        "import",
-        "export",
-    ),
+    *("fetch", "generate", "chat", "serve", "connect", "demo", "init", "train", "ablate"),
+    *("bench", "verify", "prepare", "regenerate", "synthesize", "import", "export"),
 )
 
 Demo = Callable[..., None]
@@ -132,8 +123,7 @@ def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) 
     [
         *(("profile", name) for name in ("engine", "automatic", "rounding")),
         ("ablate",),
-        ("throughput",),
-        ("aded", "build"),
+        ("prepare", "trigrams"),
     ],
     ids=" ".join,
 )

@@ -1,4 +1,4 @@
-"""`jakiro export-device`, and `jakiro connect` with what it writes."""
+"""`jakiro export --to device`, and `jakiro connect` with what it writes."""
 
 import shutil
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_an_exported_drafter_drafts_without_the_target(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "my device"
-    assert exit_code("export-device", str(drafter), "--out", str(out)) == 0
+    assert exit_code("export", str(drafter), "--to", "device", "--out", str(out)) == 0
     assert f"--drafter '{out}'" in capsys.readouterr().out
     hidden = drafter.with_name("elsewhere")
     shutil.move(drafter.with_name("target"), hidden)
@@ -77,7 +77,9 @@ def test_unquantized_exports_draft_as_the_server_does(
     decoder: SpeculativeDecoder, drafter: Path, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "device")
-    assert exit_code("export-device", str(drafter), "--out", out, "--embedding", "own") == 0
+    assert (
+        exit_code("export", str(drafter), "--to", "device", "--out", out, "--embedding", "own") == 0
+    )
     with (
         running(decoder, remote_sessions=2) as server,
         RemoteDecoder(server.url, out) as remote,
@@ -95,16 +97,16 @@ def test_wrong_folders_and_servers_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "device"
-    assert exit_code("export-device", str(drafter), "--out", str(out)) == 0
-    assert exit_code("export-device", str(drafter), "--out", str(out)) == 2
+    assert exit_code("export", str(drafter), "--to", "device", "--out", str(out)) == 0
+    assert exit_code("export", str(drafter), "--to", "device", "--out", str(out)) == 2
     assert "exists" in capsys.readouterr().err
-    assert exit_code("export-device", "lookup", "--out", str(tmp_path / "other")) == 2
+    assert exit_code("export", "lookup", "--to", "device", "--out", str(tmp_path / "other")) == 2
     other = SpeculativeDecoder(
         tiny_llama(vocab=len(tiny_tokenizer(None)), seed=4), None, tiny_tokenizer(CHATML)
     )
     with running(decoder, remote_sessions=2) as server, running(other, remote_sessions=2) as wrong:
         for words, message in (
-            ([server.url, "x", "--drafter", str(drafter)], "jakiro export-device"),
+            ([server.url, "x", "--drafter", str(drafter)], "jakiro export --to device"),
             ([wrong.url, "x", "--drafter", str(out)], "made for another target"),
         ):
             capsys.readouterr()
@@ -124,7 +126,7 @@ def test_loading_an_export_reads_no_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = str(tmp_path / "device")
-    assert exit_code("export-device", str(drafter), "--out", out) == 0
+    assert exit_code("export", str(drafter), "--to", "device", "--out", out) == 0
     monkeypatch.setattr(loading, "load_causal_lm", lambda *_, **__: pytest.fail("a model"))
     with running(decoder, remote_sessions=1) as server, RemoteDecoder(server.url, out) as remote:
         assert len(remote.generate([1, 2], temperature=0, max_new_tokens=3).new_token_ids) == 3

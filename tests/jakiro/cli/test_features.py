@@ -1,4 +1,4 @@
-"""`jakiro features` prints the size, then writes shards from which a run can be trained."""
+"""`jakiro prepare states` prints the size, then writes shards from which a run can be trained."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def run(folder: Path, *words: str) -> int:
     """Run the command and return its exit code."""
     given = ["--config", str(folder / "run.yaml"), "--out", str(folder / "features")]
     with pytest.raises(SystemExit) as exit_:
-        main(["features", *given, *words])
+        main(["prepare", "states", *given, *words])
     return int(exit_.value.code or 0)
 
 

@@ -1,4 +1,4 @@
-"""`jakiro prepare`: its output, and the cache that training then reads."""
+"""`jakiro prepare data`: its output, and the cache that training then reads."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_prepare_fills_the_cache_that_training_reads(
         "--sequence-length",
         "64",
     ]
-    assert run_on_records(folder, "prepare", *words) == 0
+    assert run_on_records(folder, "prepare data", *words) == 0
     printed = capsys.readouterr().out
     assert "4 records read, 2 skipped; 2 documents" in printed
     packed = r"2 documents packed into \d sequences with [\d.]+% padding; 1 document split"
@@ -46,7 +46,7 @@ def test_prepare_fills_the_cache_that_training_reads(
 
 def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--cache-folder", str(folder / "cache"), "--skip-bad-records", "--preview", "5"]
-    assert run_on_records(folder, "prepare", *words) == 0
+    assert run_on_records(folder, "prepare data", *words) == 0
     printed = capsys.readouterr().out
     title, *_ = printed.splitlines()  # lines are as long as those of the document
     assert title.startswith(f"document 1 of 2, {folder / 'data.jsonl'}:1: ")

@@ -13,11 +13,11 @@ def folder(tmp_path: Path) -> Path:
     return write_target_and_records(tmp_path)
 
 
-@pytest.mark.parametrize("command", ["prepare", "regenerate"])
+@pytest.mark.parametrize("command", ["prepare data", "regenerate"])
 def test_an_unusable_record_is_one_line_with_its_location(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    option = {"prepare": "--cache-folder", "regenerate": "--out"}[command]
+    option = {"prepare data": "--cache-folder", "regenerate": "--out"}[command]
     words = [option, str(folder / "new.jsonl")]
     words += ["--max-new-tokens", "8"] if command == "regenerate" else []
     assert run_on_records(folder, command, *words) == 2
@@ -40,7 +40,7 @@ def test_regenerate_writes_records_that_prepare_reads(
     assert run_on_records(folder, "regenerate", *words) == 0
     assert "0 of them new" in capsys.readouterr().out
     out.replace(folder / "data.jsonl")
-    assert run_on_records(folder, "prepare", "--cache-folder", str(folder / "cache")) == 0
+    assert run_on_records(folder, "prepare data", "--cache-folder", str(folder / "cache")) == 0
     assert "2 records read, 0 skipped" in capsys.readouterr().out
 
 

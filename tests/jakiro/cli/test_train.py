@@ -187,9 +187,9 @@ def test_several_machines_are_passed_to_the_launcher(config: Path) -> None:
     hostfile = config.parent / "hosts"
     hostfile.write_text("one slots=4\ntwo slots=4\nthree slots=2\n")
     settings = tiny_run(config.parent, engine={"device": "cpu"})
-    taking_part = LaunchOptions(None, hostfile, 2, ("--master_addr", "one"))
+    taking_part = LaunchOptions(hostfile=hostfile, nodes=2, deepspeed=("--master_addr", "one"))
     assert taking_part.count(settings) == 8
-    assert LaunchOptions(3, hostfile).count(settings) == 8
+    assert LaunchOptions(processes=3, hostfile=hostfile).count(settings) == 8
     words = command(settings, config, ["steps=2"], taking_part)
     assert words[0] == sys.executable
     assert words[3:] == [
@@ -198,4 +198,4 @@ def test_several_machines_are_passed_to_the_launcher(config: Path) -> None:
         *("--config", str(config), "--set", "steps=2"),
     ]
     with pytest.raises(ConfigError, match="too few machines"):
-        LaunchOptions(None, hostfile, 4).count(settings)
+        LaunchOptions(hostfile=hostfile, nodes=4).count(settings)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,9 +17,8 @@ from training.config import TrainSettings
 from training.distributed.launch import LaunchOptions, command, launch
 from training.loop.run_folder import RunFolder
 from training.studies.ablation.arms import SizedArm
+from training.studies.ablation.settings import Launcher
 from training.train import train
-
-Launcher = Literal["inline", "deepspeed"]
 
 _logger = get_logger(__name__)
 

@@ -38,7 +38,7 @@ def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
     save_trigrams(_index(), tmp_path / "table", tiny_tokenizer())
     foreign = tiny_tokenizer()
     foreign.add_tokens(["<new>"])
-    with pytest.raises(TargetMismatch, match=r"counted with a tokenizer other.*jakiro aded build"):
+    with pytest.raises(TargetMismatch, match="jakiro prepare trigrams"):
         load_trigrams(tmp_path / "table", foreign)
 
 
