@@ -31,7 +31,7 @@ from jakiro.utils.gguf import find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import LOADING_ERRORS, reason_of
+from jakiro.utils.pretrained import LOADING_ERRORS, reason_of, refuse_files_elsewhere
 from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
 from moa.target_kv import with_rotated_keys
@@ -180,6 +180,7 @@ class JakiroDrafter(PreTrainedModel):
         """
         path = packaged_drafter(path) or path
         refuse_missing_folder(path, "a drafter from", _REMEDY)
+        refuse_files_elsewhere(Path(path), "the drafter")
         # With these options, transformers does not raise an error for mismatched weights, but
         # returns a report of them, which `_check_report` reads.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}

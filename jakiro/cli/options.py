@@ -172,7 +172,7 @@ def _settings(settings_class: type[Settings], given: dict[str, Any]) -> Settings
 
     def as_typed(key: str) -> str:
         name = key.partition(".")[0]
-        return _flag(name, fields[name])
+        return _flag(name, settings_class.model_fields[name])
 
     return validate_settings(settings_class, chosen, source="the command line", name_of=as_typed)
 

@@ -19,7 +19,7 @@ from jakiro.errors import CheckpointError
 from jakiro.utils.files import checksum
 from jakiro.utils.hub import hub_options, is_written_as_path
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import reason_of
+from jakiro.utils.pretrained import reason_of, refuse_files_elsewhere
 from jakiro.utils.wording import summary_of
 
 _SAFETENSORS = "model.safetensors"
@@ -124,6 +124,7 @@ def read_checkpoint(name_or_path: str | Path, revision: str | None = None) -> Dr
     """
     folder = _folder_of(str(name_or_path), revision)
     config = _config_in(folder)
+    refuse_files_elsewhere(folder, "the drafter")
     found = [stored for file in _weight_files(folder) for stored in _stored_in(file)]
     if not found:
         raise _unusable(folder, "tensors", "none")

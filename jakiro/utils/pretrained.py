@@ -105,6 +105,7 @@ def load_causal_lm(
         load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
     refuse_missing_folder(folder, what, remedy)
+    refuse_files_elsewhere(Path(folder), what)
     if (Path(folder) / _ADAPTERS).exists():  # without this package, they would not be recognized
         require_package("peft")
     hub = hub_options(folder)
@@ -316,6 +317,22 @@ def reason_of(error: Exception, name_or_path: str | Path) -> str:
     if missing is not None and isinstance(error, OSError):
         return missing
     return summary_of(error)
+
+
+def refuse_files_elsewhere(folder: Path, what: str) -> None:
+    """Raise an error if an index of weights names files outside the model's folder."""
+    for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # transformers explains what is wrong with the file
+        if outside := sorted(str(name) for name in names if Path(str(name)).name != name):
+            raise CheckpointError(
+                f"{index} names a file outside the folder of {what}",
+                expected="names of files in the same folder",
+                got=outside[0],
+                remedy="get the model from a source that you trust",
+            )
 
 
 def _refuse_other_weights(names: Collection[str], report: Mapping[str, Any], what: str) -> None:

@@ -68,7 +68,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
     If the source is "available", and the folder lacks states that the drafter reads, the target
-    runs. The sizes of all shards are checked; `jakiro prepare states --check` also checks their bytes.
+    runs. The sizes of all shards are checked; `jakiro prepare states --check` checks their bytes.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:

@@ -84,32 +84,6 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     assert {tree.method for tree in document.trees} <= names
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(28, "No space left on device", "table"), "cannot write table; expected: enough"),
-        (PermissionError(13, "Permission denied", "table"), "no permission for table; expected: "),
-        (OSError(30, "Read-only file system", "table"), "no permission for table; expected: "),
-    ],
-)
-def test_a_table_that_cannot_be_written_is_one_line(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: OSError,
-    message: str,
-) -> None:
-    def fail(path: Path, content: bytes | str) -> None:
-        raise error
-
-    monkeypatch.setattr("inference.drafters.aded.file.write_atomically", fail)
-    assert _build(folder, tmp_path / "table") == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"error: {message}")
-    assert f"got: {error.strerror}; remedy: " in last
-
-
 def test_two_drafters_are_loaded_by_their_names(folder: Path) -> None:
     names = f"lookup+lm={folder / 'small'}", folder / "target"
     decoder = SpeculativeDecoder.from_pretrained(*names)
@@ -153,24 +127,6 @@ def test_text_is_continued_without_training(
     assert len(set(texts)) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["generate", "aded", "def"],
-            "a target must be given, because the drafter aded does not name one",
-        ),
-        (["generate", "aded=nowhere", "def", "--target", "target"], "cannot load trigrams"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = [str(folder / word) if word == "target" else word for word in words]
-    assert _run(*paths) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_ids_outside_the_vocabulary_are_refused_before_a_table_is_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,22 +153,3 @@ def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -
         f"aded={tmp_path / 'table'}", tmp_path / "less", tree="fixed"
     )
     assert decoder.generate(ids, max_new_tokens=4).new_token_ids
-
-
-def test_an_unusable_corpus_or_table_is_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    assert _build(tmp_path, tmp_path / "new", corpus="empty.txt") == 2
-    assert "cannot load a tokenizer" in capsys.readouterr().err
-    (folder / "empty.txt").write_text("")
-    assert _build(folder, tmp_path / "new", corpus="empty.txt") == 2
-    assert "contains no trigrams" in capsys.readouterr().err
-    assert _build(folder, tmp_path / "new", corpus="nowhere.jsonl") == 2
-    assert "there is no file or folder" in capsys.readouterr().err
-    (tmp_path / "taken").touch()
-    assert _build(folder, tmp_path / "taken") == 2
-    assert "choose another name for --out" in capsys.readouterr().err
-    assert _build(folder, Path("-")) == 2
-    assert "--out cannot write the trigrams to standard output" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()

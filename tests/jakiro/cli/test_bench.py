@@ -102,32 +102,6 @@ def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert kind in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--method", "small-lm"], "cannot be used"),
-        (["--method", "autoregressive", "--batch-size", "0"], "'--batch-size'"),
-        (
-            ["--method", "autoregressive", "--keep-state", "--repeats", "2"],
-            "must not decode a prompt twice",
-        ),
-        (
-            ["--method", "autoregressive", "--max-new-tokens", "400"],
-            "do not fit into the target's context",
-        ),
-        (["--method", "autoregressive", "--temperature", "-1"], "'--temperature'"),
-        (["--method", "drafter=nowhere"], "nowhere"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    bench: Bench, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(*words) == 2
-    error = capsys.readouterr().err
-    assert "error: " in error
-    assert expected in error
-
-
 def test_other_weights_of_the_target_are_possible_with_a_warning(
     bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,24 +119,6 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     document = read_document(out)
     assert document.settings.other_weights
     assert all(method.identical_to_target for method in document.methods)
-
-
-def test_files_that_exist_are_refused_before_any_work(
-    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    taken = tmp_path / "taken.html"
-    taken.touch()
-    assert bench("--method", "autoregressive", "--report", str(taken)) == 2
-    assert "choose another name for --report" in capsys.readouterr().err
-
-
-def test_one_file_under_two_names_is_refused(
-    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other").mkdir()
-    same = [str(tmp_path / "out"), str(tmp_path / "other" / ".." / "out")]
-    assert bench("--method", "autoregressive", "--json", same[0], "--report", same[1]) == 2
-    assert "--json and --report name the same file" in capsys.readouterr().err
 
 
 def test_figures_are_shown_and_kept_if_their_file_cannot_be_written(
@@ -219,28 +175,6 @@ def test_figures_are_stored_if_showing_them_is_interrupted(
     assert read_document(out).prompts == 1
 
 
-def test_a_page_without_the_packages_for_it_is_refused_before_decoding(
-    bench: Bench,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda package: None)
-    monkeypatch.delattr(OwnDecoding, "start")  # decoding would fail
-    page = tmp_path / "a.html"
-    assert bench("--method", "autoregressive", "--report", str(page)) == 2
-    assert "the extra `bench`" in capsys.readouterr().err
-
-
-def test_a_page_is_not_written_to_standard_output(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench("--method", "autoregressive", "--report", "-") == 2
-    shown = capsys.readouterr()
-    assert "--report cannot write the figures to standard output" in shown.err
-    assert not shown.out
-
-
 def test_sigterm_ends_with_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,12 +192,3 @@ def test_sigterm_ends_with_what_was_measured(
     assert bench("--method", "autoregressive", "--json", str(out)) == 130
     assert not read_document(out).is_complete
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_missing_target_or_prompt_file_is_named(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench("--method", "autoregressive", target="nowhere") == 2
-    assert "cannot load the target" in capsys.readouterr().err
-    assert bench("--method", "autoregressive", prompts="nowhere.jsonl") == 2
-    assert "nowhere.jsonl; expected: an existing file" in capsys.readouterr().err

@@ -84,13 +84,6 @@ def test_without_a_terminal_a_wrong_command_is_reported_and_left_out(
     assert captured.out == f"{_answers(target, 'main')[0]}\n"
 
 
-def test_settings_are_checked_before_the_models_are_loaded(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert exit_code("chat", "lookup", "--target", ".", "--temperature", "-1") == 2
-    assert "--temperature" in capsys.readouterr().err
-
-
 def test_in_a_terminal_drafted_tokens_are_colored(
     target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.commands import exit_code
 
 Demo = Callable[..., None]
@@ -19,14 +18,3 @@ def test_the_demo_gets_its_options(plant_demo: Callable[[Demo], None], tmp_path:
     assert exit_code("demo", *words) == 0
     assert figures.read_text() == "figures"
     assert calls == [(None, "auto"), (Path("c"), "cpu")]
-
-
-def test_a_file_that_exists_is_refused_before_any_work(
-    plant_demo: Callable[[Demo], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plant_demo(lambda *_, **__: pytest.fail("the demo has begun"))
-    old = tmp_path / "old.json"
-    old.write_text("mine")
-    assert exit_code("demo", "--json", str(old)) == 2
-    assert "choose another name for --json" in capsys.readouterr().err
-    assert old.read_text() == "mine"

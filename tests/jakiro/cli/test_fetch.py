@@ -12,11 +12,6 @@ def test_known_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"{name}  (" in printed for name in KNOWN_MODELS)
 
 
-def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("fetch", "gpt-5") == 2
-    assert capsys.readouterr().err.startswith("error: there is no known model of this name")
-
-
 def test_a_known_target_that_was_not_fetched_names_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:

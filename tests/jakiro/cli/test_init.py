@@ -6,7 +6,7 @@ import pytest
 from helpers.models import tiny_llama
 from typer.testing import CliRunner
 
-from jakiro.cli import app, main
+from jakiro.cli import app
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 
@@ -45,11 +45,3 @@ def test_few_conversations_are_held_out_of_few(
     Path("chats.jsonl").write_text('{"text": "a"}\n' * num_records + "\n")
     CliRunner().invoke(app, ["init", target, "--data", "chats.jsonl"], catch_exceptions=False)
     assert load_settings(TrainSettings, Path("my.yaml")).data.validation_size == held_out
-
-
-def test_a_file_that_exists_is_kept(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("my.yaml").write_text("kept")
-    with pytest.raises(SystemExit):
-        main(["init", target])
-    assert "my.yaml already exists" in capsys.readouterr().err
-    assert Path("my.yaml").read_text() == "kept"

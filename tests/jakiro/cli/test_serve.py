@@ -11,7 +11,7 @@ from helpers.models import tiny_llama
 from helpers.templates import family_tokenizer
 from openai import OpenAI
 
-from jakiro.cli.serve import _api_keys
+from inference.serving.settings import ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -60,36 +60,7 @@ def test_a_file_of_keys_allows_other_machines(
     assert "64 digits" in capsys.readouterr().err
 
 
-def test_other_machines_need_a_key(
-    target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JAKIRO_API_KEY", raising=False)
-    words = ("serve", "--target", str(target), "--drafter", "lookup", "--host", "0.0.0.0")
-    assert exit_code(*words) == 2
-    error = capsys.readouterr().err
-    assert "requires a key" in error
-    assert "JAKIRO_API_KEY" in error
-
-
-@pytest.mark.parametrize("value", ["", " , ,"])
-def test_a_variable_without_a_key_is_refused(
-    target: Path, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAKIRO_API_KEY", value)
-    assert exit_code("serve", "--target", str(target), "--drafter", "lookup") == 2
-    assert "JAKIRO_API_KEY has no key" in capsys.readouterr().err
-
-
-def test_spaces_around_keys_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAKIRO_API_KEY", "first-key-1, second-key-2 ,")
-    assert _api_keys() == ("first-key-1", "second-key-2")
-
-
-def test_a_short_key_is_refused_without_printing_it(
-    target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAKIRO_API_KEY", "qwxz")
-    assert exit_code("serve", "--target", str(target), "--drafter", "lookup") == 2
-    error = capsys.readouterr().err
-    assert "at least 8 characters; got: 4" in error
-    assert "qwxz" not in error
+    keys = ServeSettings(host="0.0.0.0").api_keys
+    assert [key.get_secret_value() for key in keys] == ["first-key-1", "second-key-2"]

@@ -43,11 +43,6 @@ def test_records_are_written_counted_and_continued(
     assert len({json.loads(line)["messages"][0]["content"] for line in lines}) == 5
 
 
-def test_unusable_options_are_one_line(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(target, 2, "--greedy", "1.5") == 2
-    assert "unusable value for '--greedy'" in capsys.readouterr().err
-
-
 def test_a_base_model_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (target / "chat_template.jinja").unlink()
     assert _run(target, 2) == 2

@@ -65,35 +65,6 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert sorted(config.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--set", "data.paths=[nope.jsonl]"], "there is no file or folder nope.jsonl"),
-        (["--set", "data.paths=[docs/nope]"], "there is no file or folder docs/nope"),
-        (["--set", "data.paths=[chats.txt]"], "there is no file or folder chats.txt"),
-    ],
-)
-def test_a_dry_run_of_what_cannot_run_is_refused(
-    config: Path,
-    words: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (config.parent / "docs").mkdir()
-    monkeypatch.chdir(config.parent)
-    assert run("--config", str(config), "--dry-run", *words) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--processes", "--nodes"])
-def test_a_run_without_processes_or_machines_is_refused(
-    config: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--config", str(config), option, "0", "--dry-run") == 2
-    assert "greater than or equal to 1" in capsys.readouterr().err
-
-
 def test_a_dry_run_for_a_gpu_elsewhere_needs_its_memory(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

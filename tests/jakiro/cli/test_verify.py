@@ -89,8 +89,6 @@ def test_a_quick_verification_takes_few_samples(
     words = ("--max-new-tokens", "2", "--top-k", "4", "--device", "cpu", "--num-prompts", "1")
     assert _run(drafter_path, "--quick", "--tree", "fixed", "--json", figures, *words) == 0
     assert json.loads(figures.read_text())["settings"]["samples"] == 200
-    assert _run(drafter_path, "--quick", "--samples", "60", *words) == 2
-    assert "--quick chooses the number of samples" in capsys.readouterr().err
 
 
 def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
@@ -113,34 +111,6 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
     assert lines[0].startswith("FAIL  greedy equality: 1 prompt, 1 tokens equal")
     assert "difference: prompt 1, new token 2" in lines[1]
     assert lines[2].endswith("0 of 1 checks passed")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--prompts", "missing.jsonl"], "there is no file missing.jsonl"),
-        (["--samples", "5"], "unusable value for '--samples'"),
-        (["--temperature", "0"], "unusable value for '--temperature'"),
-        (["--target", "nowhere/to be found"], "cannot load the target"),
-        (["--json", "."], "cannot write the measured values"),
-        (["--json", "no/such/folder/figures.json"], "got: no such folder"),
-        (["--max-new-tokens", "500"], "do not fit into the target's context"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-    drafter_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(drafter_path, *words) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    assert message in errors[0]
-
-
-def test_figures_are_never_written_over_a_file(drafter_path: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old.json"
-    old.write_text("mine")
-    assert _run(drafter_path, "--json", old, *QUICK) == 2
-    assert old.read_text() == "mine"
 
 
 def test_other_weights_of_the_target_are_possible_with_a_warning(

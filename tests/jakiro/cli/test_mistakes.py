@@ -1,0 +1,167 @@
+"""A mistake of a user ends in one line on standard error, without a traceback, and exit code 2."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.commands import exit_code
+from helpers.models import tiny_llama, tiny_settings
+from helpers.tokenizers import tiny_tokenizer
+
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+
+RUN = """\
+extends: base
+target: {name_or_path: target}
+data: {paths: [chats.jsonl], cache_folder: cache}
+engine: {device: cpu}
+"""
+BENCH = "bench --target target --prompts prompts.txt --device cpu"
+TRAIN = "train --config my.yaml"
+
+MISTAKES = {
+    "generate ./nope Why?": "cannot load a drafter from ./nope",
+    "generate owner/nope Why?": "cannot load a drafter from owner/nope",
+    "generate lookup Why? --target ./nope": "cannot load the target ./nope",
+    "generate lookup Why? --target owner/nope": "cannot load the target owner/nope",
+    "generate lookup Why?": "a target must be given",
+    "generate lokup Why? --target target": "use lookup",
+    "generate smollm2-135-instruct Why?": "use smollm2-135m-instruct",
+    "generate lm=./nope Why? --target target": "./nope",
+    "generate aded=nope Why? --target target": "cannot load trigrams from nope",
+    "generate target Why?": "is a llama model, not a drafter",
+    "generate drafter Why? --target other": "made for a target other than",
+    "generate drafter Why? --temperature -1": "--temperature",
+    "generate drafter Why? --threads none": "--threads",
+    "generate drafter Why? --dtype half": "--dtype",
+    "generate drafter Why? --device cuda": "no GPU",
+    "generate drafter Why? --max-new-tokens 9999": "do not fit into the target's context",
+    "generate drafter Why? --system short": "--system",
+    "generate drafter": "expected: jakiro generate [OPTIONS] DRAFTER PROMPT",
+    "generat drafter": "No such command",
+    "chat drafter": "chat template",
+    f"{BENCH} --method lokup": "lokup",
+    f"{BENCH} --method drafter=./nope": "./nope",
+    f"{BENCH} --method lookup --baseline aded": "--baseline",
+    f"{BENCH} --method lookup --json taken": "--json",
+    f"{BENCH} --method lookup --report nope/page.html": "no such folder",
+    f"{BENCH} --method lookup --report -": "--report",
+    f"{BENCH} --method transformers-lookup --batch-size 2": "one prompt at a time",
+    "bench --target target --method lookup --prompts nope.txt": "nope.txt",
+    "bench --target target --method lookup --prompts broken.jsonl": "broken.jsonl:2",
+    "verify": "nothing to verify",
+    "verify --drafter drafter --samples 3": "--samples",
+    "verify --drafter drafter --prompts nope.txt": "nope.txt",
+    "verify --url http://127.0.0.1:9/v1 --target target": "127.0.0.1:9",
+    "connect http://127.0.0.1:9/v1 Why? --patience 0": "127.0.0.1:9",
+    "serve --drafter lookup --target target --port PORT": "cannot listen",
+    "serve --drafter lookup --target target --port 99999": "--port",
+    "serve --drafter lookup --target target --host 0.0.0.0": "JAKIRO_API_KEY",
+    "serve --drafter lookup --target target --keys-file nope --port 0": "nope",
+    "serve --drafter lookup --target target --tls-cert nope": "--tls-key",
+    "train --config nope.yaml": "nope.yaml",
+    "train --config bse": "base",
+    "train --config broken.yaml": "is not YAML",
+    f"{TRAIN} --set stepz=1": "did you mean 'steps'",
+    f"{TRAIN} --set steps": "KEY.PATH=VALUE",
+    f"{TRAIN} --set steps=0": "'steps'",
+    f"{TRAIN} --set steps=1 --set data.paths=[nope.jsonl]": "there is no file or folder nope.jsonl",
+    f"{TRAIN} --set steps=1 --set data.paths=[broken.jsonl]": "broken.jsonl:2",
+    f"{TRAIN} --set steps=1 --set target.name_or_path=./nope": "./nope",
+    f"{TRAIN} --set steps=1 --processes 0": "--processes",
+    "ablate --base my.yaml --config nope.yaml --out study": "nope.yaml",
+    "prepare data --target target --data nope.jsonl": "there is no file or folder nope.jsonl",
+    "prepare data --target target --data broken.jsonl --cache-folder cache": "broken.jsonl:2",
+    "prepare trigrams --corpus nope.txt --tokenizer target --out t": "nope.txt",
+    "prepare trigrams --corpus prompts.txt --tokenizer target --out taken": "--out",
+    "prepare states --config my.yaml --out states --set stepz=1": "stepz",
+    "regenerate --target target --data nope.jsonl --out own.jsonl": "nope.jsonl",
+    "synthesize --target target --conversations 0 --out own.jsonl": "--conversations",
+    "init target --out taken": "already exists",
+    "init ./nope --out new.yaml": "./nope",
+    "fetch nope": "no known model",
+    "import ./nope --target target --out new": "nope",
+    "import drafter --target target": "--out",
+    "export ./nope --to vllm --out new": "./nope",
+    "export drafter --to vllm --out taken": "already exists",
+    "export drafter --to eagle3 --out new": "drafter",
+    "demo --json taken": "--json",
+    "demo --nope": "No such option",
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, a drafter, another target, and files that are right or wrong."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    tokenizer = tiny_tokenizer()
+    for name, seed in (("target", 0), ("other", 3)):
+        model = tiny_llama(vocab=len(tokenizer), seed=seed)
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    record = record_target(
+        TargetAdapter(tiny_llama(vocab=len(tokenizer))).spec, "target", tokenizer
+    )
+    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
+    (folder / "prompts.txt").write_text("Why?\n")
+    (folder / "chats.jsonl").write_text(json.dumps({"text": "def main(): return 41"}) + "\n")
+    (folder / "broken.jsonl").write_text(json.dumps({"prompt": "a", "text": "a"}) + "\n{\n")
+    (folder / "broken.yaml").write_text("steps: [")
+    (folder / "my.yaml").write_text(RUN)
+    (folder / "taken").touch()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _alone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(models)
+    monkeypatch.delenv("JAKIRO_API_KEY", raising=False)
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = words.replace("PORT", str(taken.getsockname()[1]))
+        assert exit_code(*command.split()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    (error,) = (line for line in lines if line.startswith("error: "))
+    assert error == lines[-1]
+    assert MISTAKES[words] in error
+    assert not any(line.startswith("Traceback") for line in lines)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_without_permission_is_one_line(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (models / "locked").mkdir(0o500)
+    assert exit_code(*f"{BENCH} --method lookup --json locked/a.json".split()) == 2
+    assert "locked" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda package: None)
+    assert exit_code(*f"{TRAIN} --set steps=1".split()) == 2
+    assert "[train]" in capsys.readouterr().err
+    assert exit_code(*f"{BENCH} --method lookup --report a.html".split()) == 2
+    assert "[bench]" in capsys.readouterr().err
+
+
+def test_short_keys_are_refused_without_printing_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAKIRO_API_KEY", "qwxz")
+    assert exit_code("serve", "--drafter", "lookup", "--target", "target") == 2
+    error = capsys.readouterr().err
+    assert "at least 8 characters" in error
+    assert "qwxz" not in error
