@@ -81,7 +81,6 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     names = {"aded", "own", "lookup", "lm", "lookup+lm", "repeats", "both", "shared"}
     for name in names:
         assert document.figures(name, 0.0).identical_to_target
-    assert {tree.method for tree in document.trees} <= names
 
 
 def test_two_drafters_are_loaded_by_their_names(folder: Path) -> None:
