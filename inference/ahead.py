@@ -14,7 +14,7 @@ are no CUDA streams, and there is no second device.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -72,8 +72,8 @@ class AheadDecoder(SpeculativeDecoder):
         super().__init__(*args, **options)
         self.runner, self.draft_threads = runner, draft_threads
         self.num_guesses = self.num_right = 0
-        _check_usable(self.drafter, self.policy, runner, self._pipelines is not None)
-        _check_device(runner, self.target.device)
+        captured = self._pipelines is not None
+        _check_usable(self.drafter, self.policy, runner, captured, self.target.device)
 
     def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
         return AheadRun(self, requests=group.requests, **self._parts(group, options))
@@ -206,58 +206,21 @@ def _likeliest(tree: SequenceTree) -> int:
     return tree.token_ids[tree.children[ROOT][0]]
 
 
-def _check_usable(drafter: Drafter | None, policy: object, runner: str, captured: bool) -> None:
-    """Raise an error if a decoder cannot draft ahead.
-
-    Raises:
-        ConfigError: an argument cannot be used.
-    """
+def _check_usable(
+    drafter: Drafter | None, policy: object, runner: str, captured: bool, device: torch.device
+) -> None:
     is_adaptive = drafter is not None and drafter.request_counter is not None
-    for is_usable, expected, got in (
-        (runner in get_args(Runner), f"a runner of {', '.join(get_args(Runner))}", repr(runner)),
-        (drafter is not None, "a drafter", "no drafter"),
+    for is_usable, expected in (
         (
             drafter is not None and not drafter.needs and not is_adaptive,
             "a drafter that reads tokens alone and does not learn, such as a small model",
-            repr(drafter),
         ),
-        (isinstance(policy, AlwaysDraft), 'tree="fixed"', "trees that are chosen in each step"),
-        (not captured, "captured=False", "captured=True"),
+        (isinstance(policy, AlwaysDraft), 'tree="fixed"'),
+        (not captured, "captured=False"),
+        # On a GPU, the work of both threads is queued in the same stream.
+        (runner == "inline" or device.type == "cpu", 'a target on a CPU, or runner="inline"'),
     ):
         if not is_usable:
             raise ConfigError(
-                "trees cannot be drafted ahead with these arguments", expected=expected, got=got
+                "trees cannot be drafted ahead with these arguments", expected=expected
             )
-
-
-def _check_device(runner: str, device: torch.device) -> None:
-    """Raise an error if the threads of a runner would not compute at the same time on a device.
-
-    Raises:
-        ConfigError: the runner cannot be used there.
-    """
-    if runner == "thread" and device.type != "cpu":
-        raise ConfigError(
-            f"drafting in another thread saves no time on {device}, because the work of both "
-            "threads is queued in the same stream",
-            expected='a target on a CPU for runner="thread"',
-            got=f"a target on {device}",
-            remedy='use runner="inline", which only measures how often guesses are right',
-        )
-
-
-def expected_gain(
-    draft: float, verify: float, rest: float, beside: float, ahead: float, right: float
-) -> float:
-    """Return the expected tokens per second with drafting ahead, divided by those without.
-
-    Args:
-        draft: seconds to draft a tree.
-        verify: seconds of the target's verification alone.
-        rest: seconds of the rest of a step.
-        beside: seconds of a verification while the drafter computes, divided by `verify`.
-        ahead: seconds to draft ahead, while the target verifies.
-        right: share of the steps whose outcome was guessed correctly.
-    """
-    usual = draft + verify + rest
-    return usual / (max(beside * verify, ahead) + rest + (1 - right) * draft)

@@ -18,11 +18,12 @@ from transformers.generation.logits_process import (
 from inference.device.drafting import DeviceDrafting, check_reads_tokens
 from inference.device.link import ServerLink
 from inference.device.loading import check_vocab_size, device_drafter
-from inference.device.memory import memory_request, rows_of
+from inference.device.memory import memory_request
 from inference.device.offline_text import OfflineText, OfflineWriting, check_writes_alone
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.memory import row_format
 from inference.protocol import Drafter, RequestTicket, request_counter_of
 from inference.remote.client_session import ClientSession
 from inference.remote.messages import ChatMessage, OpenSession, RowEncoding
@@ -232,15 +233,18 @@ class RemoteDecoder:
         def new_drafting(session: ClientSession) -> DeviceDrafting:
             capacity = len(session.prompt_token_ids) + request.max_tokens
             sampling = sampling_of(request, session.samples)
-            rows = None if offer is None else rows_of(self.drafter, offer, request)
+            rows = None
+            if offer is not None and request.memory is not None:
+                assert isinstance(self.drafter, TrainedDrafter), "no other drafter has a memory"
+                rows = row_format(self.drafter.model, offer.dtype, request.memory.encoding)
             return DeviceDrafting(
                 self.drafter, sampling, session.limits, capacity, self._device, rows
             )
 
-        parts, size = (self._link, request, new_drafting, ticket, offer), self.info.vocab_size
+        parts = self._link, request, new_drafting, ticket, offer
         if isinstance(self.offline, OfflineWriting):
-            return OfflineText(*parts, options=self.offline, vocab_size=size, seed=seed)
-        return RemoteText(*parts, vocab_size=size, stops=self.offline is not None, seed=seed)
+            return OfflineText(*parts, options=self.offline, seed=seed)
+        return RemoteText(*parts, stops=self.offline is not None, seed=seed)
 
     @property
     def _device(self) -> torch.device:

@@ -52,14 +52,14 @@ class DeviceDrafting:
         rows: RowFormat | None = None,
     ) -> None:
         assert sampling.quantizes_drafts, "the server verifies integer weights"
-        self._sampling = sampling
-        self._limits = limits
-        self._device = device
+        self.sampling = sampling
+        self.limits = limits
+        self.device = device
         self._format = rows
         # rows of the tokens that the drafter does not know yet
         self._rows = np.empty((0, 0 if rows is None else rows.num_bytes), np.uint8)
         self._known = 0  # number of tokens before the root that the drafter knows
-        self._session: DraftSession | None = None
+        self.session: DraftSession | None = None  # None if nothing is drafted
         if drafter is not None:
             if rows is None:
                 check_reads_tokens(drafter)
@@ -68,8 +68,8 @@ class DeviceDrafting:
                 self._version, self._dtype = drafter.version, drafter.model.dtype
             nodes, depth = drafter.max_nodes, drafter.max_depth
             self._budget = Budget(min(nodes, limits.max_nodes), min(depth, limits.max_depth))
-            self._session = drafter.new_session(sampling, capacity + 1 + nodes)
-            _check_learns_from_tokens(self._session, drafter)
+            self.session = drafter.new_session(sampling, capacity + 1 + nodes)
+            _check_learns_from_tokens(self.session, drafter)
 
     @property
     def row_bytes(self) -> int | None:
@@ -89,26 +89,6 @@ class DeviceDrafting:
         """The number of tokens whose memory is here; only meaningful if the drafter reads rows."""
         return self._known + len(self._rows)
 
-    @property
-    def limits(self) -> TreeLimits:
-        """The largest tree."""
-        return self._limits
-
-    @property
-    def session(self) -> DraftSession | None:
-        """The session of the drafter; None if nothing is drafted."""
-        return self._session
-
-    @property
-    def sampling(self) -> Sampling:
-        """The options by which the server selects tokens."""
-        return self._sampling
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the drafter."""
-        return self._device
-
     @torch.inference_mode()
     def tree(self, token_ids: Sequence[int], step: int) -> SequenceTree:
         """Return the tree of a decoding step.
@@ -118,12 +98,12 @@ class DeviceDrafting:
                 the root.
             step: number of the step, which determines the random numbers.
         """
-        base_length = torch.tensor([len(token_ids) - 1], device=self._device)
-        if self._session is None:
+        base_length = torch.tensor([len(token_ids) - 1], device=self.device)
+        if self.session is None:
             return DraftTree.empty(base_length, step).sequence_tree()
         self.advance(token_ids)
-        random = StepRandom([self._sampling.stream_key(step)], self._device)
-        return self._session.propose(self._budget, random).sequence_tree()
+        random = StepRandom([self.sampling.stream_key(step)], self.device)
+        return self.session.propose(self._budget, random).sequence_tree()
 
     @torch.inference_mode()
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -132,18 +112,18 @@ class DeviceDrafting:
         Args:
             token_ids: as for `tree`.
         """
-        if self._session is None:
+        if self.session is None:
             return
         missing = len(token_ids) - 1 - self._known - len(self._rows)
         assert self._format is None or missing == 0, "the memory ends at the root"
         for end in [*range(self._known + _CHUNK, len(token_ids) - 1, _CHUNK), len(token_ids) - 1]:
-            self._session.advance(self._committed(token_ids, end))
+            self.session.advance(self._committed(token_ids, end))
             self._known = end
 
     def rollback(self, length: int) -> None:
         """Let the drafter forget all tokens from position `length` on."""
-        if self._session is not None and self._known > length:
-            self._session.rollback(length)
+        if self.session is not None and self._known > length:
+            self.session.rollback(length)
             self._known = length
 
     def close(self, token_ids: Sequence[int]) -> None:
@@ -152,19 +132,19 @@ class DeviceDrafting:
         Args:
             token_ids: prompt and text.
         """
-        if self._session is None:
+        if self.session is None:
             return
-        if isinstance(self._session, AdaptiveSession) and len(token_ids) > self._known:
-            self._session.on_finished(0, token_ids)
-        self._session.close()
-        self._session = None
+        if isinstance(self.session, AdaptiveSession) and len(token_ids) > self._known:
+            self.session.on_finished(0, token_ids)
+        self.session.close()
+        self.session = None
 
     def _committed(self, token_ids: Sequence[int], end: int) -> Committed:
         """Return the tokens from the last known one to the root at position `end`."""
         verified = list(token_ids[self._known : end])
 
         def on_device(values: list[int] | list[list[int]]) -> torch.Tensor:
-            return torch.tensor(values, device=self._device, dtype=torch.long)
+            return torch.tensor(values, device=self.device, dtype=torch.long)
 
         return Committed(
             base_length=(end,),
@@ -183,7 +163,7 @@ class DeviceDrafting:
             return None
         rows, self._rows = self._rows[:count], self._rows[count:]
         tensors = self._format.decoded(rows)
-        own = tuple(tensor.to(self._device, self._dtype) for tensor in tensors)
+        own = tuple(tensor.to(self.device, self._dtype) for tensor in tensors)
         return EncodedMemory(own, self._version)
 
 

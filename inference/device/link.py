@@ -15,12 +15,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from inference.client.address import server_address
 from inference.client.failures import described, refused_key, seconds_to_wait
 from inference.device.attempts import Attempts
-from inference.device.received import HttpAnswer, answer_to
 from inference.remote.client_session import Fetch, Send
 from inference.remote.errors import MessageError, StepConflict
 from inference.remote.memory_rows import decode_with_rows
 from inference.remote.messages import (
-    MAX_TEXT,
     MemoryRows,
     OpenSession,
     SessionOpened,
@@ -42,8 +40,6 @@ Rows: TypeAlias = UInt8[np.ndarray, "tokens bytes"]
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_ANSWER = 60.0  # for requests that are sent once
 _SECONDS_TO_CLOSE = 2.0
-_FRAME_BYTES = 65_536  # largest size of an answer besides what depends on a text
-_ID_BYTES = 16  # largest size of the tokens of a byte of a prompt
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds after a session was lost
 # Status codes after which a request is sent again. Those of networks that ask to sign in are last.
 _REPEATED = {408, 425, 429, 502, 503, 504, 302, 303, 307, 511}
@@ -110,9 +106,7 @@ class ServerLink:
         self._sleep = sleep
         self._http = httpx2.Client(
             base_url=f"{self.url}/",
-            # compressed answers could have any size
-            headers={"accept-encoding": "identity"}
-            | ({} if key is None else {"authorization": f"Bearer {key}"}),
+            headers={} if key is None else {"authorization": f"Bearer {key}"},
             timeout=httpx2.Timeout(_SECONDS_TO_ANSWER, connect=_SECONDS_TO_CONNECT),
         )
 
@@ -128,12 +122,12 @@ class ServerLink:
             ResourceError: the server cannot be reached, or is not ready.
         """
         try:
-            response = answer_to(self._http, "GET", "verify", b"", _FRAME_BYTES)
+            response = self._http.get("verify")
         except httpx2.HTTPError as error:
             raise self._unreachable(described(error)) from error
-        if response.status in _REPEATED:
+        if response.status_code in _REPEATED:
             raise self._not_taken(response)
-        if response.status != httpx2.codes.OK:
+        if response.status_code != httpx2.codes.OK:
             raise self._refused(response)
         try:
             return parse_message(response.content, VerifierInfo)
@@ -158,17 +152,13 @@ class ServerLink:
         """
         body = request.model_dump_json().encode()
         parsed = partial(parse_message, kind=SessionOpened)
-        known = 0 if request.resume is None else len(request.resume.emitted)
-        limit = _FRAME_BYTES + _ID_BYTES * len(body) + MAX_TEXT * (known + 1)
         path = "verify/sessions"
-        response, opened = self._answer(
-            "POST", path, body, parsed, limit, traffic, reads_prompt=True
-        )
+        response, opened = self._answer("POST", path, body, parsed, traffic, reads_prompt=True)
         if opened is not None:
             return opened
         if _problem(response).code == "other_encoder":
             raise TargetMismatch(_problem(response).message)
-        if response.status == httpx2.codes.BAD_REQUEST:
+        if response.status_code == httpx2.codes.BAD_REQUEST:
             raise PromptError(_problem(response).message)
         raise self._refused(response)
 
@@ -190,16 +180,15 @@ class ServerLink:
         """
         path = f"verify/sessions/{sent.session}/steps/{sent.step}"
         parsed = partial(_answered_step, row_bytes=row_bytes)
-        limit = _FRAME_BYTES + sent.max_tokens * (MAX_TEXT + (row_bytes or 0))
-        response, answered = self._answer("PUT", path, sent.body, parsed, limit, traffic)
+        response, answered = self._answer("PUT", path, sent.body, parsed, traffic)
         if answered is not None:
             return answered
-        if response.status in _GONE:
+        if response.status_code in _GONE:
             return None
         problem = _problem(response)
-        if response.status == httpx2.codes.CONFLICT:
+        if response.status_code == httpx2.codes.CONFLICT:
             raise StepConflict(problem.code or "step_conflict", sent.step, problem.next_step)
-        if response.status == httpx2.codes.BAD_REQUEST:
+        if response.status_code == httpx2.codes.BAD_REQUEST:
             raise MessageError(problem.code or "refused", problem.message)
         raise self._refused(response)
 
@@ -224,13 +213,12 @@ class ServerLink:
                 return rows
             raise MessageError("other_rows", "the server has sent other rows of memory")
 
-        limit = _FRAME_BYTES + (asked.end - asked.begin) * row_bytes
-        response, rows = self._answer("GET", path, b"", parsed, limit, traffic)
+        response, rows = self._answer("GET", path, b"", parsed, traffic)
         if rows is not None:
             return rows
-        if response.status in _GONE:
+        if response.status_code in _GONE:
             return None
-        if response.status == httpx2.codes.BAD_REQUEST:
+        if response.status_code == httpx2.codes.BAD_REQUEST:
             problem = _problem(response)
             raise MessageError(problem.code or "refused", problem.message)
         raise self._refused(response)
@@ -252,8 +240,8 @@ class ServerLink:
         """
         path = f"verify/sessions/{session}"
         # It ends by itself after some time. The connections may be closed already (RuntimeError).
-        with suppress(httpx2.HTTPError, ConfigError, RuntimeError):
-            answer_to(self._http, "DELETE", path, b"", _FRAME_BYTES, _SECONDS_TO_CLOSE)
+        with suppress(httpx2.HTTPError, RuntimeError):
+            self._http.delete(path, timeout=_SECONDS_TO_CLOSE)
 
     def _answer(
         self,
@@ -261,11 +249,10 @@ class ServerLink:
         path: str,
         body: bytes,
         parsed: Callable[[bytes], AnswerT],
-        limit: int,
         traffic: LinkTraffic,
         *,
         reads_prompt: bool = False,
-    ) -> tuple[HttpAnswer, AnswerT | None]:
+    ) -> tuple[httpx2.Response, AnswerT | None]:
         """Return the first final response, and its content unless the request was refused.
 
         A small answer or an error that the server has not written is no final response: a page of a
@@ -278,11 +265,12 @@ class ServerLink:
             try:
                 traffic.num_calls += 1
                 traffic.bytes_up += len(body)
-                response = answer_to(self._http, method, path, body, limit, attempts.seconds)
+                timeout = httpx2.Timeout(attempts.seconds, connect=_SECONDS_TO_CONNECT)
+                response = self._http.request(method, path, content=body, timeout=timeout)
                 traffic.bytes_down += len(response.content)
                 if response.is_success:
                     return response, parsed(response.content)
-                if response.status not in _REPEATED and _found_problem(response) is not None:
+                if response.status_code not in _REPEATED and _found_problem(response) is not None:
                     return response, None
                 failure = self._not_taken(response)
                 if "retry-after" in response.headers:
@@ -297,9 +285,9 @@ class ServerLink:
                 raise failure
             traffic.num_repeats += 1
 
-    def _refused(self, response: HttpAnswer) -> JakiroError:
+    def _refused(self, response: httpx2.Response) -> JakiroError:
         """Return the error for a response that is final."""
-        status, problem = response.status, _problem(response)
+        status, problem = response.status_code, _problem(response)
         if status in _REFUSED:
             return refused_key(self.url, status, has_key=self._has_key)
         if status == httpx2.codes.NOT_FOUND:
@@ -314,18 +302,18 @@ class ServerLink:
             remedy="check the URL, or start the server with --remote-sessions 8",
         )
 
-    def _not_taken(self, response: HttpAnswer) -> ResourceError:
+    def _not_taken(self, response: httpx2.Response) -> ResourceError:
         """Return the error for a server that cannot process this request at the moment."""
-        if response.status not in _REPEATED:  # not by the server
-            return self._unreadable(f"status {response.status}")
-        is_limit = response.status == httpx2.codes.TOO_MANY_REQUESTS
+        if response.status_code not in _REPEATED:  # not by the server
+            return self._unreadable(f"status {response.status_code}")
+        is_limit = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
         problem = _problem(response).message.partition("; expected:")[0]
         return ResourceError(
             f"the server at {self.url} takes no more requests at the moment"
             if is_limit
             else f"the server at {self.url} is not ready",
             expected=f"an answer within {self._patience:g} seconds",
-            got=f"status {response.status}: {problem}",
+            got=f"status {response.status_code}: {problem}",
             remedy="end other texts with this key, or try again later"
             if is_limit
             else "try again later, or check the log of the server",
@@ -360,7 +348,7 @@ def _answered_step(body: bytes, row_bytes: int | None) -> AnsweredStep:
     return AnsweredStep(*decode_with_rows(body, Verdict, row_bytes))
 
 
-def _found_problem(response: HttpAnswer) -> _Problem | None:
+def _found_problem(response: httpx2.Response) -> _Problem | None:
     """Return the error in a response; None if there is none, as in a page of a proxy."""
     try:
         return _Refusal.model_validate_json(response.content).error
@@ -368,7 +356,7 @@ def _found_problem(response: HttpAnswer) -> _Problem | None:
         return None
 
 
-def _problem(response: HttpAnswer) -> _Problem:
+def _problem(response: httpx2.Response) -> _Problem:
     """Return the error in a response, which may come from anywhere."""
-    none = _Problem(message=f"status {response.status} without a description")
+    none = _Problem(message=f"status {response.status_code} without a description")
     return _found_problem(response) or none

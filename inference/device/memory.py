@@ -1,13 +1,10 @@
 """The memory that a device's trained drafter reads; a server with the same encoders sends it."""
 
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.memory import encoder_fingerprint, memory_drafter, row_format
+from inference.drafters.trained.memory import encoder_fingerprint, memory_drafter
 from inference.protocol import Drafter
-from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import (
-    MemoryOffer,
     MemoryRequest,
-    OpenSession,
     RowEncoding,
     VerifierInfo,
 )
@@ -61,16 +58,3 @@ def memory_request(
             remedy="use the drafter that the server was started with",
         )
     return MemoryRequest(encoder=encoder, encoding=encoding)
-
-
-def rows_of(drafter: Drafter | None, offer: MemoryOffer, request: OpenSession) -> RowFormat:
-    """Return the form of the rows of a text.
-
-    Args:
-        drafter: trained drafter.
-        offer: memory that the server can encode.
-        request: message that opens the session, with a request for memory.
-    """
-    assert isinstance(drafter, TrainedDrafter), "no other drafter has a memory"
-    assert request.memory is not None, "ask for memory first"
-    return row_format(drafter.model, offer.dtype, request.memory.encoding)

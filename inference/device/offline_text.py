@@ -43,23 +43,11 @@ class OfflineWriting:
             stop strings; None to get only their ids, which then do not end at stop strings.
         after_seconds: seconds without an answer after which the drafter continues alone.
         max_tokens: largest number of provisional tokens; the drafter then waits.
-
-    Raises:
-        ConfigError: an option is out of range.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
     after_seconds: float = 1.0
     max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if self.after_seconds < 0 or self.max_tokens < 1:
-            raise ConfigError(
-                "text cannot be written alone with these options",
-                expected="after_seconds of at least 0, and max_tokens of at least 1",
-                got=f"after_seconds={self.after_seconds}, max_tokens={self.max_tokens}",
-            )
 
     def with_tokenizer_of(self, name: str) -> "OfflineWriting":
         """Return the options with the tokenizer of a drafter, unless there is one already.
@@ -141,7 +129,6 @@ class OfflineText(RemoteText):
         ticket: as for `RemoteText`.
         memory: as for `RemoteText`.
         options: when and how much to write alone; None for the defaults.
-        vocab_size: as for `RemoteText`.
         seed: as for `RemoteText`.
     """
 
@@ -154,11 +141,10 @@ class OfflineText(RemoteText):
         memory: MemoryOffer | None = None,
         *,
         options: OfflineWriting | None = None,
-        vocab_size: int | None = None,
         seed: int | None = None,
     ) -> None:
         own = (link, request, new_drafting, ticket, memory)
-        super().__init__(*own, vocab_size=vocab_size, stops=True, seed=seed)
+        super().__init__(*own, stops=True, seed=seed)
         self.options = options or OfflineWriting()
         self.counts = ProvisionalCounts()
         self._provisional = ProvisionalText()

@@ -72,7 +72,6 @@ class RemoteText:
             server samples tokens.
         ticket: ticket of the text, if the drafter learns from it.
         memory: memory that the server can encode; None if the drafter reads none.
-        vocab_size: size of the target's vocabulary; None if it is unknown.
         stops: whether a text that the server does not complete ends with what was verified, and
             has an `error`; otherwise, the error is raised.
         seed: seed that was chosen for the text; None for that of the request, which may depend on
@@ -87,7 +86,6 @@ class RemoteText:
         ticket: RequestTicket | None = None,
         memory: MemoryOffer | None = None,
         *,
-        vocab_size: int | None = None,
         stops: bool = False,
         seed: int | None = None,
     ) -> None:
@@ -98,7 +96,7 @@ class RemoteText:
         self.stats = DecodeStats()
         self._link = link
         max_rows = 1 if memory is None else memory.max_rows
-        self._session = ClientSession(request, max_rows, vocab_size)
+        self._session = ClientSession(request, max_rows)
         self._new_drafting = new_drafting
         self._ticket = ticket
         self._drafting: DeviceDrafting | None = None

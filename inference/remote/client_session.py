@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from inference.remote.errors import MessageError
 from inference.remote.messages import (
-    MAX_TEXT,
     OpenSession,
     Progress,
     SessionOpened,
@@ -23,8 +22,6 @@ from inference.remote.messages import (
     Verdict,
 )
 from inference.remote.step_frame import SubmittedTree
-
-_MOST_ADDED = 4_096  # largest number of tokens that a chat template may add to a prompt
 
 
 class Open(NamedTuple):
@@ -54,7 +51,6 @@ class Send(NamedTuple):
     session: str
     step: int
     body: bytes
-    max_tokens: int  # largest number of tokens of the verdict
 
 
 class Done(NamedTuple):
@@ -72,20 +68,16 @@ class ClientSession:
     Args:
         request: prompt and options; its `resume` is ignored.
         max_rows: largest number of rows of memory to fetch at once.
-        vocab_size: number of tokens that the drafter knows; None for any number.
 
     Attributes:
         num_rows: number of tokens whose memory is known.
         end_ids: tokens that end the text.
     """
 
-    def __init__(
-        self, request: OpenSession, max_rows: int = 256, vocab_size: int | None = None
-    ) -> None:
+    def __init__(self, request: OpenSession, max_rows: int = 256) -> None:
         self.request = request
         self.num_rows = 0
         self._max_rows = max_rows
-        self._vocab_size = vocab_size
         self.prompt_token_ids: list[int] = []
         self.emitted: list[int] = []
         self.text = ""
@@ -123,9 +115,7 @@ class ClientSession:
         if self.is_finished:
             return Done(self._session)
         if self._pending is not None:
-            left = self.request.max_tokens - len(self.emitted)
-            most = min(left, self.limits.largest + 1)
-            return Send(self._session, self.next_step, self._pending.body, most)
+            return Send(self._session, self.next_step, self._pending.body)
         if self.request.memory is not None and self.num_rows < self.base_length:
             end = min(self.base_length, self.num_rows + self._max_rows)
             return Fetch(self._session, self.num_rows, end)
@@ -138,14 +128,9 @@ class ClientSession:
             opened: answer of the server.
 
         Raises:
-            MessageError: the server continues another prompt or text, has another target, has
-                written more than was requested, or has sent tokens that do not exist.
+            MessageError: the server continues another text, or has another target.
         """
-        self._check_length(len(opened.emitted), opened.text)
-        self._check_ids([*opened.prompt_token_ids, *opened.emitted])
-        if self._fingerprint is None:
-            self._check_prompt(opened.prompt_token_ids)
-        else:
+        if self._fingerprint is not None:
             self._check_resumed(opened, self._fingerprint)
             self.num_resumes += 1
         self._session, self._fingerprint = opened.session, opened.fingerprint
@@ -195,8 +180,7 @@ class ClientSession:
             verdict: verdict of any step.
 
         Raises:
-            MessageError: the verdict is about a tree other than the submitted one, the text becomes
-                longer than was requested, or tokens do not exist.
+            MessageError: the verdict is about a tree other than the submitted one.
         """
         if verdict.step < self.next_step:
             return []
@@ -208,8 +192,6 @@ class ClientSession:
                 expected=f"the verdict of step {self.next_step}",
                 got=f"that of step {verdict.step}",
             )
-        self._check_length(len(self.emitted) + len(verdict.emitted), self.text + verdict.text)
-        self._check_ids(verdict.emitted)
         self._pending = None
         self.next_step += 1
         self.emitted = [*self.emitted, *verdict.emitted]
@@ -241,52 +223,6 @@ class ClientSession:
         )
         known = {"prompt": self.prompt_token_ids, "resume": progress}
         return self.request.model_copy(update=known)
-
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        """Check the prompt's tokens, whose number determines how much memory a drafter takes."""
-        prompt = self.request.prompt
-        if isinstance(prompt, list) and isinstance(prompt[0], int):
-            if token_ids != prompt:
-                raise MessageError(
-                    "other_prompt",
-                    "the server continues another prompt",
-                    expected=f"the {len(prompt)} tokens of the request",
-                    got=f"{len(token_ids)} tokens, not all of them the same",
-                )
-            return
-        size = len(self.request.model_dump_json(include={"prompt"}).encode())
-        if len(token_ids) > size + _MOST_ADDED:
-            raise MessageError(
-                "prompt_too_long",
-                "the server has made too many tokens of the prompt",
-                expected=f"at most {size + _MOST_ADDED} of {size} bytes",
-                got=len(token_ids),
-            )
-
-    def _check_length(self, count: int, text: str) -> None:
-        if count > self.request.max_tokens:
-            raise MessageError(
-                "text_too_long",
-                "the server has written more tokens than were requested",
-                expected=f"at most {self.request.max_tokens}",
-                got=count,
-            )
-        if len(text) > MAX_TEXT * count:
-            raise MessageError(
-                "text_too_long",
-                "the server has sent more text than its tokens can have",
-                expected=f"at most {MAX_TEXT * count} characters of {count} tokens",
-                got=len(text),
-            )
-
-    def _check_ids(self, token_ids: list[int]) -> None:
-        if self._vocab_size is not None and (largest := max(token_ids)) >= self._vocab_size:
-            raise MessageError(
-                "token_outside_vocabulary",
-                "the server has sent a token that does not exist",
-                expected=f"ids from 0 to {self._vocab_size - 1}",
-                got=largest,
-            )
 
     def _check_resumed(self, opened: SessionOpened, fingerprint: str) -> None:
         known = (fingerprint, self.prompt_token_ids, self.emitted, self.next_step)

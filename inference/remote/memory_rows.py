@@ -18,7 +18,7 @@ from inference.remote.messages import MessageT, RowDtype, RowEncoding, WireMessa
 from jakiro.target.int8_rows import GROUP, Int8Rows, num_groups, quantized_rows, restored_rows
 
 _ROWS = "rows"  # name of the tensor
-_SPECS = {_ROWS: TensorSpec("U8", 2)}
+_SPECS = {_ROWS: TensorSpec(np.uint8, 2)}
 
 
 class RowFormat(NamedTuple):

@@ -11,12 +11,12 @@ from inference.remote.frames import TensorSpec
 from inference.remote.integer_distribution import TOTAL
 
 SPECS = {
-    "token_ids": TensorSpec("I32", 1),
-    "parents": TensorSpec("I16", 1),
-    "kinds": TensorSpec("U8", 1),
-    "expanded": TensorSpec("I16", 1),
-    "distribution_ids": TensorSpec("I32", 2),
-    "weights": TensorSpec("U16", 2),
+    "token_ids": TensorSpec(np.int32, 1),
+    "parents": TensorSpec(np.int16, 1),
+    "kinds": TensorSpec(np.uint8, 1),
+    "expanded": TensorSpec(np.int16, 1),
+    "distribution_ids": TensorSpec(np.int32, 2),
+    "weights": TensorSpec(np.uint16, 2),
 }
 
 

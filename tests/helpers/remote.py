@@ -15,7 +15,7 @@ from inference.remote.client_session import ClientSession, Draft, Send
 from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
 from inference.remote.received_tree import receive_tree, to_draft_tree
-from inference.remote.step_book import Decision, StepBook
+from inference.remote.step_book import StepBook
 from inference.remote.step_frame import SubmittedTree, decode_step, encode_step
 from inference.remote.tree_tensors import TreeTensors
 
@@ -179,7 +179,7 @@ class RemoteSteps:
     def _verdict(self, chooser: Chooser, book: StepBook, sent: Send, prefix: Prefix) -> Verdict:
         """Return the server's answer."""
         digest = self._decoded(sent.body).header.digest
-        if book.submit(sent.step, digest) is Decision.DECIDE:
+        if book.submit(sent.step, digest):
             accepted = self._accepted(sent.body, prefix)
             emitted = list(accepted)[chooser.choose(list(accepted.values()))]
             verdict = Verdict(
@@ -190,7 +190,7 @@ class RemoteSteps:
                 text="",
                 finished=False,
             )
-            book.store(verdict.model_dump_json().encode())
+            book.store(digest, verdict.model_dump_json().encode())
         assert book.last is not None
         return parse_message(book.last.body, Verdict)
 

@@ -18,15 +18,11 @@ from inference.ahead import (
     AheadDecoder,
     AheadRun,
     _Ahead,
-    _check_device,
-    _check_usable,
-    expected_gain,
 )
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
-from inference.engine.policy import AlwaysDraft
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 
@@ -266,7 +262,7 @@ def test_the_choice_of_the_guess_does_not_change_the_distribution(
 @pytest.mark.parametrize(
     ("drafter", "options", "message"),
     [
-        (None, {}, "a drafter"),
+        (None, {}, "does not learn"),
         (AdedDrafter(), {}, "does not learn"),
         (LookupDrafter(), {"tree": "auto"}, 'tree="fixed"'),
         (LookupDrafter(), {"captured": True}, "captured=False"),
@@ -279,28 +275,9 @@ def test_what_cannot_be_drafted_ahead_is_refused(
         AheadDecoder(tiny_llama(), drafter, **{"tree": "fixed", **options})
 
 
-def test_an_unknown_runner_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a runner of inline, thread; got: 'stream'"):
-        _check_usable(LookupDrafter(), AlwaysDraft(None), "stream", False)
-
-
-def test_another_thread_is_refused_where_both_threads_share_a_stream() -> None:
-    message = 'expected: a target on a CPU.*got: a target on cuda:0; remedy: use runner="inline"'
-    with pytest.raises(ConfigError, match=message):
-        _check_device("thread", torch.device("cuda", 0))
-    _check_device("inline", torch.device("cuda", 0))
-    _check_device("thread", torch.device("cpu"))
-
-
 def test_a_decoder_checks_the_device_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama()
     monkeypatch.setattr(TargetAdapter, "device", torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="saves no time on cuda:0"):
+    with pytest.raises(ConfigError, match="a target on a CPU"):
         AheadDecoder(model, LookupDrafter(), tree="fixed")
     AheadDecoder(model, LookupDrafter(), tree="fixed", runner="inline")
-
-
-def test_the_expected_gain_follows_the_formula() -> None:
-    free = expected_gain(0.31, 0.69, 0.0, beside=1.0, ahead=0.4, right=0.35)
-    assert free == pytest.approx(1 / (1 - 0.35 * 0.31))
-    assert expected_gain(0.31, 0.69, 0.0, beside=2.0, ahead=0.4, right=0.35) < 0.7

@@ -24,7 +24,7 @@ from inference.remote.errors import MessageError, SessionGone
 from inference.remote.memory_rows import encode_with_rows
 from inference.remote.messages import MemoryRows, Progress, TreeLimits, Verdict
 from inference.remote.received_tree import receive_tree
-from inference.remote.step_book import Decision, StepBook
+from inference.remote.step_book import StepBook
 from inference.remote.step_frame import ReceivedStep
 from inference.serving.remote.mailed_trees import MailedTrees
 from inference.serving.remote.memory_source import MAX_NEWEST_ROWS, MAX_ROWS, MemorySource
@@ -149,10 +149,8 @@ class VerificationSession(DecodeBatch):
         digest = received.header.digest
         if step == self.book.next_step and not self.book.is_finished and not self.book.is_gone:
             self._check_tree(received)
-        decision = self.book.submit(step, digest)
-        assert decision is not Decision.WAIT, "one thread submits"
-        if decision is Decision.DECIDE:
-            self.book.store(self._verdict(step, received), self.is_finished)
+        if self.book.submit(step, digest):
+            self.book.store(digest, self._verdict(step, received), self.is_finished)
         assert self.book.last is not None
         return self.book.last.body
 

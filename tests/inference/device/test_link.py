@@ -11,9 +11,8 @@ from helpers.false_server import Made, false_server
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.device import RemoteDecoder, link
+from inference.device import RemoteDecoder
 from inference.device.link import LinkTraffic, ServerLink
-from inference.device.received import HttpAnswer, answer_to
 from inference.device.text import RemoteText
 from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
@@ -96,14 +95,14 @@ def test_a_page_that_a_proxy_sends_during_a_restart_ends_no_text(
     expected = decoder.generate([1, 2], **SHORT).new_token_ids
     pages = iter([Made(status, b"<html>Not here</html>")] * 2)
     with RemoteDecoder(server.url) as remote:
+        ask = remote._link._http.request
 
-        def answer(http: httpx2.Client, method: str, path: str, *rest: Any) -> HttpAnswer:
+        def answer(method: str, path: str, **rest: Any) -> httpx2.Response:
             if method == "DELETE" or (page := next(pages, None)) is None:
-                return answer_to(http, method, path, *rest)
-            assert isinstance(page.body, bytes)
-            return HttpAnswer(page.status, httpx2.Headers(), page.body)
+                return ask(method, path, **rest)
+            return httpx2.Response(page.status, content=page.body)
 
-        with patch.object(link, "answer_to", answer):
+        with patch.object(remote._link._http, "request", answer):
             output = remote.generate([1, 2], **SHORT)
     assert output.new_token_ids == expected
     assert output.traffic.num_repeats == 2

@@ -7,7 +7,7 @@ from helpers.quick import mostly_slow
 from helpers.remote import VOCAB, RemoteSteps
 from helpers.tables import Prefix, Tables, error_of_two_steps, no_processors
 
-from inference.remote.step_book import Decision, StepBook
+from inference.remote.step_book import StepBook
 
 EXACT = 1e-9
 CLEARLY_WRONG = 0.03
@@ -56,7 +56,7 @@ def test_sampling_from_the_distribution_before_it_was_quantized_is_caught() -> N
 class _TakesNewTrees(StepBook):
     """A book that decides the last step again if another tree is submitted for it."""
 
-    def submit(self, step: int, digest: str) -> Decision:
+    def submit(self, step: int, digest: str) -> bool:
         if self.last is not None and digest != self.last.digest:
             self.last, self.next_step = None, step
         return super().submit(step, digest)
@@ -70,7 +70,7 @@ def test_a_book_that_takes_a_new_tree_is_caught() -> None:
 class _ForgetsVerdicts(StepBook):
     """A book that decides the same tree again, with other random numbers."""
 
-    def submit(self, step: int, digest: str) -> Decision:
+    def submit(self, step: int, digest: str) -> bool:
         if self.last is not None:
             self.last, self.next_step = None, step
         return super().submit(step, digest)

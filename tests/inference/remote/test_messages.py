@@ -51,12 +51,6 @@ def test_a_digest_has_32_hexadecimal_digits() -> None:
         parse_message(b'{"base_length": 1, "root": 2, "digest": "ab"}', StepHeader)
 
 
-def test_a_message_with_very_many_errors_is_refused_at_once() -> None:
-    body = json.dumps({f"field {number}": 1 for number in range(1001)})
-    with pytest.raises(MessageError, match="1004 errors"):
-        parse_message(body, OpenSession)
-
-
 @pytest.mark.parametrize("session", ["a\r\nb", "a/b", "a b", "\ud800", "a" * 65, ""])
 def test_the_name_of_a_session_cannot_change_an_address(session: str) -> None:
     answer = {

@@ -263,7 +263,7 @@ def test_a_tree_with_candidates_of_both_kinds_is_verified(decoder: SpeculativeDe
     link = Link(decoder)
     opened = link.open(OpenSession(prompt=PROMPT, seed=1, max_tokens=9, temperature=1.0))
     tree = encode_step(len(PROMPT), opened.emitted[0], sequence_tree(mixed()))
-    verdict = link.send(Send(opened.session, 1, tree.body, 8))
+    verdict = link.send(Send(opened.session, 1, tree.body))
     assert verdict is not None
     assert (verdict.step, verdict.digest) == (1, tree.digest)
     assert len(verdict.emitted) == verdict.num_accepted + 1
