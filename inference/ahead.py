@@ -41,20 +41,12 @@ class AheadDecoder(SpeculativeDecoder):
     Several sequences that are decoded together, and conversations, are decoded as usual.
 
     Args:
-        *args: as for `SpeculativeDecoder`; the drafter must have no memory and must not learn.
         runner: "thread" to draft in another thread while the target computes, on a CPU only.
             "inline" to draft after the target, which saves no time, on any device, to measure how
             often guesses are right.
         draft_threads: number of threads of the drafter while the target computes, for "thread";
             None for torch's current number.
         **options: as for `SpeculativeDecoder`, with `tree="fixed"`.
-
-    Attributes:
-        num_guesses: number of steps whose outcome was guessed, over all requests.
-        num_right: number of these guesses that were right.
-
-    Raises:
-        ConfigError: these arguments do not allow drafting ahead, and as for `SpeculativeDecoder`.
 
     Example:
         decoder = AheadDecoder(target, SmallLMDrafter(small, target), tree="fixed")
@@ -88,12 +80,7 @@ class _Ahead(NamedTuple):
 
 
 class AheadRun(DecodeRun):
-    """A run that drafts ahead while it has a single sequence.
-
-    Args:
-        decoder: decoder whose guesses are counted.
-        **parts: arguments of `DecodeRun`.
-    """
+    """A run that drafts ahead while it has a single sequence."""
 
     def __init__(self, decoder: AheadDecoder, **parts: Any) -> None:
         super().__init__(**parts)
@@ -103,12 +90,7 @@ class AheadRun(DecodeRun):
         self._worker = ThreadPoolExecutor(1) if decoder.runner == "thread" else None
 
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Add sequences, after the session has forgotten a guess.
-
-        Args:
-            context: as for `DecodeBatch.append`.
-            sequences: as for `DecodeBatch.append`.
-        """
+        """Add sequences, after the session has forgotten a guess."""
         self._forget()
         super().append(context, sequences)
 

@@ -13,7 +13,6 @@ class FadingRates:
     """One success rate for each cell of a grid, learned in constant memory; thread-safe.
 
     Args:
-        shape: shape of the grid.
         memory: number of later trials of the same cell after which a trial's weight is 1/e.
     """
 
@@ -26,12 +25,7 @@ class FadingRates:
     def add(
         self, successes: Float64[np.ndarray, "*shape"], trials: Float64[np.ndarray, "*shape"]
     ) -> None:
-        """Add new trials, and reduce the weight of earlier trials of the same cells.
-
-        Args:
-            successes: number of new successes of every cell.
-            trials: number of new trials of every cell.
-        """
+        """Add new trials, and reduce the weight of earlier trials of the same cells."""
         with self._lock:
             self._counts *= np.exp(-trials / self.memory)
             self._counts[0] += successes
@@ -49,8 +43,6 @@ class FadingRates:
         """Return estimates of the success rates of the given cells.
 
         Args:
-            cells: indices of the cells along each axis of the grid.
-            prior: estimates for the given cells before any trials.
             doubt: number of trials that have the same weight as the prior.
         """
         with self._lock:

@@ -77,14 +77,7 @@ class LessonResult(BaseModel):
 
 
 def read_lesson(data: bytes) -> Lesson:
-    """Return a lesson.
-
-    Args:
-        data: the lesson as JSON.
-
-    Raises:
-        DataError: this is not a lesson.
-    """
+    """Return a lesson."""
     try:
         return Lesson.model_validate_json(data)
     except ValidationError as error:
@@ -98,11 +91,7 @@ def read_lesson(data: bytes) -> Lesson:
 
 
 def read_result(data: bytes) -> LessonResult:
-    """Return the result in the last line of a process's output, or a failure if there is none.
-
-    Args:
-        data: standard output of the process.
-    """
+    """Return the result in the last line of a process's output, or a failure if there is none."""
     try:
         return LessonResult.model_validate_json((data.strip().splitlines() or [b""])[-1])
     except ValidationError:

@@ -13,13 +13,7 @@ _HELD_OUT = 8  # one in this many texts is never learned from
 
 
 class Text(NamedTuple):
-    """A prompt and its continuation.
-
-    Attributes:
-        tenant: user whose text it is.
-        token_ids: tokens of both.
-        prompt_length: number of tokens of the prompt.
-    """
+    """A prompt and its continuation."""
 
     tenant: str
     token_ids: tuple[int, ...]
@@ -32,12 +26,7 @@ class Text(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The texts of a lesson, from the oldest to the newest.
-
-    Attributes:
-        learned: texts to learn from.
-        held_out: texts on which the result is measured.
-    """
+    """The texts of a lesson, from the oldest to the newest."""
 
     learned: tuple[Text, ...]
     held_out: tuple[Text, ...]
@@ -65,9 +54,6 @@ class TrafficRing:
     ever learned from.
 
     Args:
-        max_tokens: largest number of tokens of all texts.
-        max_seconds: seconds after which a text is forgotten.
-        clock: function that returns the time in seconds.
         secret: key of the choice of held-out prompts. With a secret one, nobody can write prompts
             that are all held out.
     """
@@ -95,13 +81,7 @@ class TrafficRing:
         return self._tokens.total()
 
     def add(self, tenant: str, token_ids: Sequence[int], prompt_length: int) -> bool:
-        """Add a text, and return whether it is new.
-
-        Args:
-            tenant: user whose text it is.
-            token_ids: tokens of the prompt and its continuation.
-            prompt_length: number of tokens of the prompt.
-        """
+        """Add a text, and return whether it is new."""
         self.expire()
         if prompt_length >= len(token_ids) or len(token_ids) > self._max_tokens:
             return False
@@ -127,11 +107,7 @@ class TrafficRing:
             self._remove(key)
 
     def purge(self, tenant: str) -> int:
-        """Forget all texts of a tenant, and return their number.
-
-        Args:
-            tenant: user whose texts are forgotten.
-        """
+        """Forget all texts of a tenant, and return their number."""
         keys = [key for key, entry in self._entries.items() if entry.text.tenant == tenant]
         for key in keys:
             self._remove(key)
@@ -141,10 +117,6 @@ class TrafficRing:
         """Return texts for a lesson: half of them the newest, the others spread over the rest.
 
         Of the held-out texts with the same prompt, only the newest one is returned.
-
-        Args:
-            max_learned: largest number of texts to learn from.
-            max_held_out: largest number of held-out texts.
         """
         self.expire()
         entries = self._entries.values()

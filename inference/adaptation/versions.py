@@ -52,7 +52,6 @@ class VersionFolder:
 
     Args:
         path: folder, which is created if it is missing; only its owner can read it.
-        identity: identity of the drafter; versions of other drafters are refused.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
@@ -69,15 +68,7 @@ class VersionFolder:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def write(self, record: VersionRecord, weights: Mapping[str, Tensor]) -> VersionRecord:
-        """Write a version, and return its record; a reader finds all of it or nothing.
-
-        Args:
-            record: record without the hash.
-            weights: values by the names of the parameters.
-
-        Raises:
-            OSError: the disk is full, or a version has this number.
-        """
+        """Write a version, and return its record; a reader finds all of it or nothing."""
         data = save({name: weight.cpu().contiguous() for name, weight in weights.items()})
         record = record.model_copy(update={"sha256": sha256(data).hexdigest()})
         partial = self.path / f"{_PARTIAL}{uuid.uuid4().hex}"
@@ -91,14 +82,7 @@ class VersionFolder:
         return record
 
     def record(self, number: int) -> VersionRecord:
-        """Return the record of a version.
-
-        Args:
-            number: number of the version.
-
-        Raises:
-            CheckpointError: the record is missing or damaged, or belongs to another drafter.
-        """
+        """Return the record of a version."""
         path = self._path_of(number) / _RECORD
         try:
             with path.open("rb") as file:
@@ -111,15 +95,7 @@ class VersionFolder:
         return found
 
     def read(self, number: int) -> Version:
-        """Return a version.
-
-        Args:
-            number: number of the version.
-
-        Raises:
-            CheckpointError: the version is missing, incomplete, damaged, or belongs to another
-                drafter.
-        """
+        """Return a version."""
         record = self.record(number)
         path = self._path_of(number) / _WEIGHTS
         try:
@@ -135,11 +111,7 @@ class VersionFolder:
             raise _unusable(path, "tensors", error) from error
 
     def remove(self, number: int) -> None:
-        """Remove a version, whose number may then be used again.
-
-        Args:
-            number: number of the version, which may be missing.
-        """
+        """Remove a version, whose number may then be used again."""
         path = self._path_of(number)
         if not path.exists():
             return
@@ -151,9 +123,6 @@ class VersionFolder:
         """Remove what interrupted processes have left, and all but the newest versions.
 
         No process may be writing a version.
-
-        Args:
-            keep: number of the newest versions to keep.
         """
         for path in self.path.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -169,19 +138,11 @@ class VersionFolder:
         return path.read_bytes()[:_SECRET_BYTES]
 
     def taught_by(self, tenant: str) -> list[int]:
-        """Return the numbers of all versions that may have learned from a tenant.
-
-        Args:
-            tenant: user whose texts these would be.
-        """
+        """Return the numbers of all versions that may have learned from a tenant."""
         return [number for number in self.numbers if self.may_know(number, tenant)]
 
     def purge(self, tenant: str) -> list[int]:
-        """Remove all versions that may have learned from a tenant, and return their numbers.
-
-        Args:
-            tenant: user whose texts are to be forgotten.
-        """
+        """Remove all versions that may have learned from a tenant, and return their numbers."""
         removed = self.taught_by(tenant)
         for number in removed:
             self.remove(number)
@@ -192,7 +153,6 @@ class VersionFolder:
 
         Args:
             number: number of the version; 0 for the drafter itself, which has not.
-            tenant: user whose texts these would be.
         """
         if number == 0:
             return False
@@ -215,14 +175,7 @@ def _unusable(path: Path, expected: object, got: object) -> CheckpointError:
 
 
 def lock_of(folder: Path) -> FileLock:
-    """Return the lock of a folder of versions, which is held until it is released.
-
-    Args:
-        folder: folder of a server.
-
-    Raises:
-        ConfigError: another process holds the lock.
-    """
+    """Return the lock of a folder of versions, which is held until it is released."""
     lock = FileLock(folder / _LOCK, timeout=0)
     try:
         lock.acquire()

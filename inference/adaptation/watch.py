@@ -42,11 +42,7 @@ class AcceptanceWatch:
         return len(self._recent) >= LOOKS[0]
 
     def changed(self, *, watch: bool) -> None:
-        """Record that later requests are drafted with other weights.
-
-        Args:
-            watch: whether to compare later requests with those so far.
-        """
+        """Record that later requests are drafted with other weights."""
         self._before = _rate(list(self._recent)) if watch and self.is_ready else None
         self._recent.clear()
 
@@ -54,7 +50,6 @@ class AcceptanceWatch:
         """Add a request, and return what is known about the change.
 
         Args:
-            num_tokens: number of tokens, without those of prefill.
             num_steps: number of decoding steps, all of which have drafted.
         """
         if not num_steps:

@@ -23,21 +23,13 @@ _NUM_SAMPLES = 256  # number of values of each tensor that identify a drafter
 
 
 def adapted_ends(model: nn.Module) -> tuple[str, ...]:
-    """Return those of the ends in `ADAPTED` with which parameters of a drafter end.
-
-    Args:
-        model: drafter without adapters.
-    """
+    """Return those of the ends in `ADAPTED` with which parameters of a drafter end."""
     names = [name for name, _ in model.named_parameters()]
     return tuple(end for end in ADAPTED if any(_ends_with(name, end) for name in names))
 
 
 def adapted_names(model: nn.Module) -> list[str]:
-    """Return the names of all adapted parameters of a drafter.
-
-    Args:
-        model: drafter without adapters.
-    """
+    """Return the names of all adapted parameters of a drafter."""
     names = (name for name, _ in model.named_parameters())
     return [name for name in names if any(_ends_with(name, end) for end in ADAPTED)]
 
@@ -46,8 +38,6 @@ def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> st
     """Return a fingerprint of a drafter's own weights and of its target.
 
     Args:
-        model: drafter, in any dtype.
-        target: fingerprint of the target.
         dtype: dtype in which the values are compared.
     """
     values = {
@@ -71,9 +61,6 @@ class ReplaceableWeights:
 
     Weights are written in place, so that packed copies, compiled functions and open sessions use
     the new ones.
-
-    Args:
-        model: drafter with its own weights.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -82,15 +69,7 @@ class ReplaceableWeights:
         self._own = {name: weight.detach().clone() for name, weight in self._current.items()}
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Check weights before they are used.
-
-        Args:
-            weights: values by the names of the parameters.
-
-        Raises:
-            CheckpointError: names or shapes are not those of the adapted parameters, or a value is
-                not a finite number of the drafter's dtype.
-        """
+        """Check weights before they are used."""
         expected = {name: tuple(weight.shape) for name, weight in self._own.items()}
         found = {name: tuple(weight.shape) for name, weight in weights.items()}
         if found != expected:

@@ -20,11 +20,7 @@ class AloneWriter:
     """Provisional tokens after verified ones, from the session of the drafter.
 
     Args:
-        drafting: drafter's side of the text.
-        token_ids: verified tokens; the last one is the root.
-        step: number of the step whose verdict is missing.
         attempt: number of times that this text has been continued alone, including this time.
-        most: largest number of provisional tokens.
     """
 
     def __init__(
@@ -62,11 +58,7 @@ class AloneWriter:
 
     @torch.inference_mode()
     def next(self, provisional: Sequence[int]) -> ProvisionalToken | None:
-        """Return a token after provisional ones; None if the drafter has none.
-
-        Args:
-            provisional: all provisional tokens so far.
-        """
+        """Return a token after provisional ones; None if the drafter has none."""
         session = self._drafting.session
         if session is None:
             return None
@@ -105,8 +97,6 @@ def alone_key(step_key: StreamKey, attempt: int, number: int) -> StreamKey:
     must not select other candidates.
 
     Args:
-        step_key: key of the step whose verdict is missing.
         attempt: number of times that the device has begun to write alone in this text.
-        number: number of the token among those of this attempt.
     """
     return (*step_key, _ALONE, attempt, number)

@@ -14,13 +14,6 @@ class Attempts:
 
     A connection may be lost without a sign of it, so an answer that is late is asked for again. It
     may also take long, so each attempt waits twice as long as the one before.
-
-    Args:
-        patience: seconds without any answer after which the request is given up.
-        clock: function that returns the seconds since any moment; it must never go back.
-
-    Attributes:
-        seconds: seconds to wait for the answer to the next attempt.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +27,6 @@ class Attempts:
         """Return the seconds until the next attempt; None if the request is given up.
 
         Args:
-            asked: seconds for which the server has asked to wait.
             is_at_work: whether the server may still be working for the request, for which patience
                 does not end.
         """

@@ -46,13 +46,10 @@ class RemoteDecoder:
     target nor its tokenizer.
 
     Args:
-        url: address of the server.
         drafter: drafter that reads tokens alone, such as `LookupDrafter`, `AdedDrafter`, or a
             `SmallLMDrafter`; a `TrainedDrafter`, whose memory a server with the same drafter
             encodes; or a name: `lookup`, `aded`, `lm=MODEL`, a smaller model with the target's
             tokenizer, or a folder of `jakiro export --to device`. None or `none` to draft nothing.
-        key: API key of the server; None if it has no keys.
-        patience: seconds without any answer after which a text is given up.
         memory: encoding of the memory that a trained drafter reads: exact, bf16, or int8. The text
             follows the same distribution with each of them.
         offline: options of texts that the drafter continues alone while the server cannot be
@@ -61,16 +58,6 @@ class RemoteDecoder:
             the server does not return; or `stop` to end the text with what was verified then, with
             the error in the output.
         **load: arguments of `jakiro.utils.pretrained.load_causal_lm` for a smaller model.
-
-    Attributes:
-        info: target and limits of the server.
-
-    Raises:
-        ConfigError: the server refuses the key or verifies no drafts, the drafter is unknown or
-            reads what the server cannot send, or `offline` is another text than `stop`.
-        ResourceError: the server cannot be reached, or is not ready.
-        TargetMismatch: the smaller model has another tokenizer than the target, the server encodes
-            the memory of another drafter, or its vocabulary does not fit the drafter.
 
     Example:
         decoder = RemoteDecoder("http://127.0.0.1:8000/v1", LookupDrafter())
@@ -138,21 +125,11 @@ class RemoteDecoder:
     ) -> RemoteOutput:
         """Return the continuation of a prompt.
 
-        Args:
-            prompt: text, chat messages, or token ids.
-            on_text: function that is called with each verified piece of text; None for no function.
-            on_step: function that is called with each step, provisional ones included; None for no
-                function.
-            **options: as for `steps`.
-
         Raises:
-            PromptError: the server refuses the prompt or an option.
-            ConfigError: the server refuses the key, or the drafter cannot be used.
             ResourceError: the server cannot be reached any more, or its answers cannot be read;
                 with `offline`, only before the first token.
             MessageError: the server has another target than before, refuses a tree, or answers with
                 something that contradicts the text so far.
-            StepConflict: another client has submitted trees for this text.
         """
         text = self._text(prompt, **options)
         with closing(text.steps()) as steps:
@@ -164,15 +141,7 @@ class RemoteDecoder:
         return text.output()
 
     def stream(self, prompt: RemotePrompt, **options: Any) -> Iterator[str]:
-        """Yield the text of the continuation piece by piece.
-
-        Args:
-            prompt: text, chat messages, or token ids.
-            **options: as for `steps`.
-
-        Raises:
-            JakiroError: as for `generate`.
-        """
+        """Yield the text of the continuation piece by piece."""
         with closing(self.steps(prompt, **options)) as steps:
             for step in steps:
                 if step.text and step.is_verified:
@@ -198,17 +167,8 @@ class RemoteDecoder:
         Closing the generator ends the text, and frees its memory on the server.
 
         Args:
-            prompt: text, chat messages, or token ids.
-            max_new_tokens: largest number of new tokens.
             temperature: 0 for greedy decoding; None for the target's own.
-            top_p: as in `generate()` of transformers; None for the target's own.
-            top_k: as in `generate()` of transformers; None for the target's own.
-            min_p: as in `generate()` of transformers; None for the target's own.
             stop: strings before which the text ends.
-            seed: seed of all random numbers; None for a random seed.
-
-        Raises:
-            JakiroError: as for `generate`.
         """
         text = self._text(
             prompt,
@@ -271,11 +231,7 @@ def _request(
     stop: Sequence[str] = (),
     **sampling: Any,
 ) -> OpenSession:
-    """Return the message that opens a session.
-
-    Raises:
-        PromptError: an option is out of range.
-    """
+    """Return the message that opens a session."""
     try:
         return OpenSession(
             prompt=_messages(prompt),
@@ -314,12 +270,7 @@ def _seed(seed: int, ticket: RequestTicket | None) -> int:
 
 
 def sampling_of(request: OpenSession, samples: bool) -> Sampling:
-    """Return the options by which drafts are processed, which the server need not share.
-
-    Args:
-        request: message that opens the session.
-        samples: whether the server samples tokens.
-    """
+    """Return the options by which drafts are processed, which the server need not share."""
     processors = LogitsProcessorList()
     if samples:
         if request.temperature is not None:

@@ -31,15 +31,7 @@ class DeviceDrafting:
     """The drafter's side of one text.
 
     Args:
-        drafter: drafter; None to draft nothing.
-        sampling: options by which the server selects tokens, with quantized drafts.
-        limits: largest tree.
-        capacity: largest number of tokens of prompt and text.
-        device: device of the drafter.
         rows: form of the rows of memory that the drafter reads; None if it reads tokens alone.
-
-    Raises:
-        ConfigError: the drafter needs other inputs than tokens and such rows.
     """
 
     def __init__(
@@ -77,11 +69,7 @@ class DeviceDrafting:
         return None if self._format is None else self._format.num_bytes
 
     def add_rows(self, rows: UInt8[np.ndarray, "tokens bytes"]) -> None:
-        """Add the memory of verified tokens, in their order.
-
-        Args:
-            rows: rows of the next tokens.
-        """
+        """Add the memory of verified tokens, in their order."""
         self._rows = np.concatenate([self._rows, rows])
 
     @property
@@ -107,11 +95,7 @@ class DeviceDrafting:
 
     @torch.inference_mode()
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Let the drafter read all tokens.
-
-        Args:
-            token_ids: as for `tree`.
-        """
+        """Let the drafter read all tokens."""
         if self.session is None:
             return
         missing = len(token_ids) - 1 - self._known - len(self._rows)
@@ -127,11 +111,7 @@ class DeviceDrafting:
             self._known = length
 
     def close(self, token_ids: Sequence[int]) -> None:
-        """Free the memory; a drafter that learns reads the rest of the text.
-
-        Args:
-            token_ids: prompt and text.
-        """
+        """Free the memory; a drafter that learns reads the rest of the text."""
         if self.session is None:
             return
         if isinstance(self.session, AdaptiveSession) and len(token_ids) > self._known:
@@ -168,14 +148,7 @@ class DeviceDrafting:
 
 
 def check_reads_tokens(drafter: Drafter) -> None:
-    """Raise an error if a drafter needs the target's hidden states.
-
-    Args:
-        drafter: drafter to use on a device.
-
-    Raises:
-        ConfigError: the drafter has a memory.
-    """
+    """Raise an error if a drafter needs the target's hidden states."""
     if drafter.needs or drafter.hidden_states:
         raise ConfigError(
             "this drafter needs the target's hidden states, which stay on the server",

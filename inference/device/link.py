@@ -81,17 +81,7 @@ class _Refusal(BaseModel):
 
 
 class ServerLink:
-    """The connection to one server; thread-safe.
-
-    Args:
-        url: address of the server, with or without `/v1`.
-        key: API key; None to send none.
-        patience: seconds without any answer after which a request is given up.
-        sleep: function that waits for some seconds.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
+    """The connection to one server; thread-safe."""
 
     def __init__(
         self,
@@ -115,12 +105,7 @@ class ServerLink:
         self._http.close()
 
     def info(self) -> VerifierInfo:
-        """Return the target and the limits of the server; this request is sent once.
-
-        Raises:
-            ConfigError: there is no such interface, or the key is refused.
-            ResourceError: the server cannot be reached, or is not ready.
-        """
+        """Return the target and the limits of the server; this request is sent once."""
         try:
             response = self._http.get("verify")
         except httpx2.HTTPError as error:
@@ -140,13 +125,7 @@ class ServerLink:
         While the server reads the prompt, it cannot answer. A repeated request then waits for the
         same reading. Any other request with the same `text_id` ends the earlier session.
 
-        Args:
-            request: prompt and options.
-            traffic: counters of the text.
-
         Raises:
-            PromptError: the server refuses the prompt or an option.
-            ConfigError: there is no such interface, or the key is refused.
             ResourceError: the server cannot be reached or has no room, or its answers cannot be
                 read.
         """
@@ -168,15 +147,7 @@ class ServerLink:
         """Return the verdict of a step; None if the server does not have the session any more.
 
         Args:
-            sent: bytes of the tree, which stay the same however often they are sent.
-            traffic: counters of the text.
             row_bytes: size of a row of memory; None if the session has none.
-
-        Raises:
-            StepConflict: another tree was submitted for this step, by another client.
-            MessageError: the server refuses the tree.
-            ConfigError: the key is refused.
-            ResourceError: the server cannot be reached, or its answers cannot be read.
         """
         path = f"verify/sessions/{sent.session}/steps/{sent.step}"
         parsed = partial(_answered_step, row_bytes=row_bytes)
@@ -193,18 +164,7 @@ class ServerLink:
         raise self._refused(response)
 
     def memory(self, asked: Fetch, traffic: LinkTraffic, row_bytes: int) -> Rows | None:
-        """Return rows of memory; None if the server does not have the session any more.
-
-        Args:
-            asked: rows to fetch.
-            traffic: counters of the text.
-            row_bytes: size of a row.
-
-        Raises:
-            MessageError: the server refuses the request.
-            ConfigError: the key is refused.
-            ResourceError: the server cannot be reached, or its answers cannot be read.
-        """
+        """Return rows of memory; None if the server does not have the session any more."""
         path = f"verify/sessions/{asked.session}/memory?from={asked.begin}&to={asked.end}"
 
         def parsed(body: bytes) -> Rows:
@@ -224,20 +184,12 @@ class ServerLink:
         raise self._refused(response)
 
     def pause_after_losses(self, count: int) -> None:
-        """Wait before another session is opened, unless the last one was lost for the first time.
-
-        Args:
-            count: number of sessions that were lost one after another.
-        """
+        """Wait before another session is opened, unless the last one was lost for the first time."""
         if count > 1:
             self._sleep(min(_FIRST_PAUSE * 2**count, _LONGEST_PAUSE))
 
     def end(self, session: str) -> None:
-        """Let the server free a session; nothing happens if it cannot be reached.
-
-        Args:
-            session: id of the session.
-        """
+        """Let the server free a session; nothing happens if it cannot be reached."""
         path = f"verify/sessions/{session}"
         # It ends by itself after some time. The connections may be closed already (RuntimeError).
         with suppress(httpx2.HTTPError, RuntimeError):

@@ -33,16 +33,8 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
     Args:
         name: `lookup`, `aded`, `lm=MODEL` (a small model with the target's tokenizer), `none`, or a
             folder that `jakiro export --to device` has written.
-        info: target of the server.
         **load: arguments of `load_causal_lm` for the small model; `dtype` and `device` also apply
             to an exported drafter.
-
-    Raises:
-        ConfigError: there is no such drafter, or it cannot draft without the target.
-        CheckpointError: the small model or the exported drafter cannot be loaded.
-        TargetMismatch: the small model has another tokenizer than the target or does not fit its
-            vocabulary, or the exported drafter was made for another target.
-        TargetNotSupported: the small model cannot process a tree.
     """
     parsed = UntrainedName.parse(name)
     if name == LOOKUP:
@@ -71,11 +63,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
 
 
 def exported_folder(name: str) -> Path | None:
-    """Return the folder of a drafter's name if `jakiro export --to device` has written it, or None.
-
-    Args:
-        name: name of a drafter.
-    """
+    """Return the folder of a drafter's name if `jakiro export --to device` has written it, or None."""
     folder = _folder(name)
     return folder if (folder / DESCRIPTION_FILE).is_file() else None
 
@@ -88,13 +76,6 @@ def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
     """Raise an error if a drafter cannot belong to a target with the server's vocabulary.
 
     The embeddings of models with the same tokenizer may be padded to different sizes.
-
-    Args:
-        drafter: drafter of the device.
-        info: target of the server.
-
-    Raises:
-        TargetMismatch: the vocabulary is larger or smaller than the drafter's target can have.
     """
     if isinstance(drafter, DelegatingDrafter):
         check_vocab_size(drafter.drafter, info)

@@ -14,18 +14,7 @@ from jakiro.errors import ConfigError, TargetMismatch
 def memory_request(
     drafter: Drafter | None, info: VerifierInfo, encoding: RowEncoding
 ) -> MemoryRequest | None:
-    """Return the memory to ask for; None if the drafter reads tokens alone.
-
-    Args:
-        drafter: drafter of the device.
-        info: target of the server, and the memory that it can encode.
-        encoding: encoding of the rows.
-
-    Raises:
-        ConfigError: the server has no trained drafter, the device's drafter needs layers of the
-            target, or an encoding was chosen for a drafter that reads no memory.
-        TargetMismatch: the server's drafter has other encoders, or another target.
-    """
+    """Return the memory to ask for; None if the drafter reads tokens alone."""
     if not isinstance(drafter, TrainedDrafter):
         if encoding != "exact":
             raise ConfigError(

@@ -50,14 +50,7 @@ class OfflineWriting:
     max_tokens: int = 256
 
     def with_tokenizer_of(self, name: str) -> "OfflineWriting":
-        """Return the options with the tokenizer of a drafter, unless there is one already.
-
-        Args:
-            name: name of a drafter, such as `lm=MODEL`, or a folder of `jakiro export --to device`.
-
-        Raises:
-            CheckpointError: the tokenizer cannot be loaded.
-        """
+        """Return the options with the tokenizer of a drafter, unless there is one already."""
         parsed = UntrainedName.parse(name)
         is_model = parsed is not None and parsed.kind == LM
         folder = name.partition("=")[2] if is_model else exported_folder(name)
@@ -71,12 +64,6 @@ def check_writes_alone(drafter: Drafter | None) -> None:
     """Raise an error if there is no drafter that could write alone.
 
     Drafters that look up text can write only what they find, which is often nothing.
-
-    Args:
-        drafter: drafter of the device.
-
-    Raises:
-        ConfigError: there is no drafter.
     """
     if drafter is None:
         raise ConfigError(
@@ -92,10 +79,7 @@ class ProvisionalCounts:
     """Counts of the tokens of one text that were written alone, and those without a verdict.
 
     Attributes:
-        num_written: number of provisional tokens.
-        num_kept: number of them that the target has confirmed.
         unverified: provisional tokens at the end of a text that the server did not complete.
-        unverified_text: text of these tokens.
     """
 
     num_written: int = 0
@@ -121,15 +105,6 @@ class OfflineText(RemoteText):
 
     The first answer of the server is awaited in any case. If the server does not return, the text
     ends, and its provisional tokens remain unverified.
-
-    Args:
-        link: as for `RemoteText`.
-        request: as for `RemoteText`.
-        new_drafting: as for `RemoteText`.
-        ticket: as for `RemoteText`.
-        memory: as for `RemoteText`.
-        options: when and how much to write alone; None for the defaults.
-        seed: as for `RemoteText`.
     """
 
     def __init__(
@@ -292,14 +267,7 @@ class OfflineText(RemoteText):
 
 
 class _GrowingText:
-    """Tokens and their text, up to the token at which the server would end the text.
-
-    Args:
-        tokenizer: the target's tokenizer; None if it is unknown, and with it all text.
-        request: request whose text it is.
-        end_ids: tokens that end a text.
-        prompt_token_ids: tokens of its prompt.
-    """
+    """Tokens and their text, up to the token at which the server would end the text."""
 
     def __init__(
         self,

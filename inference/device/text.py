@@ -43,7 +43,6 @@ class RemoteOutput(GenerateOutput):
     The seconds in `stats` are those of the device: `verify` includes the network.
 
     Attributes:
-        traffic: requests and bytes.
         seed: seed of the text, with which the same drafter and server write the same text again.
         finish_reason: why the text ends, as in OpenAI's interface: "stop" if the target has ended
             it, or a stop string has; "length" at the largest number of tokens; None if the server
@@ -66,12 +65,8 @@ class RemoteText:
     """A text in progress, which survives lost connections and a change of the server.
 
     Args:
-        link: connection to the server.
-        request: prompt and options.
         new_drafting: function that returns the drafter's side, as soon as it is known whether the
             server samples tokens.
-        ticket: ticket of the text, if the drafter learns from it.
-        memory: memory that the server can encode; None if the drafter reads none.
         stops: whether a text that the server does not complete ends with what was verified, and
             has an `error`; otherwise, the error is raised.
         seed: seed that was chosen for the text; None for that of the request, which may depend on
@@ -105,11 +100,7 @@ class RemoteText:
         self._num_lost = 0  # sessions that were lost since anything arrived
 
     def steps(self) -> Generator[RemoteStep, None, None]:
-        """Yield the steps as their verdicts arrive.
-
-        Raises:
-            JakiroError: as for `RemoteDecoder.generate`.
-        """
+        """Yield the steps as their verdicts arrive."""
         started = time.monotonic()
         try:
             while not isinstance(action := self._session.action, Done):
@@ -192,11 +183,7 @@ class RemoteText:
         self._add_rows(action.begin, rows)
 
     def _lose_session(self) -> None:
-        """Open another session next.
-
-        Raises:
-            ResourceError: several sessions were lost before anything arrived from them.
-        """
+        """Open another session next."""
         self._num_lost += 1
         if self._num_lost > _MOST_LOST:
             raise ResourceError(

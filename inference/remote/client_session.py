@@ -67,11 +67,6 @@ class ClientSession:
 
     Args:
         request: prompt and options; its `resume` is ignored.
-        max_rows: largest number of rows of memory to fetch at once.
-
-    Attributes:
-        num_rows: number of tokens whose memory is known.
-        end_ids: tokens that end the text.
     """
 
     def __init__(self, request: OpenSession, max_rows: int = 256) -> None:
@@ -122,14 +117,7 @@ class ClientSession:
         return Draft(self.next_step, [*self.prompt_token_ids, *self.emitted])
 
     def on_opened(self, opened: SessionOpened) -> None:
-        """Begin the text, or continue it where another session ended.
-
-        Args:
-            opened: answer of the server.
-
-        Raises:
-            MessageError: the server continues another text, or has another target.
-        """
+        """Begin the text, or continue it where another session ended."""
         if self._fingerprint is not None:
             self._check_resumed(opened, self._fingerprint)
             self.num_resumes += 1
@@ -140,20 +128,12 @@ class ClientSession:
         self.end_ids = opened.end_ids
 
     def submit(self, tree: SubmittedTree) -> None:
-        """Bind the next step to a tree.
-
-        Args:
-            tree: tree that was drafted for `Draft`.
-        """
+        """Bind the next step to a tree."""
         assert isinstance(self.action, Draft), "one tree for each step"
         self._pending = tree
 
     def on_rows(self, begin: int, count: int) -> bool:
         """Return whether rows of memory are the next ones; the drafter must then get them.
-
-        Args:
-            begin: position of the first token.
-            count: number of rows.
 
         Raises:
             MessageError: there are more rows than verified tokens.
@@ -175,9 +155,6 @@ class ClientSession:
 
         Rows of memory that come with the verdict begin with that of the tree's root; pass them to
         `on_rows` afterwards.
-
-        Args:
-            verdict: verdict of any step.
 
         Raises:
             MessageError: the verdict is about a tree other than the submitted one.

@@ -4,14 +4,7 @@ from jakiro.errors import JakiroError
 
 
 class MessageError(JakiroError, ValueError):
-    """A message that cannot be used; nothing has been decided because of it.
-
-    Args:
-        code: short name of the fault.
-        message: description of the fault, one sentence without a final period.
-        expected: description or example of a correct value; None to leave it out.
-        got: the value that was found; None to leave it out.
-    """
+    """A message that cannot be used; nothing has been decided because of it."""
 
     def __init__(
         self, code: str, message: str, *, expected: object = None, got: object = None
@@ -26,8 +19,6 @@ class StepConflict(JakiroError, RuntimeError):
     Args:
         code: `step_conflict` if the step has another tree already, `out_of_order` if it is neither
             the next step nor the last one, or `session_finished`.
-        step: number of the step.
-        next_step: number of the step that the session expects.
     """
 
     def __init__(self, code: str, step: int, next_step: int) -> None:

@@ -34,12 +34,7 @@ def decode_frame(
     """Return the message and the tensors of a frame from another machine.
 
     Args:
-        body: bytes of the frame.
-        kind: class of the message.
         specs: dtype and number of axes of each tensor, all of which must be there.
-
-    Raises:
-        MessageError: the bytes are not such a frame.
     """
     try:
         tensors = load(body)

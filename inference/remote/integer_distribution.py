@@ -16,9 +16,6 @@ def quantized(probs: Float64[np.ndarray, "*batch m"]) -> Int64[np.ndarray, "*bat
 
     Args:
         probs: distributions over the last axis, which need not be normalized.
-
-    Raises:
-        ValueError: a probability is negative or not finite, or all are zero.
     """
     sums = probs.sum(axis=-1, keepdims=True)
     if not (np.isfinite(sums).all() and (probs >= 0).all() and (sums > 0).all()):
@@ -42,9 +39,7 @@ def sample_columns(
     """Return columns of a distribution, sampled without replacement, in the order of sampling.
 
     Args:
-        weights: integer weight of each column.
         count: largest number of columns; fewer are returned if fewer have a weight above 0.
-        random: random numbers.
     """
     left, columns = weights.copy(), []
     for _ in range(min(count, int(np.count_nonzero(weights)))):

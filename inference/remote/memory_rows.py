@@ -25,8 +25,6 @@ class RowFormat(NamedTuple):
     """The form of the rows of one session.
 
     Attributes:
-        shapes: number of heads and head size of each tensor of the memory.
-        dtype: dtype in which the server computes memory.
         encoding: exact (in this dtype), bf16, or int8 (with a scale for each `GROUP` values).
     """
 
@@ -49,11 +47,7 @@ class RowFormat(NamedTuple):
     def encoded(
         self, memory: Sequence[Float[Tensor, "1 _ tokens _"]]
     ) -> UInt8[np.ndarray, "tokens bytes"]:
-        """Return the rows of consecutive tokens.
-
-        Args:
-            memory: encoded memory of the tokens, with the shapes of this format.
-        """
+        """Return the rows of consecutive tokens."""
         parts = [part[0].transpose(0, 1).flatten(1) for part in memory]
         values = torch.cat(parts, dim=1).cpu()
         if self.encoding != "int8":
@@ -64,11 +58,7 @@ class RowFormat(NamedTuple):
     def decoded(
         self, rows: UInt8[np.ndarray, "tokens bytes"]
     ) -> tuple[Float[Tensor, "1 _ tokens _"], ...]:
-        """Return the encoded memory of rows, in the dtype of this format.
-
-        Args:
-            rows: rows of consecutive tokens.
-        """
+        """Return the encoded memory of rows, in the dtype of this format."""
         values = self._values(rows).to(getattr(torch, self.dtype))
         sizes = [heads * dim for heads, dim in self.shapes]
         parts = zip(values.split(sizes, dim=1), self.shapes, strict=True)
@@ -90,28 +80,14 @@ class RowFormat(NamedTuple):
 
 
 def encode_with_rows(message: WireMessage, rows: UInt8[np.ndarray, "tokens bytes"]) -> bytes:
-    """Return a message and rows as bytes.
-
-    Args:
-        message: message.
-        rows: rows of consecutive tokens.
-    """
+    """Return a message and rows as bytes."""
     return encode_frame(message, {_ROWS: rows})
 
 
 def decode_with_rows(
     body: bytes, kind: type[MessageT], num_bytes: int
 ) -> tuple[MessageT, UInt8[np.ndarray, "tokens bytes"]]:
-    """Return the message and the rows in bytes from another machine.
-
-    Args:
-        body: bytes as of `encode_with_rows`.
-        kind: class of the message.
-        num_bytes: size of a row.
-
-    Raises:
-        MessageError: the bytes are something else.
-    """
+    """Return the message and the rows in bytes from another machine."""
     message, tensors = decode_frame(body, kind, _SPECS)
     rows = tensors[_ROWS]
     if rows.shape[1] != num_bytes:

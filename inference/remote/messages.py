@@ -176,10 +176,6 @@ class Verdict(WireMessage):
 def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
     """Return a message.
 
-    Args:
-        body: JSON text.
-        kind: class of the message.
-
     Raises:
         MessageError: the text is not such a message.
     """

@@ -38,7 +38,6 @@ class ProvisionalText:
 
     Args:
         guess: tokens that the submitted tree may turn out to emit; none if there is no such tree.
-        written: tokens after the guess.
     """
 
     def __init__(self, guess: Sequence[int] = (), written: Sequence[ProvisionalToken] = ()) -> None:
@@ -55,9 +54,6 @@ class ProvisionalText:
 
         It is empty unless the verdict emits the whole guess and the token that was written after
         it, and contains only tokens that were written alone.
-
-        Args:
-            emitted: tokens of the verdict.
         """
         count = len(emitted)
         if count <= len(self.guess) or self.token_ids[:count] != list(emitted):
@@ -65,11 +61,7 @@ class ProvisionalText:
         return ProvisionalText(written=self.written[count - len(self.guess) :])
 
     def chain(self, longest: int) -> SequenceTree:
-        """Return the written tokens as a draft tree with a single path.
-
-        Args:
-            longest: largest number of tokens.
-        """
+        """Return the written tokens as a draft tree with a single path."""
         assert not self.guess, "the submitted tree comes first"
         written = self.written[:longest]
         sampled = [index for index, token in enumerate(written) if token.weights]
@@ -98,11 +90,6 @@ def sampled_token(
     """Return a token from the `SUPPORT` most likely tokens of a distribution.
 
     The distribution is rounded to integers before the token is sampled.
-
-    Args:
-        ids: tokens of the distribution, [m].
-        probs: their probabilities, [m], one of them above 0.
-        random: random numbers that nothing else uses.
     """
     best = np.argsort(-probs, kind="stable")[:SUPPORT]
     best = best[probs[best] > 0]

@@ -19,11 +19,6 @@ from inference.remote.tree_tensors import TreeTensors
 def receive_tree(tree: TreeTensors, limits: TreeLimits, vocab_size: int) -> None:
     """Check the tree of another machine.
 
-    Args:
-        tree: tensors whose dtypes are right, but nothing else is known.
-        limits: largest tree.
-        vocab_size: size of the target's vocabulary.
-
     Raises:
         MessageError: the tree cannot be verified; `code` names the fault.
     """
@@ -51,13 +46,7 @@ def depths(tree: TreeTensors) -> Int64[np.ndarray, " nodes"]:
 
 
 def to_draft_tree(tree: TreeTensors, base_length: Tensor, step_id: int = 0) -> DraftTree:
-    """Return a checked tree as the engine verifies it, on the device of `base_length`.
-
-    Args:
-        tree: tree that `receive_tree` has checked.
-        base_length: position of the root, [1].
-        step_id: number of the decoding step.
-    """
+    """Return a checked tree as the engine verifies it, on the device of `base_length`."""
     count, depth = len(tree.token_ids), depths(tree)
     if not count:
         return DraftTree.empty(base_length, step_id)

@@ -24,13 +24,7 @@ class ReceivedStep(NamedTuple):
 
 
 def encode_step(base_length: int, root: int, tree: SequenceTree) -> SubmittedTree:
-    """Return a draft tree as bytes.
-
-    Args:
-        base_length: number of tokens before the root.
-        root: last token before the tree.
-        tree: tree whose sampled candidates come from quantized distributions.
-    """
+    """Return a draft tree as bytes."""
     tensors = TreeTensors.of(tree)
     digest = tensors.digest(base_length, root)
     header = StepHeader(base_length=base_length, root=root, digest=digest)
@@ -38,14 +32,7 @@ def encode_step(base_length: int, root: int, tree: SequenceTree) -> SubmittedTre
 
 
 def decode_step(body: bytes) -> ReceivedStep:
-    """Return the draft tree in bytes from another machine.
-
-    Args:
-        body: bytes as of `encode_step`.
-
-    Raises:
-        MessageError: the bytes are not a tree, or were changed on their way.
-    """
+    """Return the draft tree in bytes from another machine."""
     header, tensors = decode_frame(body, StepHeader, SPECS)
     tree = TreeTensors(**tensors)
     digest = tree.digest(header.base_length, header.root)

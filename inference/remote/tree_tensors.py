@@ -35,14 +35,7 @@ class TreeTensors(NamedTuple):
 
     @classmethod
     def of(cls, tree: SequenceTree) -> "TreeTensors":
-        """Return the valid candidates of a tree.
-
-        Args:
-            tree: tree whose sampled candidates come from quantized distributions.
-
-        Raises:
-            ValueError: a draft distribution is not quantized.
-        """
+        """Return the valid candidates of a tree."""
         nodes = _ordered(tree)
         new_index = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
         sampled = {node for siblings in tree.sampled.values() for node in siblings}
@@ -61,12 +54,7 @@ class TreeTensors(NamedTuple):
         )
 
     def digest(self, base_length: int, root: int) -> str:
-        """Return the digest of a submitted tree: blake2b with 128 bits, as 32 hexadecimal digits.
-
-        Args:
-            base_length: number of tokens before the root.
-            root: last token before the tree.
-        """
+        """Return the digest of a submitted tree: blake2b with 128 bits, as 32 hexadecimal digits."""
         found = blake2b(f"{base_length} {root}".encode(), digest_size=16)
         for tensor in self:
             found.update(f" {tensor.dtype.str} {tensor.shape} ".encode())

@@ -26,15 +26,7 @@ class KeysFile(Settings):
 
 
 class ApiKeys:
-    """The users of a server by their keys, of which only hashes are kept.
-
-    Args:
-        keys: keys whose users have no names of their own.
-        file: file of the form of `KeysFile`.
-
-    Raises:
-        ConfigError: the file cannot be read, or contains something else than hashes.
-    """
+    """The users of a server by their keys, of which only hashes are kept."""
 
     def __init__(self, keys: Iterable[str] = (), file: Path | None = None) -> None:
         self._hashes = {f"key {n}": _hash(key) for n, key in enumerate(keys, 1)}
@@ -67,14 +59,7 @@ def _hash(key: str) -> bytes:
 
 
 class AccessCheck:
-    """Refuses requests of foreign web pages and those without a key, and names the user of others.
-
-    Args:
-        app: application behind the check.
-        keys: accepted keys.
-        origins: origins of the web pages of other servers that may send requests.
-        is_open: function that returns whether a path needs no key.
-    """
+    """Refuses requests of foreign web pages and those without a key, and names the user of others."""
 
     def __init__(
         self,
@@ -128,12 +113,7 @@ class AccessCheck:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large, without reading the rest of them.
-
-    Args:
-        app: application behind the limit.
-        max_bytes: largest size of a body in bytes.
-    """
+    """Refuses bodies that are too large, without reading the rest of them."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

@@ -8,17 +8,7 @@ _FAILED = "decoding has failed; see the log of the server"
 
 
 class ApiError(Exception):
-    """An error that is sent to the client.
-
-    Args:
-        status: HTTP status code.
-        message: description of the problem, with the expected value, the value found, and the
-            remedy.
-        kind: kind of the error, OpenAI's `type`.
-        param: field of the request that is wrong; None if there is none.
-        code: short name of the error; None if there is none.
-        retry_after: seconds after which the client may try again; None to leave this open.
-    """
+    """An error that is sent to the client."""
 
     def __init__(
         self,

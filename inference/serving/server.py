@@ -43,13 +43,6 @@ class Server(uvicorn.Server):
     Args:
         load: function that returns the decoder with the target, the drafter and the tokenizer; it
             is called in a thread of its own.
-        settings: settings of the server.
-        learner: program that adapts the drafter to traffic; needed if the settings ask for it.
-        listener: socket that already listens on the address of the settings; None to open it here.
-
-    Raises:
-        ConfigError: the file of keys, or the certificate, cannot be used.
-        ResourceError: the address cannot be used.
     """
 
     def __init__(
@@ -100,12 +93,7 @@ class Server(uvicorn.Server):
         return self.is_loading or (self.service.has_model and self.engine.is_alive)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain after the first signal, and end after the second one.
-
-        Args:
-            sig: number of the signal.
-            frame: ignored.
-        """
+        """Drain after the first signal, and end after the second one."""
         if self.service.is_draining:
             self.should_exit = self.force_exit = True
         else:
@@ -118,14 +106,8 @@ class Server(uvicorn.Server):
     async def run_until_drained(self, on_ready: Callable[[str], object]) -> int:
         """Answer requests until the server is drained or the engine dies.
 
-        Args:
-            on_ready: function that is called with the URL as soon as the model is loaded.
-
         Returns:
             The exit code: 0 after a signal, 1 if the engine has died.
-
-        Raises:
-            JakiroError: the model cannot be loaded or served.
         """
         serving = asyncio.ensure_future(self.serve([self._socket]))
         try:
@@ -267,13 +249,6 @@ def serve(
 
     The process ends here if the signal arrives while the decoder is still being loaded, or if a
     second signal arrives during a step.
-
-    Args:
-        load: function that returns the decoder with the target, the drafter and the tokenizer.
-        settings: settings of the server.
-        on_ready: function that is called with the URL as soon as the model is loaded.
-        learner: program that adapts the drafter to traffic; needed if the settings ask for it.
-        listener: socket that already listens on the address of the settings; None to open it here.
     """
     server = Server(load, settings, learner, listener)
 

@@ -27,12 +27,7 @@ _RETRY_SECONDS = 5  # after which a client may ask again whether the server is r
 
 
 class Service:
-    """The engine, and the limits and counters of requests to it; not thread-safe.
-
-    Args:
-        settings: limits of the server.
-        has_several_users: whether users share the server, each of whom has a key.
-    """
+    """The engine, and the limits and counters of requests to it; not thread-safe."""
 
     def __init__(self, settings: ServeSettings, *, has_several_users: bool = False) -> None:
         self.settings = settings
@@ -64,31 +59,18 @@ class Service:
 
     @property
     def model(self) -> LoadedModel:
-        """The model.
-
-        Raises:
-            ApiError: the model is still loading.
-        """
+        """The model."""
         if self._model is None:
             raise self._not_ready()
         return self._model
 
     def start(self, model: LoadedModel, adaptation: Adaptation | None = None) -> None:
-        """Accept requests from now on.
-
-        Args:
-            model: model that is ready.
-            adaptation: adaptation of its drafter; None if the drafter does not learn.
-        """
+        """Accept requests from now on."""
         self._model, self.adaptation = model, adaptation
         self.telemetry.watch_engine(model.engine.scheduler, lambda: model.fingerprint)
 
     def check_ready(self) -> None:
-        """Check whether requests are accepted.
-
-        Raises:
-            ApiError: the server is loading, draining or dead.
-        """
+        """Check whether requests are accepted."""
         if self.state != "ready":
             raise self._not_ready()
 
@@ -96,17 +78,7 @@ class Service:
     async def open(
         self, prompts: Sequence[Prompt], options: DecodingOptions, user: str
     ) -> AsyncIterator[Reply]:
-        """Start the decoding of prompts, and cancel it if the block ends before its time.
-
-        Args:
-            prompts: prompts to continue.
-            options: options of all of them.
-            user: user who has sent the request.
-
-        Raises:
-            ApiError: the prompts or options cannot be used, too many requests are waiting, or the
-                request takes too long.
-        """
+        """Start the decoding of prompts, and cancel it if the block ends before its time."""
         async with self._answering(prompts, options, user) as admitted:
             reply = await self._started(prompts, options, admitted)
             why = "error"
@@ -137,11 +109,7 @@ class Service:
             self.num_active -= 1
 
     async def prepared(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that the thread of the tokenizer runs.
-
-        Args:
-            function: function that may use the tokenizer.
-        """
+        """Return the result of a function that the thread of the tokenizer runs."""
         return await asyncio.wrap_future(self._preparing.submit(function))
 
     def close(self) -> None:
@@ -252,11 +220,7 @@ class Service:
 
 
 def logged_api_error(error: JakiroError) -> ApiError:
-    """Return the error for a client, and log the causes that only the log has.
-
-    Args:
-        error: why a request has failed.
-    """
+    """Return the error for a client, and log the causes that only the log has."""
     if not isinstance(error, PromptError | EngineStopped):  # the engine logs why it has died
         _logger.error("a request has failed: %s", error, exc_info=error)
     return api_error_of(error)

@@ -40,20 +40,13 @@ class Telemetry:
         self.changes = count("adapt_changes", "Changes of the drafter's version.", "why")
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge whose value is computed whenever the metrics are read.
-
-        Args:
-            name: name of the gauge without the prefix.
-            text: description.
-            value: function that returns the value.
-        """
+        """Add a gauge whose value is computed whenever the metrics are read."""
         Gauge(name, text, **self._own).set_function(value)
 
     def watch_engine(self, scheduler: Scheduler, fingerprint: Callable[[], str]) -> None:
         """Add gauges of an engine.
 
         Args:
-            scheduler: scheduler of the engine.
             fingerprint: function that returns the identity of the target, the drafter and the
                 trees, which changes when the drafter is adapted.
         """
@@ -68,24 +61,13 @@ class Telemetry:
         num_tokens: Callable[[], float],
         is_learning: Callable[[], float],
     ) -> None:
-        """Add gauges of the adaptation to traffic.
-
-        Args:
-            version: function that returns the number of the version in use.
-            num_tokens: function that returns the number of tokens in memory.
-            is_learning: function that returns whether the process that learns is computing.
-        """
+        """Add gauges of the adaptation to traffic."""
         self.watch("adapt_version", "Version of the drafter; 0 for its own weights.", version)
         self.watch("adapt_tokens", "Tokens of recent texts in memory.", num_tokens)
         self.watch("adapt_learning", "Whether the drafter is learning.", is_learning)
 
     def observe(self, reply: Reply, why: str) -> float | None:
-        """Count a request that has ended, and return its duration if it is complete.
-
-        Args:
-            reply: its texts.
-            why: reason for which it was cancelled, if it is not complete.
-        """
+        """Count a request that has ended, and return its duration if it is complete."""
         self.tokens.labels("prompt").inc(reply.num_prompt_tokens)
         self.tokens.labels("generated").inc(reply.num_tokens)
         if reply.first_token_seconds is not None:

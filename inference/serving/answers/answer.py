@@ -34,13 +34,8 @@ class AnswerForm:
     """The form of one kind of response.
 
     Attributes:
-        prefix: beginning of the id.
-        kind: value of `object` in a response.
-        chunk_kind: value of `object` in a chunk of a stream.
-        choice: function that returns a choice of a response.
         first: function that returns what precedes the text of a choice in a stream; None if
             nothing does.
-        chunk: function that returns the choices of a chunk for new text.
     """
 
     prefix: str
@@ -68,17 +63,8 @@ async def answer(
 ) -> Response:
     """Return the response to a request, streamed or not.
 
-    Args:
-        request: request whose body has been read.
-        service: service that decodes.
-        body: body of the request.
-        prompts: prompts to continue.
-        options: options of all prompts.
-        form: form of the response.
-
     Raises:
         ApiError: the request cannot be answered.
-        Disconnected: the client has disconnected.
     """
     _check_model(service, body)
     if request.headers.get(NO_LEARNING):

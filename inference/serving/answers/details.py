@@ -43,11 +43,7 @@ class ChoiceDetails:
 
 
 class DetailLog:
-    """Collects the details of one choice while its text grows.
-
-    Args:
-        started: time at which the request arrived, by `time.monotonic()`.
-    """
+    """Collects the details of one choice while its text grows."""
 
     def __init__(self, started: float) -> None:
         self._started = started
@@ -62,7 +58,6 @@ class DetailLog:
         """Add a decoding step.
 
         Args:
-            step: step whose details contain the tree.
             offsets: number of characters before each token of the step.
         """
         assert step.details is not None
@@ -84,7 +79,6 @@ class DetailLog:
         """Return what is known by now, and forget it; None if there is nothing.
 
         Args:
-            text: text that became final since the last call.
             is_final: whether no character of the tokens so far is held back.
         """
         self._text += text
@@ -109,10 +103,6 @@ class DetailLog:
 class DetailWriter:
     """Writes details as JSON data.
 
-    Args:
-        tokenizer: the target's tokenizer.
-        names: names of the drafter's proposer ids.
-
     Attributes:
         hides_rejected: whether rejected drafts are left out, because the drafter has learned from
             texts of other users, which they may repeat.
@@ -124,12 +114,7 @@ class DetailWriter:
         self._names = tuple(names)
 
     def data(self, index: int, details: ChoiceDetails) -> dict[str, Any]:
-        """Return the value of the field `jakiro` of a chunk.
-
-        Args:
-            index: number of the choice.
-            details: details of the choice.
-        """
+        """Return the value of the field `jakiro` of a chunk."""
         return {
             "index": index,
             "tokens": [self._token(token) for token in details.tokens],

@@ -28,7 +28,6 @@ class EventResponse(Response):
     """A response that sends events as they are made, and stops if the client disconnects.
 
     Args:
-        first: encoded events that were made already; may be empty.
         events: the following events, from a generator that has begun; closed at the end, also if
             the client disconnects.
     """
@@ -42,13 +41,7 @@ class EventResponse(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events.
-
-        Args:
-            scope: ignored.
-            receive: function that returns the client's messages.
-            send: function that sends a message to the client.
-        """
+        """Send the events."""
         try:
             await unless_disconnected(receive, self._send_all(send))
         except Disconnected:
@@ -74,7 +67,6 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
     Args:
         receive: function that returns the client's messages; the body must have been read.
-        work: work for the client.
 
     Raises:
         Disconnected: the client has disconnected.

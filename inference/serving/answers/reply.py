@@ -68,10 +68,6 @@ class Reply:
 
     Args:
         jobs: job of each prompt. Choice `i` of prompt `p` has the number `p * n + i`.
-        wake: object that the jobs notify.
-        tokenizer: the target's tokenizer.
-        stops: stop strings.
-        seconds: seconds that the reply may take; None for no limit.
         befores: for each job, the tokens that its texts continue; empty if they continue none.
     """
 
@@ -124,7 +120,6 @@ class Reply:
         """Yield new texts until all choices have ended, and an empty list if nothing arrives.
 
         Raises:
-            JakiroError: the engine has stopped, or a choice failed.
             TimeoutError: the reply has taken too long.
         """
         while not self.is_complete:
@@ -157,13 +152,7 @@ class Reply:
 
 
 class _Choice:
-    """The text of one sequence, with the tokens whose text is not complete yet.
-
-    Args:
-        index: number of the choice.
-        text: text of the sequence.
-        request: request of the sequence.
-    """
+    """The text of one sequence, with the tokens whose text is not complete yet."""
 
     def __init__(self, index: int, text: IncrementalText, request: Request) -> None:
         self.is_ended = False

@@ -204,11 +204,7 @@ _SHOWN = 200  # largest number of characters of a description
 
 
 def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
-    """Return a request body.
-
-    Raises:
-        ApiError: the text is not JSON, or a field is unknown, missing or wrong.
-    """
+    """Return a request body."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

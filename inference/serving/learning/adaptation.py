@@ -46,14 +46,7 @@ Why = Literal["better", "worse", "purged"]
 
 
 class Learner(NamedTuple):
-    """The program that learns, and the models that it loads.
-
-    Attributes:
-        command: program and arguments.
-        drafter: folder or hub id of the drafter.
-        target: folder or hub id of the target; None for the one that the drafter names.
-        other_weights: whether the target's weights may differ from those in the drafter's training.
-    """
+    """The program that learns, and the models that it loads."""
 
     command: tuple[str, ...]
     drafter: str
@@ -77,16 +70,7 @@ class Adaptation:
     """The adaptation of one engine's drafter; belongs to the event loop, except its construction.
 
     Args:
-        model: model whose drafter learns; no request has been decoded.
-        settings: settings of the server.
-        learner: program that learns.
-        telemetry: metrics of the server.
-        is_busy: function that returns whether any requests are being answered.
         is_decoding: function that returns whether requests are being decoded with the drafter.
-
-    Raises:
-        ConfigError: the drafter cannot learn, or another server uses the folder.
-        ResourceError: there is no memory for a second copy of the target.
     """
 
     def __init__(
@@ -147,14 +131,7 @@ class Adaptation:
         await self._admits.wait()
 
     def record(self, tenant: str, reply: Reply, *, may_learn: bool, has_drafts: bool) -> None:
-        """Count a complete reply, and keep its texts for a lesson if that is allowed.
-
-        Args:
-            tenant: user who has sent the request.
-            reply: its texts.
-            may_learn: whether the texts may be kept and learned from.
-            has_drafts: whether the request was decoded with drafts.
-        """
+        """Count a complete reply, and keep its texts for a lesson if that is allowed."""
         stats = reply.stats
         finding = self._watch.add(stats.decoded, stats.target_forwards) if has_drafts else "waiting"
         if finding == "worse":
@@ -173,9 +150,6 @@ class Adaptation:
 
         If the version in use is one of them, the drafter changes to an earlier one as soon as no
         request is decoded.
-
-        Args:
-            tenant: user whose texts are forgotten.
         """
         self._num_purges += 1
         num_texts = self._ring.purge(tenant)

@@ -11,14 +11,7 @@ from jakiro.errors import ConfigError, ResourceError
 
 
 def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
-    """Return the drafter of a model.
-
-    Args:
-        model: model of the server.
-
-    Raises:
-        ConfigError: the drafter cannot learn.
-    """
+    """Return the drafter of a model."""
     drafter = model.engine.decoder.drafter
     name = "none" if drafter is None else type(drafter).__name__
     if type(drafter) is TrainedDrafter:
@@ -34,14 +27,7 @@ def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
 
 
 def check_memory(target: nn.Module) -> None:
-    """Check whether the process that learns can load the target a second time.
-
-    Args:
-        target: the target.
-
-    Raises:
-        ResourceError: there is too little memory.
-    """
+    """Check whether the process that learns can load the target a second time."""
     weight = next(target.parameters())
     needed = sum(own.numel() * own.element_size() for own in target.parameters())
     if weight.is_cuda:

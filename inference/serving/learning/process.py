@@ -15,10 +15,6 @@ class LearningProcess:
 
     The process can be stopped and continued in the middle of any computation. It is in a group of
     its own, so that an interruption from the keyboard reaches the server alone.
-
-    Args:
-        process: process that was started.
-        lesson: the lesson, which is written to its standard input.
     """
 
     def __init__(self, process: Process, lesson: Lesson) -> None:
@@ -32,15 +28,7 @@ class LearningProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], lesson: Lesson) -> "LearningProcess":
-        """Start a process, and write the lesson to its standard input.
-
-        Args:
-            command: program and arguments.
-            lesson: the lesson.
-
-        Raises:
-            OSError: the process cannot be started.
-        """
+        """Start a process, and write the lesson to its standard input."""
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, process_group=0
         )

@@ -15,14 +15,7 @@ _logger = get_logger(__name__)
 
 
 class UsedVersion:
-    """The version in use, which begins as the newest one that can be used.
-
-    Args:
-        model: model whose drafter learns; no request has been decoded.
-        drafter: the drafter.
-        folder: versions of the drafter.
-        telemetry: metrics of the server.
-    """
+    """The version in use, which begins as the newest one that can be used."""
 
     def __init__(
         self,
@@ -48,14 +41,7 @@ class UsedVersion:
             return
 
     def read(self, number: int) -> Version | None:
-        """Return a version whose weights fit; None for the drafter's own weights.
-
-        Args:
-            number: number of the version.
-
-        Raises:
-            CheckpointError: the version cannot be used.
-        """
+        """Return a version whose weights fit; None for the drafter's own weights."""
         if number == 0:
             return None
         version = self._folder.read(number)
@@ -66,10 +52,6 @@ class UsedVersion:
         """Use another version from the next request on, and return whether this was possible.
 
         It is not possible while requests are decoded.
-
-        Args:
-            number: number of the version.
-            version: the version; None for the drafter's own weights.
         """
         # No request can start between here and `when_idle`: requests that start later are decoded
         # with the new weights, and have the new fingerprint.
@@ -88,32 +70,18 @@ class UsedVersion:
         return is_changed
 
     def newest_before(self, number: int, without: Sequence[int] = ()) -> int:
-        """Return the number of the newest version before another one; 0 if there is none.
-
-        Args:
-            number: number of the other version.
-            without: numbers of versions that must not be used.
-        """
+        """Return the number of the newest version before another one; 0 if there is none."""
         earlier = (own for own in self._folder.numbers if own < number and own not in without)
         return max(earlier, default=0)
 
     def refuse(self, number: int, error: CheckpointError) -> None:
-        """Remove a version that cannot be used.
-
-        Args:
-            number: number of the version.
-            error: why it cannot be used.
-        """
+        """Remove a version that cannot be used."""
         _logger.warning("a version is refused: %s", error)
         self._telemetry.changes.labels("refused").inc()
         self.discard(number)
 
     def discard(self, number: int) -> None:
-        """Remove a version; a disk that cannot be written to only leads to a message.
-
-        Args:
-            number: number of the version.
-        """
+        """Remove a version; a disk that cannot be written to only leads to a message."""
         try:
             self._folder.remove(number)
         except OSError as error:

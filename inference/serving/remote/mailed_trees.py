@@ -15,15 +15,7 @@ from inference.sampling.random_numbers import StepRandom
 
 
 class MailedTrees(Drafter):
-    """The drafter of one sequence, whose next tree is set before each decoding step.
-
-    Args:
-        limits: limits that every tree has been checked against.
-        hidden_states: indices of the target's hidden states that the device's memory is made of.
-
-    Attributes:
-        tree: next tree, which `receive_tree` has accepted; None for a step without drafts.
-    """
+    """The drafter of one sequence, whose next tree is set before each decoding step."""
 
     proposer_names = ("device",)
 
@@ -43,23 +35,13 @@ class MailedTrees(Drafter):
         return max(self._limits.max_depth, self._limits.max_chain)
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "MailSession":
-        """Return the session of one sequence.
-
-        Args:
-            sampling: options by which tokens are selected, which do not matter here.
-            capacity: largest number of tokens of a sequence.
-            batch: number of sequences, always 1.
-        """
+        """Return the session of one sequence."""
         assert batch == 1, "each session has trees of its own"
         return MailSession(self)
 
 
 class MailSession(DraftSession):
-    """A session that passes trees on.
-
-    Args:
-        drafter: drafter whose `tree` comes next.
-    """
+    """A session that passes trees on."""
 
     lengths: tuple[int, ...] = (0,)
 
@@ -72,12 +54,7 @@ class MailSession(DraftSession):
         self.lengths, self._base_length = committed.base_length, committed.end
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return the tree that was set, whose size has been checked.
-
-        Args:
-            budget: ignored.
-            random: ignored.
-        """
+        """Return the tree that was set, whose size has been checked."""
         assert self._base_length is not None, "advance before propose"
         tree, self._drafter.tree = self._drafter.tree, None
         if tree is None:

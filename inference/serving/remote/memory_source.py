@@ -24,12 +24,7 @@ MAX_NEWEST_ROWS = 64  # largest number of rows with a verdict
 
 
 class MemorySource:
-    """Encodes the memory that a device asks for.
-
-    Args:
-        drafter: trained drafter, whose encoders are those of the device's drafter.
-        request: memory that the device reads.
-    """
+    """Encodes the memory that a device asks for."""
 
     def __init__(self, drafter: TrainedDrafter, request: MemoryRequest) -> None:
         self._drafter = drafter
@@ -43,9 +38,6 @@ class MemorySource:
 
         Args:
             cache: the target's cache of one sequence, which may be closed if `begin == end`.
-            token_ids: tokens of the sequence.
-            begin: position of the first token.
-            end: position after the last token.
         """
         if begin == end:
             return np.empty((0, self._format.num_bytes), np.uint8)
@@ -58,11 +50,7 @@ class MemorySource:
 
 
 def memory_offer(drafter: Drafter | None) -> MemoryOffer | None:
-    """Return the memory that a server can encode; None if its drafter has none for a device.
-
-    Args:
-        drafter: drafter of the server.
-    """
+    """Return the memory that a server can encode; None if its drafter has none for a device."""
     own = memory_drafter(drafter)
     if own is None:
         return None
@@ -73,16 +61,7 @@ def memory_offer(drafter: Drafter | None) -> MemoryOffer | None:
 def memory_source(
     drafter: Drafter | None, offer: MemoryOffer | None, request: MemoryRequest | None
 ) -> MemorySource | None:
-    """Return the source of a session's memory; None if the device reads none.
-
-    Args:
-        drafter: drafter of the server.
-        offer: memory that the server can encode.
-        request: memory that the device reads.
-
-    Raises:
-        MessageError: the server cannot encode this memory.
-    """
+    """Return the source of a session's memory; None if the device reads none."""
     if request is None:
         return None
     own = memory_drafter(drafter)

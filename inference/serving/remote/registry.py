@@ -20,16 +20,11 @@ class RegisteredSession:
     """A session, its id and its user.
 
     Args:
-        user: user who has opened the session.
         text_id: id of the text, which the user has chosen.
 
     Attributes:
-        id: secret id.
-        verification: the session in the engine; None until it exists there.
         opening: answer to the request that opens the session, or the reading of its prompt; None
             until it begins.
-        is_ended: whether the session is not registered any more.
-        num_requests: number of requests to it that are being answered.
     """
 
     def __init__(self, user: str, text_id: str) -> None:
@@ -43,12 +38,7 @@ class RegisteredSession:
         self.num_requests = 0
 
     def begin(self, request: OpenSession, opening: asyncio.Task[SessionOpened]) -> None:
-        """Let a task open the session.
-
-        Args:
-            request: request that opens it.
-            opening: task that returns the answer.
-        """
+        """Let a task open the session."""
         self._request, self.opening = request, opening
         # If nobody waits for an exception any more, it is not reported as one that was missed.
         opening.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -62,9 +52,6 @@ class RegisteredSession:
         """Return whether a request repeats the one that opens this session.
 
         It does not if a step was decided since then, or if the session can decide none.
-
-        Args:
-            request: request that opens a session.
         """
         opening, verification = self.opening, self.verification
         if opening is None or self._request != request:
@@ -78,11 +65,7 @@ class RegisteredSession:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Count a request while the block answers it.
-
-        Raises:
-            ApiError: there are too many requests at the same time.
-        """
+        """Count a request while the block answers it."""
         if self.num_requests >= _MOST_WAITING:
             raise _too_many(f"{_MOST_WAITING} requests to a session", "one more")
         self.num_requests += 1
@@ -93,12 +76,7 @@ class RegisteredSession:
 
 
 class SessionRegistry:
-    """Sessions and their limits, without any input or output; not thread-safe.
-
-    Args:
-        most: largest number of sessions.
-        most_of_user: largest number of sessions of one user.
-    """
+    """Sessions and their limits, without any input or output; not thread-safe."""
 
     def __init__(self, most: int, most_of_user: int) -> None:
         self._most = most
@@ -112,12 +90,7 @@ class SessionRegistry:
         return len(self._sessions)
 
     def of_text(self, user: str, text_id: str) -> RegisteredSession | None:
-        """Return the session of a text; None if there is none.
-
-        Args:
-            user: user of the session.
-            text_id: id of the text.
-        """
+        """Return the session of a text; None if there is none."""
         own = (session for session in self._sessions.values() if session.user == user)
         return next((session for session in own if session.text_id == text_id), None)
 
@@ -125,13 +98,6 @@ class SessionRegistry:
         """Return a new session.
 
         An ended session counts as long as it is still being opened.
-
-        Args:
-            user: user who opens it.
-            text_id: id of its text.
-
-        Raises:
-            ApiError: there are too many sessions, of this user or of all.
         """
         self._closing = [session for session in self._closing if session.is_opening]
         sessions = [*self._sessions.values(), *self._closing]
@@ -145,10 +111,6 @@ class SessionRegistry:
 
     def find(self, user: str, session_id: str) -> RegisteredSession:
         """Return a session.
-
-        Args:
-            user: user who asks for it.
-            session_id: id of the session, which may be any text.
 
         Raises:
             ApiError: the session has ended, or there is none of this id and this user. The error
@@ -167,11 +129,7 @@ class SessionRegistry:
         )
 
     def end(self, session: RegisteredSession) -> None:
-        """Forget a session; further calls have no effect.
-
-        Args:
-            session: session to end.
-        """
+        """Forget a session; further calls have no effect."""
         session.is_ended = True
         if self._sessions.pop(session.id, None) is None:
             return

@@ -46,9 +46,6 @@ class RemoteSessions:
     """The sessions of one server; not thread-safe.
 
     Sessions are verified one by one, between the decoding steps of other requests.
-
-    Args:
-        service: service with the engine, the limits and the metrics.
     """
 
     def __init__(self, service: Service) -> None:
@@ -61,11 +58,7 @@ class RemoteSessions:
         service.telemetry.watch("remote_sessions", "Open sessions.", lambda: len(self.registry))
 
     async def info(self) -> VerifierInfo:
-        """Return the target and the limits.
-
-        Raises:
-            ApiError: the model is still loading.
-        """
+        """Return the target and the limits."""
         model = self._service.model
         if self._info is None:
             self._info = await self._service.prepared(lambda: _info_of(model, self.limits))
@@ -76,13 +69,6 @@ class RemoteSessions:
 
         Reading goes on if the device disconnects meanwhile, because it repeats the request. Another
         request for the same text ends its session.
-
-        Args:
-            user: user who opens the session.
-            request: prompt and options.
-
-        Raises:
-            ApiError: the request cannot be answered.
         """
         service = self._service
         service.check_ready()
@@ -104,17 +90,7 @@ class RemoteSessions:
         return opened
 
     async def submit(self, user: str, session_id: str, step: int, body: bytes) -> DecidedStep:
-        """Return the verdict of a step, which is decided once.
-
-        Args:
-            user: user who submits it.
-            session_id: id of the session.
-            step: number of the step.
-            body: frame with a draft tree.
-
-        Raises:
-            ApiError: the step cannot be decided.
-        """
+        """Return the verdict of a step, which is decided once."""
         outcome = "refused"
         try:
             session = self._found(user, session_id)
@@ -126,17 +102,7 @@ class RemoteSessions:
         return found
 
     async def memory(self, user: str, session_id: str, begin: int, end: int) -> bytes:
-        """Return rows of the memory of verified tokens.
-
-        Args:
-            user: user who asks for them.
-            session_id: id of the session.
-            begin: position of the first token.
-            end: position after the last token.
-
-        Raises:
-            ApiError: there is no such session, or no such memory.
-        """
+        """Return rows of the memory of verified tokens."""
         session = self._found(user, session_id)
         verification = session.verification
         assert verification is not None, "ids are known once sessions are open"
@@ -144,15 +110,7 @@ class RemoteSessions:
             return await self._on_engine(partial(verification.memory_rows, begin, end))
 
     def close(self, user: str, session_id: str) -> None:
-        """End a session, and free its memory.
-
-        Args:
-            user: user who ends it.
-            session_id: id of the session.
-
-        Raises:
-            ApiError: there is no such session.
-        """
+        """End a session, and free its memory."""
         self._end(self.registry.find(user, session_id))
 
     def _found(self, user: str, session_id: str) -> RegisteredSession:
@@ -269,11 +227,7 @@ class RemoteSessions:
         telemetry.tokens.labels("accepted").inc(verdict.num_accepted)
 
     async def _on_engine(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that the engine's thread runs.
-
-        Raises:
-            ApiError: the function has raised an exception, or the engine has stopped.
-        """
+        """Return the result of a function that the engine's thread runs."""
         try:
             return await asyncio.wrap_future(self._service.model.engine.call(function))
         except (MessageError, StepConflict, SessionGone, RequestError) as error:
@@ -310,12 +264,7 @@ class RemoteSessions:
 
 
 def memory_note(model: LoadedModel, num_sessions: int) -> str:
-    """Return what a user should know about the memory of sessions.
-
-    Args:
-        model: model that is ready.
-        num_sessions: largest number of sessions.
-    """
+    """Return what a user should know about the memory of sessions."""
     engine = model.engine
     longest = engine.capacity + 1 + TreeLimits().largest
     own = memory_drafter(engine.decoder.drafter)

@@ -37,19 +37,8 @@ class VerificationSession(DecodeBatch):
     `read_chunk` must be called until the session is open.
 
     Args:
-        target: frozen target.
         request: prompt, options and stop rule, which nothing else uses.
-        tokenizer: the target's tokenizer.
-        limits: largest tree.
-        resume: text of an earlier session to continue; None to begin a text.
-        memory: source of the memory that the device drafts with; None if it drafts from tokens.
         stops: strings that end the text, which the stop rule knows as well.
-        threads: number of threads that decoding steps compute with on a CPU; None for torch's
-            current number.
-
-    Attributes:
-        is_open: whether the prompt has been read, so that trees can be submitted.
-        verdict: verdict of the last step; None if there is none.
 
     Raises:
         MessageError: the text to continue is complete before its end, or has ids that are not
@@ -112,9 +101,6 @@ class VerificationSession(DecodeBatch):
         """Read a chunk of the prompt, or of the text to continue.
 
         The last chunk opens the session; a text that begins gets its first token.
-
-        Raises:
-            JakiroError: the target has failed; the session is closed.
         """
         with self._closing(), num_threads(self.prefill_threads):
             self._prefill.read_chunk()
@@ -133,17 +119,11 @@ class VerificationSession(DecodeBatch):
     def submit(self, step: int, received: ReceivedStep) -> bytes:
         """Return the verdict of a submitted tree, which is decided once.
 
-        Args:
-            step: number of the step.
-            received: the tree; only its form needs to be checked.
-
         Raises:
             MessageError: the tree is not one below this text that can be verified; the step stays
                 free.
             StepConflict: another tree was submitted for this step, or this is neither the next step
                 nor the last one.
-            SessionGone: the session was closed.
-            JakiroError: the target has failed; the session is closed.
         """
         assert self.is_open or self.book.is_gone, "read the prompt first"
         digest = received.header.digest
@@ -156,16 +136,7 @@ class VerificationSession(DecodeBatch):
 
     @torch.inference_mode()
     def memory_rows(self, begin: int, end: int) -> bytes:
-        """Return rows of the memory of verified tokens, which are encoded from the target's cache.
-
-        Args:
-            begin: position of the first token.
-            end: position after the last token.
-
-        Raises:
-            MessageError: the session has no memory of these tokens.
-            SessionGone: the session was closed.
-        """
+        """Return rows of the memory of verified tokens, which are encoded from the target's cache."""
         if self.book.is_gone:
             raise SessionGone
         length = 0 if self.is_finished or self._memory is None else len(self._state.token_ids) - 1
@@ -249,11 +220,7 @@ class VerificationSession(DecodeBatch):
             return self._memory.rows(self.context.cache, *own)
 
     def _publish(self, step: DecodeStep) -> str:
-        """Return the text that a step adds.
-
-        Raises:
-            JakiroError: the step has failed.
-        """
+        """Return the text that a step adds."""
         if step.error is not None:
             raise step.error
         self.book.is_finished = step.finished

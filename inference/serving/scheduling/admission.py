@@ -10,13 +10,7 @@ _LONGEST_RETRY_SECONDS = 60
 
 
 class Admitted:
-    """The sequences of an accepted request.
-
-    Args:
-        lane: number of the lane.
-        count: number of sequences.
-        user: user of the request.
-    """
+    """The sequences of an accepted request."""
 
     def __init__(self, lane: int, count: int, user: object) -> None:
         self.lane = lane
@@ -36,8 +30,6 @@ class Admission:
     """Accepts requests before they are prepared, as long as there is room; not thread-safe.
 
     Args:
-        places: number of places of each lane.
-        queue: largest number of sequences of each lane that wait for a place.
         has_several_users: whether no user may have more than half of all sequences of a lane, so
             that there is room for the others.
     """
@@ -51,16 +43,7 @@ class Admission:
         self._mean_seconds = 1.0  # mean duration of a request
 
     def admit(self, lane: int, count: int, user: object = None) -> Admitted:
-        """Return the accepted sequences of a request, to be passed to `release` in the end.
-
-        Args:
-            lane: number of the lane.
-            count: number of sequences.
-            user: user of the request; None for all users together.
-
-        Raises:
-            ApiError: there are too many sequences, of this request, of this user or of all.
-        """
+        """Return the accepted sequences of a request, to be passed to `release` in the end."""
         if count > self._most_of_user:
             raise ApiError(
                 400,
@@ -80,19 +63,11 @@ class Admission:
         return found
 
     def release(self, admitted: Admitted) -> None:
-        """Free the room of a request.
-
-        Args:
-            admitted: sequences of the request.
-        """
+        """Free the room of a request."""
         self._admitted.remove(admitted)
 
     def observe(self, seconds: float) -> None:
-        """Take the duration of a request into account for the time after which to try again.
-
-        Args:
-            seconds: duration of a request that was answered.
-        """
+        """Take the duration of a request into account for the time after which to try again."""
         self._mean_seconds += (seconds - self._mean_seconds) / 8
 
     def _overload(self, problem: str) -> ApiError:

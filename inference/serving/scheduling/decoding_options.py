@@ -22,19 +22,11 @@ class DecodingOptions:
     """The options of a request.
 
     Attributes:
-        seed: seed of all random numbers.
-        choices: number of continuations of each prompt.
         max_new_tokens: largest number of new tokens; None for as many as there is room for.
         temperature: 0 for greedy decoding; None for the target's own.
-        stops: stop strings.
-        record: details of the tokens; None for none.
-        drafting: whether to draft.
-        may_learn: whether the drafter may learn from the texts.
-        logit_bias: number to add to the logit of each token.
         frequency_penalty: number to subtract from a token's logit for each of its occurrences in
             the new text.
         presence_penalty: number to subtract from a token's logit if it occurs in the new text.
-        others: arguments of `generate()`.
     """
 
     seed: int
@@ -57,13 +49,7 @@ class DecodingOptions:
         max_new_tokens: int | None,
         record: OutputOptions | None,
     ) -> "DecodingOptions":
-        """Return the options of a request body, with a random seed if it has none.
-
-        Args:
-            body: request body.
-            max_new_tokens: largest number of new tokens; None for as many as there is room for.
-            record: details of the tokens; None for none.
-        """
+        """Return the options of a request body, with a random seed if it has none."""
         own = body.jakiro
         if body.has_details:
             record = replace(record or OutputOptions(), trees=True)
@@ -89,11 +75,7 @@ class DecodingOptions:
         )
 
     def selection(self, samples: bool) -> tuple[float | None, dict[str, Any]]:
-        """Return the temperature, and the arguments of `generate()` that have an effect at it.
-
-        Args:
-            samples: whether the target samples by default.
-        """
+        """Return the temperature, and the arguments of `generate()` that have an effect at it."""
         temperature, others = self.temperature, dict(self.others)
         if temperature is None and others.keys() & _OF_SAMPLING and not samples:
             temperature = 1.0  # otherwise these options would be ignored
@@ -107,11 +89,6 @@ class TokenPenalties(LogitsProcessor):
 
     A token that occurs n times after the prompt loses `frequency * n`, and `presence` if n > 0.
     Negative numbers favor such tokens. Transformers has no processor with this rule.
-
-    Args:
-        prompt_length: number of tokens of the prompt, which do not count.
-        frequency: number to subtract for each occurrence.
-        presence: number to subtract once.
     """
 
     def __init__(self, prompt_length: int, frequency: float = 0.0, presence: float = 0.0) -> None:
@@ -122,12 +99,7 @@ class TokenPenalties(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "batch tokens"], scores: Float[Tensor, "batch vocab"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the logits after the penalties.
-
-        Args:
-            input_ids: all tokens so far, prompts included.
-            scores: logits of the next token.
-        """
+        """Return the logits after the penalties."""
         new = input_ids[:, self.prompt_length :]
         ones = torch.ones_like(new, dtype=scores.dtype)
         counts = torch.zeros_like(scores).scatter_add_(1, new, ones)

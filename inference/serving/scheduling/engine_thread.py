@@ -47,7 +47,6 @@ class EngineThread:
             target at the same time.
         places: largest number of sequences in each lane. There is one lane for all requests, or one
             for greedy decoding and one for sampling if the drafter has different trees for them.
-        capacity: largest number of tokens of a sequence, including its prompt.
         on_step: function that is called, in the engine's thread, with the seconds of each decoding
             step; it must return at once. None for no function.
 
@@ -98,13 +97,7 @@ class EngineThread:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the engine.
-
-        Args:
-            kind: ignored.
-            error: ignored.
-            trace: ignored.
-        """
+        """Stop the engine."""
         self.close()
 
     @property
@@ -158,20 +151,13 @@ class EngineThread:
         """Return a job that continues a prompt, to be passed to `start`.
 
         Args:
-            prompt: text, chat messages, or token ids.
-            choices: number of continuations; the prompt is read once.
-            temperature: as for `SpeculativeDecoder.generate`.
             seed: as for `SpeculativeDecoder.generate`; the continuations get different random
                 numbers, like the sequences of `generate_batch`.
             stops: strings each of which ends a continuation with the token that completes it in the
                 text, as `IncrementalText` decodes the text.
             before: tokens that the text continues; None for those of a prompt without messages.
-            record: details to return for each token; None to return none.
-            drafts: whether to draft; False for autoregressive decoding.
             first_row: row of a batch whose random numbers the first continuation gets; the others
                 get those of the next rows.
-            notify: function that is called after each event of the job, see `Job`.
-            **generation: as for `SpeculativeDecoder.generate`.
 
         Raises:
             PromptError: the prompt or an argument cannot be used, or the text may become longer
@@ -210,20 +196,7 @@ class EngineThread:
         before: Sequence[int] | None = None,
         **generation: Any,
     ) -> tuple[list[Request], GenerationConfig]:
-        """Return a request for each continuation of a prompt, and their generation config.
-
-        Args:
-            prompt: as for `prepare`.
-            choices: as for `prepare`.
-            temperature: as for `prepare`.
-            seed: as for `prepare`.
-            stops: as for `prepare`.
-            before: as for `prepare`.
-            **generation: as for `prepare`.
-
-        Raises:
-            PromptError: the prompt or an argument cannot be used.
-        """
+        """Return a request for each continuation of a prompt, and their generation config."""
         decoder = self.decoder
         spec = decoder.target.spec
         token_ids = encode_prompt(prompt, decoder.tokenizer, spec.vocab_size)
@@ -247,25 +220,12 @@ class EngineThread:
         Args:
             job: job of `prepare`, which has not been started yet. Nothing happens if it was
                 cancelled.
-
-        Raises:
-            PromptError: the job was started before.
-            EngineStopped: the engine was closed, or its thread has died.
         """
         self.scheduler.claim(job)
         self._command(lambda: self.scheduler.add(job))
 
     def submit(self, prompt: Prompt, **options: Any) -> Job:
-        """Prepare and start a job that continues a prompt, and return it.
-
-        Args:
-            prompt: text, chat messages, or token ids.
-            **options: as for `prepare`.
-
-        Raises:
-            PromptError: as for `prepare`.
-            EngineStopped: as for `start`.
-        """
+        """Prepare and start a job that continues a prompt, and return it."""
         job = self.prepare(prompt, **options)
         self.start(job)
         return job
@@ -275,11 +235,7 @@ class EngineThread:
         return replace(request, stop=TextStopRule(request.stop, text))
 
     def cancel(self, job: Job) -> None:
-        """End a job before its next decoding step, and free its places.
-
-        Args:
-            job: job of this engine, which may have ended already.
-        """
+        """End a job before its next decoding step, and free its places."""
         with suppress(EngineStopped):
             self._command(lambda: self.scheduler.cancel(job))
 
@@ -288,9 +244,6 @@ class EngineThread:
 
         The functions run in the order of the calls, one between two decoding steps, so that other
         requests continue.
-
-        Args:
-            function: function that may use the models; it should take little longer than a step.
 
         Raises:
             EngineStopped: as for `start`; the future raises it if the engine stops before the
@@ -305,14 +258,8 @@ class EngineThread:
 
         Jobs that are started later see the change, and earlier ones do not.
 
-        Args:
-            change: function that changes the drafter.
-
         Returns:
             Whether the function was run, or its exception.
-
-        Raises:
-            EngineStopped: the engine was closed, or its thread has died.
         """
 
         def attempt() -> bool:
@@ -380,14 +327,7 @@ def _tried(command: Command) -> None:
 def open_lanes(
     decoder: SpeculativeDecoder, policy: DraftPolicy, places: int, capacity: int
 ) -> list[Lane]:
-    """Return a lane for each kind of request.
-
-    Args:
-        decoder: decoder with the target and the drafter.
-        policy: policy of the trees.
-        places: number of places of each lane.
-        capacity: largest number of tokens of a sequence.
-    """
+    """Return a lane for each kind of request."""
     greedy, sampled = (Sampling(LogitsProcessorList(), do_sample) for do_sample in (False, True))
     drafter, threads = decoder.drafter, decoder.compute.threads
     kinds = [greedy]

@@ -25,7 +25,6 @@ class Job:
     own, because each sequence has a largest number of tokens.
 
     Args:
-        requests: request of each continuation; all have the same prompt.
         notify: function that is called, in the engine's thread, after each event; it must return at
             once. An exception in this function cancels the job. None for no function.
     """
@@ -51,11 +50,7 @@ class Job:
         return self.sequences[0].request
 
     def claim(self) -> None:
-        """Record that the job is submitted; for any thread.
-
-        Raises:
-            PromptError: the job was submitted before.
-        """
+        """Record that the job is submitted; for any thread."""
         self.submitted = time.monotonic()
         if not self._submitted.acquire(blocking=False):
             raise PromptError(
@@ -66,11 +61,7 @@ class Job:
             )
 
     def deliver(self, step: DecodeStep) -> None:
-        """Pass a step of one continuation on to the reader; the last one ends the job.
-
-        Args:
-            step: step whose `index` is the number of the continuation.
-        """
+        """Pass a step of one continuation on to the reader; the last one ends the job."""
         if self.is_ended:
             return
         self._put(step)
@@ -79,11 +70,7 @@ class Job:
             self.end()
 
     def end(self, error: JakiroError | None = None) -> None:
-        """Let the reader know that no more steps follow.
-
-        Args:
-            error: why the job ended before its time; None if it is complete or was cancelled.
-        """
+        """Let the reader know that no more steps follow."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -105,11 +92,7 @@ class Job:
             raise event
 
     def poll(self) -> list[DecodeStep]:
-        """Return the steps that have arrived since the last call, without waiting.
-
-        Raises:
-            JakiroError: as for the iteration, once there are no more steps to return.
-        """
+        """Return the steps that have arrived since the last call, without waiting."""
         steps: list[DecodeStep] = []
         with suppress(Empty):
             while isinstance(event := self._events.get_nowait(), DecodeStep):
@@ -131,11 +114,7 @@ class Job:
 
 
 class EngineCall(Generic[T]):
-    """A function that runs at most once, and the future of its result.
-
-    Args:
-        function: function without arguments.
-    """
+    """A function that runs at most once, and the future of its result."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self.future: Future[T] = Future()
@@ -155,10 +134,6 @@ class EngineCall(Generic[T]):
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """End the call without running the function.
-
-        Args:
-            error: exception that its future raises.
-        """
+        """End the call without running the function."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)

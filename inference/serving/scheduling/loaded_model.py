@@ -22,15 +22,7 @@ from jakiro.utils.files import fingerprint
 
 
 class LoadedModel:
-    """The model of a server.
-
-    Args:
-        engine: engine that decodes.
-        name: name of the model; None for the last part of the target's path.
-
-    Raises:
-        PromptError: the decoder has no tokenizer.
-    """
+    """The model of a server."""
 
     def __init__(self, engine: EngineThread, name: str | None = None) -> None:
         decoder = engine.decoder
@@ -51,11 +43,7 @@ class LoadedModel:
         return f"{self.name}: {seeds} ({self.fingerprint})"
 
     def lane_of(self, options: DecodingOptions) -> int:
-        """Return the number of the lane of a request that has not been prepared yet.
-
-        Args:
-            options: options of the request.
-        """
+        """Return the number of the lane of a request that has not been prepared yet."""
         lanes = self.engine.scheduler.lanes
         temperature, _ = options.selection(self._samples)
         samples = self._samples if temperature is None else temperature > 0
@@ -68,15 +56,6 @@ class LoadedModel:
         """Return the jobs of a request, which have not been started.
 
         The choice with index i gets the random numbers of row i of a batch.
-
-        Args:
-            prompts: prompts to continue.
-            options: options of all of them.
-            notify: function that is called after each event of a job.
-
-        Raises:
-            PromptError: a prompt or an option cannot be used.
-            ApiError: a prompt is too long.
         """
         jobs: list[Job] = []
         try:
@@ -96,13 +75,7 @@ class LoadedModel:
         Its random numbers do not depend on other requests.
 
         Args:
-            prompt: prompt to continue.
-            options: options of the request, which asks for no details.
             is_answer: whether the tokens of the prompt are those of chat messages.
-
-        Raises:
-            PromptError: the prompt or an option cannot be used.
-            ApiError: the prompt is too long.
         """
         token_ids, arguments = self._arguments(prompt, options)
         if is_answer:
@@ -180,11 +153,7 @@ class LoadedModel:
 
 
 def discard(jobs: Sequence[Job]) -> None:
-    """End jobs that have not been started, so that a drafter does not wait for their text.
-
-    Args:
-        jobs: the jobs.
-    """
+    """End jobs that have not been started, so that a drafter does not wait for their text."""
     for job in jobs:
         job.end()
 

@@ -26,11 +26,6 @@ class Scheduler:
     """Reads prompts in chunks between the decoding steps of lanes; not thread-safe.
 
     Jobs of a lane start in the order in which they were submitted.
-
-    Args:
-        lanes: lanes of different kinds of requests.
-        on_step: function that is called with the seconds of each decoding step of a lane; None for
-            no function.
     """
 
     def __init__(
@@ -65,9 +60,6 @@ class Scheduler:
     def lane_of(self, job: Job) -> Lane:
         """Return the lane of a job.
 
-        Args:
-            job: job that need not have been submitted.
-
         Raises:
             PromptError: there is no lane for the way in which tokens are selected, the text may
                 become longer than a sequence of the lane, or there are too many continuations.
@@ -99,44 +91,22 @@ class Scheduler:
         return lane
 
     def claim(self, job: Job) -> None:
-        """Check a job that is about to be added; for any thread.
-
-        Args:
-            job: job, which can be claimed once.
-
-        Raises:
-            PromptError: as for `lane_of`, or the job was claimed before.
-        """
+        """Check a job that is about to be added; for any thread."""
         self.lane_of(job)
         job.claim()
 
     def add(self, job: Job) -> None:
-        """Add a job that was claimed, unless it was cancelled in the meantime.
-
-        Args:
-            job: job to start as soon as there are places.
-        """
+        """Add a job that was claimed, unless it was cancelled in the meantime."""
         if not job.is_ended:
             self._waiting.append(job)
 
     def submit(self, job: Job) -> None:
-        """Claim and add a job.
-
-        Args:
-            job: job to start as soon as there are places.
-
-        Raises:
-            PromptError: as for `claim`.
-        """
+        """Claim and add a job."""
         self.claim(job)
         self.add(job)
 
     def cancel(self, job: Job) -> None:
-        """End a job between two steps, and free its places.
-
-        Args:
-            job: job, which may have ended already.
-        """
+        """End a job between two steps, and free its places."""
         if job in self._waiting:
             self._waiting.remove(job)
         if self._reading is not None and self._reading.job is job:
@@ -146,11 +116,7 @@ class Scheduler:
         self._end(job)
 
     def turn(self) -> bool:
-        """Read a chunk of one prompt, or several short prompts, and decode a step of each lane.
-
-        Returns:
-            Whether there was anything to do.
-        """
+        """Read a chunk of one prompt, or several short prompts, and decode a step of each lane."""
         was_busy = self._read_prompts()
         for lane in self.lanes:
             if lane.live:
@@ -159,11 +125,7 @@ class Scheduler:
         return was_busy
 
     def close(self, error: JakiroError | None = None) -> None:
-        """End all jobs, and free the caches.
-
-        Args:
-            error: error to pass to the jobs; None if they are cancelled.
-        """
+        """End all jobs, and free the caches."""
         jobs = [*self._waiting, *self._running.values()]
         if self._reading is not None:
             jobs.append(self._reading.job)
@@ -260,7 +222,6 @@ def _no_memory(job: Job, error: Exception) -> ResourceError:
     """Return the error of a job whose prompt needs more memory than there is.
 
     Args:
-        job: the job.
         error: what was raised while the prompt was read; raised again if it is not about memory.
     """
     if not is_out_of_memory(error):

@@ -17,7 +17,6 @@ class CachedAttend(nn.Module):
 
     Args:
         attention: vLLM's attention, a function of queries, keys and values [tokens, heads * dim].
-        head_dim: size of one head.
     """
 
     def __init__(self, attention: nn.Module, head_dim: int) -> None:
@@ -51,7 +50,6 @@ class VerifiedAttend(nn.Module):
     in 16 bits.
 
     Args:
-        mix: attention to the values of the memory.
         share: attention of the same shape with a cache of its own.
     """
 
@@ -63,7 +61,6 @@ class VerifiedAttend(nn.Module):
         """Return the values that each query has mixed.
 
         Args:
-            queries: rotated queries [1, heads, tokens, dim].
             kv: keys and values of the memory of the same tokens [1, kv_heads, tokens, dim]; of a
                 drafted token, those of the last verified token.
             mask: True where the token is verified [1, 1, 1, tokens].

@@ -15,17 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_config(config: JakiroConfig, vllm_config: "VllmConfig") -> None:
-    """Raise an error unless vLLM serves the target of a drafter, in a way that drafters support.
-
-    Args:
-        config: config of the drafter.
-        vllm_config: config of vLLM.
-
-    Raises:
-        TargetMismatch: a size of the target differs.
-        TargetNotSupported: vLLM splits the target over several devices.
-        ConfigError: a setting of speculative decoding has another value than drafters need.
-    """
+    """Raise an error unless vLLM serves the target of a drafter, in a way that drafters support."""
     _check_speculation(vllm_config)
     record = config.target_record
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -73,16 +63,7 @@ def _json(value: object) -> str:
 
 
 def check_states(layers: Sequence[int], width: int, hidden: int) -> None:
-    """Raise an error unless vLLM's target supplies all hidden states that a drafter reads.
-
-    Args:
-        layers: indices of the hidden states that the drafter reads.
-        width: width of the hidden states side by side, as vLLM supplies them.
-        hidden: width of one hidden state.
-
-    Raises:
-        TargetNotSupported: there are fewer hidden states.
-    """
+    """Raise an error unless vLLM's target supplies all hidden states that a drafter reads."""
     if width != len(layers) * hidden:
         raise TargetNotSupported(
             "vLLM's implementation of the target does not supply all hidden states of the drafter",
@@ -94,27 +75,14 @@ def check_states(layers: Sequence[int], width: int, hidden: int) -> None:
 
 
 def check_draft_ids(draft_ids: Tensor | None, expected: str | None) -> None:
-    """Raise an error unless a drafter has the draft vocabulary that was exported.
-
-    Args:
-        draft_ids: loaded ids of the tokens that may be drafted; None if these are all.
-        expected: checksum of the ids, from the exported config.
-
-    Raises:
-        CheckpointError: the ids are others.
-    """
+    """Raise an error unless a drafter has the draft vocabulary that was exported."""
     got = None if draft_ids is None else fingerprint(draft_ids.tolist())
     if got != expected:
         raise wrong_weights(f"draft_ids with the checksum {expected}", got)
 
 
 def wrong_weights(expected: str, got: object) -> CheckpointError:
-    """Return the error for an export whose weights do not belong together.
-
-    Args:
-        expected: description of what was expected.
-        got: description of what was found.
-    """
+    """Return the error for an export whose weights do not belong together."""
     return CheckpointError(
         "the exported drafter is damaged",
         expected=expected,
@@ -124,14 +92,7 @@ def wrong_weights(expected: str, got: object) -> CheckpointError:
 
 
 def check_head(head: object) -> None:
-    """Raise an error if vLLM's target has no head that a drafter could share.
-
-    Args:
-        head: the shared head; None if there is none.
-
-    Raises:
-        TargetNotSupported: there is none.
-    """
+    """Raise an error if vLLM's target has no head that a drafter could share."""
     if head is None:
         raise TargetNotSupported(
             "vLLM's implementation of the target has no head that a drafter can share",

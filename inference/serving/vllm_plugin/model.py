@@ -48,14 +48,7 @@ from moa.trunk import Trunk, TrunkInputs
 
 
 class DraftNetwork(nn.Module):
-    """The modules of a drafter, under the names of its checkpoint, and the target's embeddings.
-
-    Args:
-        config: config of the drafter.
-        facts: facts about the target, from the exported config.
-        vllm_config: config of vLLM.
-        prefix: name of this module.
-    """
+    """The modules of a drafter, under the names of its checkpoint, and the target's embeddings."""
 
     def __init__(
         self, config: JakiroConfig, facts: dict[str, Any], vllm_config: VllmConfig, prefix: str
@@ -190,17 +183,7 @@ def _target_kv(hidden: int, facts: dict[str, Any]) -> TargetKV:
 
 
 class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts subclasses only
-    """A drafter that vLLM loads as an EAGLE-3 head.
-
-    Args:
-        vllm_config: config of vLLM.
-        prefix: name of this module.
-
-    Raises:
-        TargetMismatch: the drafter was made for another target.
-        TargetNotSupported: vLLM runs the target in parallel on several devices.
-        ConfigError: a setting of speculative decoding does not fit drafters of Jakiro.
-    """
+    """A drafter that vLLM loads as an EAGLE-3 head."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
@@ -226,13 +209,7 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
     def embed_input_ids(
         self, input_ids: Tensor, multimodal_embeddings: Any = None, is_multimodal: Any = None
     ) -> Tensor:
-        """Return the target's token embeddings.
-
-        Args:
-            input_ids: token ids.
-            multimodal_embeddings: has no effect; vLLM passes it to all drafters.
-            is_multimodal: has no effect either.
-        """
+        """Return the target's token embeddings."""
         return self.model.embed_tokens(input_ids)
 
     def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
@@ -240,9 +217,6 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
 
         Args:
             hidden_states: the hidden states in ascending order, side by side.
-
-        Raises:
-            TargetNotSupported: there are too few hidden states.
         """
         layers = self.config.eagle_aux_hidden_state_layer_ids
         check_states(layers, hidden_states.shape[-1], self.model.hidden)
@@ -259,10 +233,8 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
         """Return the input of `compute_logits`, and `hidden_states` of the next drafted token.
 
         Args:
-            input_ids: token ids.
             positions: positions of the tokens before these.
             hidden_states: output of `combine_hidden_states`, or of the step before.
-            inputs_embeds: embeddings of the tokens; None to look them up.
         """
         embeddings = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         features, log_weights, following = self.model(embeddings, positions, hidden_states)
@@ -273,9 +245,6 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
 
         Args:
             hidden_states: features and log-weights of the components, from `forward`.
-
-        Raises:
-            TargetNotSupported: the drafter uses the target's head, but vLLM's target has none.
         """
         check_head(self.lm_head)
         hidden = self.model.hidden
@@ -298,9 +267,6 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
         """Load exported weights and return the names of the parameters that were loaded.
 
         Embeddings are the target's, and so is the head unless the drafter has one.
-
-        Args:
-            weights: tensors by name.
 
         Raises:
             CheckpointError: a weight is missing, the drafter has no parameter of its name, or the
