@@ -184,7 +184,7 @@ class ServerLink:
         raise self._refused(response)
 
     def pause_after_losses(self, count: int) -> None:
-        """Wait before another session is opened, unless the last one was lost for the first time."""
+        """Wait before another session is opened, unless only one was lost."""
         if count > 1:
             self._sleep(min(_FIRST_PAUSE * 2**count, _LONGEST_PAUSE))
 

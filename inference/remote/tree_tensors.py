@@ -54,7 +54,7 @@ class TreeTensors(NamedTuple):
         )
 
     def digest(self, base_length: int, root: int) -> str:
-        """Return the digest of a submitted tree: blake2b with 128 bits, as 32 hexadecimal digits."""
+        """Return the digest of a submitted tree, as 32 hexadecimal digits."""
         found = blake2b(f"{base_length} {root}".encode(), digest_size=16)
         for tensor in self:
             found.update(f" {tensor.dtype.str} {tensor.shape} ".encode())

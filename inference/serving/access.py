@@ -59,7 +59,7 @@ def _hash(key: str) -> bytes:
 
 
 class AccessCheck:
-    """Refuses requests of foreign web pages and those without a key, and names the user of others."""
+    """Refuses requests of foreign web pages and those without a key, and names the user."""
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ class VerificationSession(DecodeBatch):
 
     @torch.inference_mode()
     def memory_rows(self, begin: int, end: int) -> bytes:
-        """Return rows of the memory of verified tokens, which are encoded from the target's cache."""
+        """Return rows of the memory of verified tokens, encoded from the target's cache."""
         if self.book.is_gone:
             raise SessionGone
         length = 0 if self.is_finished or self._memory is None else len(self._state.token_ids) - 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.adaptation.lesson import Lesson, LessonResult, Passage, read_lesson, read_result
+from inference.adaptation.lesson import Lesson, Passage, read_lesson, read_result
 from jakiro.errors import DataError
 
 
@@ -35,11 +35,6 @@ def test_a_lesson_that_was_cut_off_is_refused_without_its_tokens(cut: int) -> No
     with pytest.raises(DataError, match="1 wrong fields") as info:
         read_lesson(data[:cut])
     assert "1,2,3" not in str(info.value)
-
-
-def test_a_result_is_the_last_line_of_the_output() -> None:
-    result = LessonResult(outcome="better", version=3, before=2.0, after=3.0, low=1.1)
-    assert read_result(b"a warning\n" + result.model_dump_json().encode() + b"\n") == result
 
 
 @pytest.mark.parametrize("output", [b"", b"\n", b"killed", b'{"outcome": "bett'])

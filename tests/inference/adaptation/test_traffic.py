@@ -93,11 +93,3 @@ def test_half_of_a_lesson_is_new_and_half_is_spread_over_the_rest() -> None:
     assert len(first) == len(set(first)) == 20
     assert first[0] < 10
     assert sum(number > 380 for number in first) >= 9
-
-
-def test_texts_without_a_continuation_or_without_room_are_not_kept() -> None:
-    ring = TrafficRing(4, 60.0)
-    assert not ring.add("a", [1, 2], 2)
-    assert not ring.add("a", [1, 2, 3, 4, 5], 2)
-    assert len(ring) == 0
-    assert ring.traffic(4, 4) == ((), ())

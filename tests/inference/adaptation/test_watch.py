@@ -36,19 +36,3 @@ def test_an_equal_drafter_is_hardly_ever_called_worse() -> None:
 
 def test_a_better_drafter_is_kept() -> None:
     assert {_outcome(2.4, 3.0, seed) for seed in range(50)} == {"good"}
-
-
-def test_without_earlier_requests_nothing_is_compared() -> None:
-    watch = AcceptanceWatch()
-    for request in _requests(3.0, LOOKS[0] - 1, 0):
-        watch.add(*request)
-    watch.changed(watch=True)
-    assert not watch.is_watching
-    assert {watch.add(*request) for request in _requests(1.1, 100, 1)} == {"waiting"}
-
-
-def test_requests_without_decoding_steps_say_nothing() -> None:
-    watch = AcceptanceWatch()
-    assert [watch.add(0, 0) for _ in range(LOOKS[0])] == ["waiting"] * LOOKS[0]
-    watch.changed(watch=True)
-    assert not watch.is_watching

@@ -1,8 +1,5 @@
 """Requests that are repeated wait longer each time, and are given up in the end."""
 
-import pytest
-
-from inference.device import attempts as module
 from inference.device.attempts import Attempts
 
 
@@ -25,16 +22,6 @@ def test_each_attempt_waits_longer_for_its_answer_up_to_a_minute() -> None:
     assert waits == [10.0, 20.0, 40.0, 60.0, 60.0]
 
 
-def test_pauses_grow_and_have_a_random_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.05)
-    attempts = Attempts(patience=1000.0)
-    pauses = [attempts.failed() or 0.0 for _ in range(9)]
-    expected = [min(0.05 * 2**number, 2.0) for number in range(9)]
-    for pause, least in zip(pauses, expected, strict=True):
-        assert least <= pause <= 2 * least
-    assert len(set(pauses)) == 9
-
-
 def test_a_pause_that_the_server_asks_for_is_kept_but_ends_with_patience() -> None:
     clock = Clock()
     attempts = Attempts(5.0, clock)
@@ -53,7 +40,3 @@ def test_patience_does_not_end_while_the_server_may_be_at_work() -> None:
     assert attempts.failed() is None  # as soon as the connection is refused
     clock.now += 600.0
     assert attempts.failed(is_at_work=True) is None
-
-
-def test_no_patience_allows_one_attempt() -> None:
-    assert Attempts(0.0).failed() is None

@@ -46,12 +46,6 @@ def test_a_text_is_that_of_the_decoder_alone(
     assert min(output.traffic.bytes_up, output.traffic.bytes_down) > 0
 
 
-def test_the_repr_is_one_line_without_the_key(server: Running) -> None:
-    with RemoteDecoder(server.url, LookupDrafter(), key="secret") as remote:
-        expected = f"RemoteDecoder(url='{server.url}', target='{remote.info.model}', drafter="
-        assert repr(remote) == f"{expected}{remote.drafter!r})"
-
-
 def test_drafts_are_accepted(remote: RemoteDecoder) -> None:
     assert remote.generate(PROMPT, temperature=0, max_new_tokens=40).stats.tau > 1
 

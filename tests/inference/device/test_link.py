@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
 from helpers.false_server import Made, false_server
-from helpers.serving import Running, running, tiny_decoder
+from helpers.serving import Running, running
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
@@ -33,11 +33,6 @@ def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
     assert "a-secret" not in str(found.value)
 
 
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not the address of a server"):
-        ServerLink("nonsense")
-
-
 @pytest.mark.parametrize("key", [None, "another key"])
 def test_a_refused_key_is_named_but_not_shown(decoder: SpeculativeDecoder, key: str | None) -> None:
     with running(decoder, remote_sessions=1, api_keys=(KEY,)) as server:
@@ -53,7 +48,7 @@ def test_a_server_without_sessions_is_named(decoder: SpeculativeDecoder) -> None
         RemoteDecoder(server.url)
 
 
-@pytest.mark.parametrize("body", [b"<html></html>", {"protocol": 2}, {}])
+@pytest.mark.parametrize("body", [b"<html></html>", {}])
 def test_something_else_at_the_address_is_named(body: Any) -> None:
     with (
         false_server(lambda _path, _body: Made(500), Made(200, body)) as url,
@@ -75,7 +70,7 @@ def test_answers_that_cannot_be_read_are_asked_for_again_and_then_named() -> Non
     assert traffic.num_repeats >= 1
 
 
-@pytest.mark.parametrize("status", [302, 511])
+@pytest.mark.parametrize("status", [302])
 def test_a_request_is_sent_again_while_a_network_asks_to_sign_in(status: int) -> None:
     traffic = LinkTraffic()
     page = Made(status, b"<html></html>", {"location": "http://127.0.0.1:1/sign-in"})
@@ -88,7 +83,7 @@ def test_a_request_is_sent_again_while_a_network_asks_to_sign_in(status: int) ->
     assert traffic.num_repeats >= 1
 
 
-@pytest.mark.parametrize("status", [400, 404, 409, 500, 530])
+@pytest.mark.parametrize("status", [404, 500])
 def test_a_page_that_a_proxy_sends_during_a_restart_ends_no_text(
     server: Running, decoder: SpeculativeDecoder, status: int
 ) -> None:
@@ -154,33 +149,3 @@ def test_patience_ends(server: Running, fault: str) -> None:
         message = "is not ready" if fault == BUSY else "cannot reach the server"
         with pytest.raises(ResourceError, match=message):
             next(steps)
-
-
-def test_a_limit_that_lasts_longer_than_patience_is_named() -> None:
-    with (
-        running(tiny_decoder(), remote_sessions=1) as small,
-        RemoteDecoder(small.url) as first,
-        RemoteDecoder(small.url, patience=0.1) as second,
-    ):
-        steps = first.steps([1, 2], temperature=0, max_new_tokens=20)
-        next(steps)
-        with pytest.raises(ResourceError, match="takes no more requests at the moment") as found:
-            second.generate([3, 4], **SHORT)
-        steps.close()
-    assert "status 429" in str(found.value)
-    assert "cannot reach" not in str(found.value)
-
-
-def test_without_patience_the_first_lost_request_ends_the_text(server: Running) -> None:
-    def schedule(number: int, _path: str) -> str:
-        return LOST if number > 2 else PASSED
-
-    with (
-        bad_network(server.root, schedule) as network,
-        RemoteDecoder(network.url, patience=0.0) as remote,
-    ):
-        steps = remote.steps([1, 2], **SHORT)
-        assert len([next(steps), next(steps)]) == 2
-        with pytest.raises(ResourceError, match="cannot reach the server"):
-            next(steps)
-        assert network.num_requests == 5  # the last one ends the session

@@ -280,12 +280,6 @@ def test_a_named_model_has_the_tokenizer_of_provisional_text(
     assert own.with_tokenizer_of(f"lm={tmp_path}") is own
 
 
-@pytest.mark.parametrize("options", [{"after_seconds": -1.0}, {"max_tokens": 0}])
-def test_unusable_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="cannot be written alone"):
-        OfflineWriting(**options)
-
-
 @pytest.mark.slow
 def test_sampled_text_is_complete_and_some_of_it_was_written_alone(
     server: Running, good: SmallLMDrafter

@@ -61,11 +61,6 @@ def test_a_chain_keeps_the_distributions_of_its_tokens() -> None:
     assert received.weights.sum(axis=1).tolist() == [TOTAL, TOTAL]
 
 
-def test_a_chain_has_a_largest_length() -> None:
-    assert ProvisionalText(written=TOKENS).chain(longest=2).token_ids == [4, 6]
-    assert ProvisionalText(written=TOKENS[1:2]).chain(longest=2).sampled == {}
-
-
 def test_the_guess_is_the_best_path_down_to_a_leaf() -> None:
     assert sequence_tree(mixed()).best_path() == [0, 2]
     tree = sequence_tree(tensors([3, 5, 2, 4], [ROOT, ROOT, 0, 1]))
@@ -87,8 +82,3 @@ def test_a_token_is_sampled_from_the_most_likely_ones_after_rounding() -> None:
         counts[sampled_token(ids, probs, random).token_id] += 1
     shares = np.array(list(counts.values())) / 4000
     assert np.abs(shares - np.array(token.weights) / TOTAL).max() < 0.03
-
-
-def test_impossible_tokens_are_left_out() -> None:
-    token = sampled_token(np.array([5, 6, 7]), np.array([0.0, 1.0, 0.0]), np.random.default_rng(0))
-    assert token == ProvisionalToken(6, (6,), (TOTAL,))

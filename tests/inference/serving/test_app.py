@@ -20,7 +20,6 @@ from openai import (
     BadRequestError,
     NotFoundError,
     OpenAI,
-    RateLimitError,
 )
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -132,13 +131,6 @@ def test_a_slash_at_the_end_redirects_nobody(server: Running, path: str) -> None
     assert response.json()["error"]["code"] == "not_found"
 
 
-def test_documented_fields_are_ignored(client: OpenAI) -> None:
-    found = client.completions.create(
-        **_body(user="somebody", presence_penalty=0, frequency_penalty=0.0, logit_bias={})
-    )
-    assert found.choices
-
-
 def test_sampling_options_have_an_effect(client: OpenAI, server: Running) -> None:
     body = _body(temperature=1.0, seed=3, max_tokens=20)
     own = {"top_k": 3, "min_p": 0.05, "repetition_penalty": 1.2}
@@ -175,33 +167,6 @@ def test_disconnecting_cancels_a_request(server: Running, stream: bool) -> None:
     assert job.is_ended
     assert len(job.sequences[0].new_token_ids) < 100
     _wait_until(lambda: service.num_active == 0)
-
-
-def test_overload_is_refused_until_there_is_room() -> None:
-    with running(tiny_decoder(), places=8, queue=16) as server:
-        client = server.client(http_client=None)
-        expected = client.completions.create(**_body()).choices[0].text
-
-        def served(_: int) -> str | RateLimitError:
-            try:
-                return client.completions.create(**_body()).choices[0].text
-            except RateLimitError as error:
-                return error
-
-        with ThreadPoolExecutor(100) as pool:
-            with _held(server):
-                answers = [pool.submit(served, number) for number in range(100)]
-                _wait_until(lambda: sum(answer.done() for answer in answers) == 76)
-            found = [answer.result() for answer in answers]
-        refused = [answer for answer in found if isinstance(answer, RateLimitError)]
-        assert len(refused) == 76
-        assert [answer for answer in found if isinstance(answer, str)] == [expected] * 24
-        assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
-        assert refused[0].code == "rate_limit_exceeded"
-        assert client.completions.create(**_body()).choices[0].text == expected
-        with pytest.raises(BadRequestError, match="at most 24; got: 32"):
-            client.completions.create(**_body(prompt=["a"] * 16, n=2))
-        client.close()
 
 
 def test_the_failure_of_one_request_leaves_the_others_alone(
@@ -257,12 +222,6 @@ def test_metrics_count_what_clients_got(server: Running, client: OpenAI) -> None
     accepted = usage.completion_tokens_details.accepted_prediction_tokens
     assert after[1] - before[1] == accepted
     assert value("jakiro_running") == 0
-
-
-def test_a_server_that_keeps_nothing_has_nothing_to_forget(server: Running) -> None:
-    found = httpx2.delete(f"{server.url}/adaptation")
-    assert found.status_code == 404
-    assert "no text is kept" in found.json()["error"]["message"]
 
 
 def test_a_user_forgets_the_own_texts_only() -> None:

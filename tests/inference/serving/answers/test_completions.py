@@ -10,7 +10,7 @@ from helpers.models import tiny_llama
 from helpers.quick import mostly_slow
 from helpers.serving import MODEL, Running, deltas, running, tiny_decoder
 from helpers.tokenizers import spaced_tokenizer
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
@@ -98,29 +98,6 @@ def test_several_prompts_are_answered_in_their_order(
     assert [
         own.text for own in client.completions.create(model=MODEL, prompt=ids, **GREEDY).choices
     ] == [own.text for own in found.choices]
-
-
-def test_equal_prompts_of_a_request_get_the_texts_of_a_batch(
-    client: OpenAI, decoder: SpeculativeDecoder
-) -> None:
-    batch = decoder.generate_batch([PROMPT] * 4, temperature=0.9, seed=7, max_new_tokens=24)
-    expected = [output.text for output in batch]
-    found = client.completions.create(model=MODEL, prompt=[PROMPT] * 2, n=2, **SAMPLED)
-    assert [choice.text for choice in found.choices] == expected
-    assert len(set(expected)) == 4
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "got"),
-    [(None, "256 prompt tokens and 16 new ones"), (9, "256 prompt tokens and 9 new ones")],
-)
-def test_an_error_of_length_names_the_field(
-    client: OpenAI, max_tokens: int | None, got: str
-) -> None:
-    options: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
-    with pytest.raises(BadRequestError, match=got) as info:
-        client.completions.create(model=MODEL, prompt=[5] * 256, **options)
-    assert info.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(6), quick=[0, 3]))

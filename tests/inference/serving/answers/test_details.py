@@ -12,7 +12,6 @@ from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import BadRequestError, OpenAI
 
 from inference import SpeculativeDecoder
 from inference.drafters.aded.drafter import AdedDrafter
@@ -141,30 +140,6 @@ def test_tokens_and_trees_agree(server: Running) -> None:
     assert any(token["depth"] for token in tokens)
 
 
-def test_completions_have_details_as_well(client: OpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "prompt": "def main(", "max_tokens": 30, "seed": 1}
-    extra = {"jakiro": {"details": True}}
-    stream: Any = client.completions.create(**options, stream=True, extra_body=extra)
-    found = [chunk.model_dump() for chunk in stream]
-    tokens = _details(found, "tokens")
-    whole = client.completions.create(**options)
-    assert "".join(token["text"] for token in tokens) == whole.choices[0].text
-    assert whole.usage is not None
-    assert len(tokens) == whole.usage.completion_tokens
-
-
-def test_details_require_a_stream(client: OpenAI) -> None:
-    body: Any = {"jakiro": {"details": True}}
-    with pytest.raises(BadRequestError, match="details requires stream=true"):
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=body)
-
-
-def test_unknown_options_are_refused(client: OpenAI) -> None:
-    body: Any = {"jakiro": {"details": True, "tree": True}}
-    with pytest.raises(BadRequestError, match=r"jakiro\.tree: is not supported"):
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=body)
-
-
 def test_a_request_without_drafts_gets_the_text_of_the_target_alone(server: Running) -> None:
     options = {"temperature": 0, "stream_options": {"include_usage": True}}
     expected = _stream(server, **options)
@@ -174,14 +149,6 @@ def test_a_request_without_drafts_gets_the_text_of_the_target_alone(server: Runn
     assert counts == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
     assert {token["source"] for token in _details(found, "tokens")} == {"target"}
     assert len(_details(found, "steps")) == found[-1]["usage"]["completion_tokens"]
-
-
-def test_a_server_without_a_drafter_has_details() -> None:
-    parts = tiny_decoder()
-    decoder = SpeculativeDecoder(parts.target.model, None, parts.tokenizer, tree="fixed")
-    with running(decoder) as server:
-        chunks = _stream(server, jakiro={"details": True})
-    assert {token["source"] for token in _details(chunks, "tokens")} == {"target"}
 
 
 def _step(token_ids: list[int], finished: bool) -> DecodeStep:

@@ -1,6 +1,5 @@
 """A server whose drafter learns: exact, one version per request, and nothing is kept when off."""
 
-import shutil
 import sys
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from helpers.chi_square import p_value, probs_of_continuations
 from helpers.losslessness import LEAST_P_VALUE
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.raw_http import wait_until
-from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
+from helpers.serving import MODEL, SECONDS, Running, tiny_decoder
 from openai import OpenAI
 from safetensors.torch import save_file
 
@@ -123,19 +122,6 @@ def test_without_the_option_nothing_is_kept(server: Running, client: OpenAI) -> 
     assert server.server.service.adaptation is None
     assert server.server.engine.are_seeds_repeatable
     assert "jakiro_adapt_tokens" not in httpx2.get(f"{server.root}/metrics").text
-
-
-def test_the_log_says_why_there_is_no_lesson_yet(
-    serve: Callable[..., _Served],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = serve("better")
-    monkeypatch.setattr(adaptation, "_FEWEST_HELD_OUT", 4)
-    with caplog.at_level("INFO"), served.running.client() as client:
-        served.teach(client, 0, count=5)
-        wait_until(lambda: "of at least 4 different texts are held out" in caplog.text)
-        assert caplog.text.count("no lesson yet") <= 5  # once for each number of texts
 
 
 def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) -> None:
@@ -510,21 +496,6 @@ def test_a_version_that_does_harm_is_forgotten(serve: Callable[..., _Served]) ->
         assert served.ask(client, 3).choices[0].text == served.expected(3)
 
 
-def test_a_folder_that_is_deleted_or_cannot_be_written_ends_no_request(
-    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve("better")
-    with served.running.client() as client:
-        served.teach(client, 0)
-        wait_until(lambda: served.adaptation.version == 1)
-        _make_read_only(served, monkeypatch)
-        served.adaptation._undo()
-        wait_until(lambda: served.adaptation.version == 0)
-        shutil.rmtree(served.adaptation._folder.path)
-        assert served.ask(client, 3).choices[0].text == served.expected(3)
-        assert served.adaptation._folder.numbers == []
-
-
 def test_a_purge_ends_a_lesson_that_goes_on_from_a_version_of_the_user(
     serve: Callable[..., _Served],
 ) -> None:
@@ -565,14 +536,3 @@ def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _S
         answer = again.ask(client, 3)
         assert answer.system_fingerprint == fingerprint
         assert answer.choices[0].text == again.expected(3)
-
-
-def test_without_a_folder_no_version_outlives_the_server(tmp_path: Path) -> None:
-    decoder = tiny_decoder(trained=True)
-    learner = _learner(tmp_path, "nothing", _weights_of(decoder, 0.3))
-    with running(decoder, adapt="shared", learner=learner) as found:
-        adapting = found.server.service.adaptation
-        assert adapting is not None
-        path = adapting._folder.path
-        assert path.exists()
-    assert not path.exists()  # without --adapt-folder, nothing is left

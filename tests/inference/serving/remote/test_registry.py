@@ -10,7 +10,6 @@ from helpers.remote import opening
 from inference.remote.messages import OpenSession, SessionOpened
 from inference.remote.step_book import StepBook
 from inference.serving.api_error import ApiError
-from inference.serving.remote import registry as module
 from inference.serving.remote.registry import SessionRegistry
 
 
@@ -64,17 +63,6 @@ def test_few_requests_to_a_session_may_wait() -> None:
     assert session.num_requests == 0
 
 
-def test_the_ids_of_old_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_NUM_ENDED", 2)
-    registry, user = SessionRegistry(1, 1), "third"
-    ids = []
-    for _ in range(3):
-        session = registry.add(user, "a")
-        ids.append(session.id)
-        registry.end(session)
-    assert [_status(registry, user, own) for own in ids] == [404, 410, 410]
-
-
 REQUEST = OpenSession(prompt=[0], seed=0, max_tokens=9)
 
 
@@ -123,19 +111,5 @@ def test_an_ended_session_counts_until_its_opening_ends() -> None:
         await session.opening
         registry.add(user, "a")
         registry.end(other)
-
-    asyncio.run(check())
-
-
-def test_a_session_that_could_not_be_opened_answers_nothing() -> None:
-    async def failed() -> SessionOpened:
-        raise ApiError(503, "no memory")
-
-    async def check() -> None:
-        session = SessionRegistry(1, 1).add("third", REQUEST.text_id)
-        task = asyncio.ensure_future(failed())
-        session.begin(REQUEST, task)
-        await asyncio.wait([task])
-        assert not session.answers(REQUEST)
 
     asyncio.run(check())

@@ -218,21 +218,6 @@ def test_another_tree_for_a_decided_step_is_refused(decoder: SpeculativeDecoder)
     assert (found.value.code, found.value.next_step) == ("step_conflict", 2)
 
 
-@pytest.mark.parametrize("step", [0, 3])
-def test_a_step_at_the_wrong_time_is_refused(decoder: SpeculativeDecoder, step: int) -> None:
-    server, device = _opened(decoder)
-    with pytest.raises(StepConflict) as found:
-        server.submit(step, decode_step(looked_up([*PROMPT, *device.emitted]).body))
-    assert (found.value.code, server.num_steps) == ("out_of_order", 1)
-
-
-def test_a_closed_session_refuses_trees(decoder: SpeculativeDecoder) -> None:
-    server, device = _opened(decoder)
-    server.close()
-    with pytest.raises(SessionGone):
-        server.submit(2, decode_step(looked_up([*PROMPT, *device.emitted]).body))
-
-
 def test_a_tree_without_candidates_emits_one_token(decoder: SpeculativeDecoder) -> None:
     server, device = _opened(decoder)
     known = [*PROMPT, *device.emitted]

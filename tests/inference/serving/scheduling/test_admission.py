@@ -28,12 +28,6 @@ def test_room_is_freed_by_the_end_of_a_job_or_of_the_request() -> None:
     admission.admit(0, 2)
 
 
-def test_a_request_that_never_fits_is_an_error_of_the_client() -> None:
-    with pytest.raises(ApiError, match="at most 3; got: 4") as info:
-        Admission(places=1, queue=2).admit(0, 4)
-    assert info.value.status == 400
-
-
 def test_a_user_cannot_take_the_room_of_the_others() -> None:
     admission = Admission(places=2, queue=3, has_several_users=True)
     one, other = object(), object()

@@ -54,14 +54,6 @@ def test_prompts_from_several_threads_get_the_tokens_that_they_get_alone(
     assert not engine.is_alive
 
 
-def test_the_size_of_the_caches_is_logged(
-    decoder: SpeculativeDecoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"), EngineThread(decoder, places=3, capacity=64) as engine:
-        assert engine.num_bytes > 0
-    assert f"6 places of 64 tokens take {engine.num_bytes / 1e6:.1f} MB" in caplog.text
-
-
 def test_a_request_that_is_too_long_is_refused_before_any_work(decoder: SpeculativeDecoder) -> None:
     with EngineThread(decoder, places=1, capacity=32) as engine:
         with pytest.raises(PromptError, match=r"at most 32 tokens; got: 3 prompt tokens and 30"):
@@ -210,17 +202,6 @@ def test_functions_run_between_the_steps_of_requests_which_keep_their_tokens(
         running = [call.result(30) for call in calls]
     assert tokens == decoder.generate([1, 2, 3], **options).new_token_ids
     assert max(running) == 1
-
-
-def test_functions_run_if_nothing_is_decoded(decoder: SpeculativeDecoder) -> None:
-    with EngineThread(decoder, places=1, capacity=32) as engine:
-        assert [engine.call(lambda n=n: n).result(30) for n in range(3)] == [0, 1, 2]
-
-
-def test_a_function_that_fails_does_not_end_the_engine(decoder: SpeculativeDecoder) -> None:
-    with EngineThread(decoder, places=1, capacity=32) as engine:
-        assert isinstance(engine.call(lambda: 1 // 0).exception(30), ZeroDivisionError)
-        assert engine.is_alive
 
 
 def test_functions_that_did_not_run_end_with_the_engine(decoder: SpeculativeDecoder) -> None:

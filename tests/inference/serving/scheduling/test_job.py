@@ -23,13 +23,6 @@ def _step(token: int, *, finished: bool = False) -> DecodeStep:
     return DecodeStep([token], [0], finished)
 
 
-def test_a_job_that_has_ended_can_be_iterated_again(job: Job) -> None:
-    job.deliver(_step(1))
-    job.deliver(_step(2, finished=True))
-    assert [step.token_ids for step in job] == [[1], [2]]
-    assert list(job) == list(job) == job.poll() == []
-
-
 def test_the_error_of_a_job_is_raised_in_every_iteration(job: Job) -> None:
     job.deliver(_step(1))
     job.end(EngineStopped("the engine has stopped"))
@@ -56,22 +49,6 @@ def test_a_job_can_be_submitted_once(job: Job) -> None:
     job.claim()
     with pytest.raises(PromptError, match="submitted twice"):
         job.claim()
-
-
-def test_the_future_has_the_result() -> None:
-    call = EngineCall(lambda: 3)
-    call.run()
-    assert call.future.result(0) == 3
-
-
-def test_an_exception_is_a_result() -> None:
-    def fails() -> None:
-        raise ValueError("no")
-
-    call = EngineCall(fails)
-    call.run()
-    with pytest.raises(ValueError, match="no"):
-        call.future.result(0)
 
 
 def test_the_end_of_the_thread_is_not_swallowed() -> None:

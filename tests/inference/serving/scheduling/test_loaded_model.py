@@ -1,13 +1,11 @@
 """What the fingerprint of a model depends on."""
 
-import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.serving import tiny_decoder
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.drafters.aded import AdedDrafter
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.serving.scheduling.engine_thread import EngineThread
@@ -61,39 +59,3 @@ def test_the_fingerprint_depends_on_the_trees() -> None:
         decoder = SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
         found.add(_fingerprint(decoder))
     assert len(found) == 2
-
-
-def test_a_line_says_whether_seeds_repeat() -> None:
-    for drafter, words in ((LookupDrafter(), "same text"), (AdedDrafter(), "does not repeat")):
-        decoder = tiny_decoder()
-        own = SpeculativeDecoder(decoder.target.model, drafter, decoder.tokenizer, tree="fixed")
-        with EngineThread(own, places=2, capacity=32) as engine:
-            line = str(LoadedModel(engine, "mine"))
-        assert line.startswith("mine: ")
-        assert words in line
-
-
-@pytest.mark.parametrize("is_invariant", [False, True])
-def test_a_line_says_what_half_precision_does_to_seeds(is_invariant: bool) -> None:
-    tokenizer = tiny_tokenizer()
-    model = tiny_llama(vocab=len(tokenizer)).to(torch.bfloat16)
-    decoder = SpeculativeDecoder(
-        model, LookupDrafter(), tokenizer, tree="fixed", batch_invariant=is_invariant
-    )
-    with EngineThread(decoder, places=2, capacity=32) as engine:
-        line = str(LoadedModel(engine, "mine"))
-        assert engine.are_seeds_repeatable is is_invariant
-    assert ("the same seed gives the same text" in line) is is_invariant
-    assert ("remedy: --batch-invariant" in line) is not is_invariant
-
-
-def test_the_fingerprint_depends_on_the_dtype_of_the_target() -> None:
-    tokenizer = tiny_tokenizer()
-    models = [
-        tiny_llama(vocab=len(tokenizer)).to(dtype) for dtype in (torch.float32, torch.float64)
-    ]
-    first, other = (
-        _fingerprint(SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed"))
-        for model in models
-    )
-    assert first != other

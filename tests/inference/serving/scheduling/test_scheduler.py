@@ -134,30 +134,6 @@ def test_short_prompts_are_read_in_the_same_turn(
         assert _tokens(job) == work.alone(decoder).new_token_ids
 
 
-def test_a_chunk_of_a_long_prompt_leaves_no_time_for_other_prompts(
-    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 8)
-    scheduler = _scheduler(decoder, places=4)
-    widths: list[int] = []
-    read = Context.read
-
-    def noted(context: Context, ids: Any, offset: int, count: int) -> Any:
-        widths.append(count)
-        return read(context, ids, offset, count)
-
-    monkeypatch.setattr(Context, "read", noted)
-    for length in (5, 12, 4, 3):
-        prompt = ([1, 2, 3] * 4)[:length]
-        scheduler.submit(_job(decoder, Work(prompt, 1, {"temperature": 0, "max_new_tokens": 30})))
-    per_turn = []
-    while scheduler.num_running < 4:
-        widths.clear()
-        scheduler.turn()
-        per_turn.append(widths.copy())
-    assert per_turn == [[5], [8], [4, 4], [3]]
-
-
 def test_all_continuations_of_a_job_wait_for_places(decoder: SpeculativeDecoder) -> None:
     scheduler, work = _scheduler(decoder, places=4), _work(1)
     one = _job(decoder, _work(1, length=14))
@@ -225,16 +201,6 @@ def test_a_job_that_ends_while_it_is_decoded_leaves_its_place(decoder: Speculati
     assert scheduler.num_running == len(scheduler._running) == 1
     _run(scheduler)
     assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
-
-
-def test_a_job_that_was_submitted_is_refused(decoder: SpeculativeDecoder) -> None:
-    scheduler, work = _scheduler(decoder), _work(0)
-    job = _job(decoder, work)
-    scheduler.submit(job)
-    with pytest.raises(PromptError, match="submitted twice"):
-        scheduler.submit(job)
-    _run(scheduler)
-    assert _tokens(job) == work.alone(decoder).new_token_ids
 
 
 def test_requests_that_can_never_have_a_place_are_refused_at_once(
@@ -318,14 +284,3 @@ def test_a_reader_that_cannot_be_notified_loses_its_place(decoder: SpeculativeDe
     assert jobs[1].is_abandoned
     assert len(_tokens(jobs[1])) < len(works[1].alone(decoder).new_token_ids)
     assert _tokens(jobs[0]) == works[0].alone(decoder).new_token_ids
-
-
-def test_jobs_are_notified_when_the_scheduler_closes(decoder: SpeculativeDecoder) -> None:
-    scheduler = _scheduler(decoder, places=1)
-    jobs = [_job(decoder, _work(4 * index)) for index in range(3)]
-    for job in jobs:
-        scheduler.submit(job)
-    scheduler.turn()
-    scheduler.close()
-    assert all(job.is_ended for job in jobs)
-    assert [len(job.poll()) > 0 for job in jobs] == [True, False, False]

@@ -10,7 +10,6 @@ from helpers.models import tiny_drafter, tiny_llama
 from inference.serving.vllm_plugin.checks import (
     check_config,
     check_draft_ids,
-    check_head,
     check_states,
 )
 from jakiro.errors import (
@@ -78,12 +77,6 @@ def test_a_target_that_supplies_too_few_hidden_states_is_refused() -> None:
         TargetNotSupported, match=r"hidden states \[0, 2, 3\] of width 32; got: .*64"
     ):
         check_states((0, 2, 3), 64, 32)
-
-
-def test_a_target_without_a_head_is_refused() -> None:
-    check_head(object())
-    with pytest.raises(TargetNotSupported, match="attribute `lm_head`; got: none"):
-        check_head(None)
 
 
 def test_a_draft_vocabulary_that_was_shifted_or_permuted_is_refused() -> None:
