@@ -295,7 +295,7 @@ def test_what_is_left_after_a_verdict_is_continued_and_not_written_again(
         first = 2 if kind == "memory" else 1  # the memory of the prompt arrives at once
         return LOST if kind in ("1", "memory") and first <= asked[kind] < first + 9 else PASSED
 
-    offline = OfflineWriting(after_seconds=0.02, max_tokens=5)
+    offline = OfflineWriting(after_seconds=0.2, max_tokens=5)
     with (
         running(moa, remote_sessions=2) as server,
         bad_network(server.root, schedule) as network,
