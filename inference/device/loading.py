@@ -63,7 +63,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
 
 
 def exported_folder(name: str) -> Path | None:
-    """Return the folder of a drafter's name if `jakiro export --to device` has written it, or None."""
+    """Return the folder of a name if `jakiro export --to device` has written it, or None."""
     folder = _folder(name)
     return folder if (folder / DESCRIPTION_FILE).is_file() else None
 
