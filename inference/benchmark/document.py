@@ -158,9 +158,9 @@ class MethodFigures(Settings):
         peak_memory_bytes: peak memory of the process (on an accelerator, of the device) while this
             method ran, including all loaded models; None if it cannot be measured. On a CPU, this
             is an upper bound, because memory that other methods have freed may still be included.
-        repeated_4gram_share: share of 4-grams that already occurred earlier in the same text;
-            repetitive text is easy to draft.
     """
+
+    model_config = ConfigDict(extra="ignore")  # older documents have more figures
 
     name: str
     kind: str
@@ -168,7 +168,6 @@ class MethodFigures(Settings):
     tau: float
     tau_low: float
     tau_high: float
-    tau_macro: float
     tokens: int
     target_forwards: int
     tokens_per_second: float
@@ -185,7 +184,6 @@ class MethodFigures(Settings):
     time_to_first_token: Quantiles
     inter_token: Quantiles
     peak_memory_bytes: int | None
-    repeated_4gram_share: float
     tree: TreeShape | None = None
     parameters: int | None = None
     notes: tuple[str, ...] = ()

@@ -5,11 +5,8 @@ is a single prompt.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from inference.benchmark.document import (
     CategoryFigures,
@@ -30,17 +27,6 @@ from inference.benchmark.stats import (
     sums_by_unit,
 )
 from inference.engine.stats import DecodeStats
-
-
-def repeated_ngram_share(texts: Iterable[Sequence[int]], *, size: int = 4) -> float:
-    """Return the share of n-grams, from 0 to 1, that already occurred earlier in the same text."""
-    num_ngrams = num_repeated = 0
-    for text in texts:
-        ngrams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
-        num_ngrams += len(ngrams)
-        num_repeated += len(ngrams) - len(set(ngrams))
-    return num_repeated / num_ngrams if num_ngrams else 0.0
-
 
 # Hash of a prompt -> greedy tokens of the target itself, for each chat turn.
 Reference = Mapping[str, list[list[int]]]
@@ -68,7 +54,6 @@ def figures_of(
         tau=tau.value,
         tau_low=tau.low,
         tau_high=tau.high,
-        tau_macro=_tau_macro(samples),
         tokens=stats.emitted,
         target_forwards=stats.target_forwards,
         tokens_per_second=measured.tokens_per_second,
@@ -84,7 +69,6 @@ def figures_of(
         time_to_first_token=_quantiles([sample.seconds_to_first_token for sample in samples]),
         inter_token=_quantiles(_gaps(samples)),
         peak_memory_bytes=measured.peak_memory,
-        repeated_4gram_share=repeated_ngram_share(_texts(samples)),
         tree=method.tree(measured.temperature),
         parameters=method.parameters,
         notes=tuple(note for note in (method.note, *notes, str(method.compute)) if note),
@@ -98,14 +82,6 @@ def _tau(samples: Sequence[Sample]) -> Interval:
         samples, lambda sample: sample.stats.decoded, lambda sample: sample.stats.target_forwards
     )
     return interval_of(DecodeStats.pooled(sample.stats for sample in samples).tau, resampled)
-
-
-def _tau_macro(samples: Sequence[Sample]) -> float:
-    """Return the mean of tau over prompts."""
-    by_prompt: dict[str, list[DecodeStats]] = {}
-    for sample in samples:
-        by_prompt.setdefault(sample.prompt.fingerprint, []).append(sample.stats)
-    return float(np.mean([DecodeStats.pooled(several).tau for several in by_prompt.values()]))
 
 
 def _speedup(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Interval:
@@ -177,10 +153,6 @@ def _gaps(samples: Sequence[Sample]) -> list[float]:
 
 def _quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles.of(values) if values else Quantiles(p50=0.0, p95=0.0)
-
-
-def _texts(samples: Sequence[Sample]) -> list[list[int]]:
-    return list(chain.from_iterable(sample.token_ids for sample in samples))
 
 
 def _categories(

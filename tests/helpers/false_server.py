@@ -22,15 +22,8 @@ class Made(NamedTuple):
 Answer = Callable[[str, dict[str, Any]], Made]
 
 
-def events(*parts: Any, done: bool = True) -> Made:
-    """Return a stream of events."""
-    texts = [f"data: {json.dumps(part)}\n\n" for part in parts]
-    content = "".join(texts) + ("data: [DONE]\n\n" if done else "")
-    return Made(200, content.encode(), {"content-type": "text/event-stream"})
-
-
 def completion(text: str, finish_reason: str | None = "stop", **fields: Any) -> dict[str, Any]:
-    """Return the body of a completion, or an event of its stream."""
+    """Return the body of a completion."""
     return {"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}], **fields}
 
 

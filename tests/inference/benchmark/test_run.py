@@ -66,7 +66,6 @@ def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> Com
         f"transformers-assisted={folder / 'small'}",
         "autoregressive",
         f"drafter={folder / 'drafter'},candidates=6",
-        f"drafter={folder / 'drafter'},tree=auto,name=auto",
         repeats=2,
     )
 
@@ -88,7 +87,7 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
     document = everything
     assert document.baseline == "transformers"
     assert document.prompts == len(RECORDS)
-    assert len(document.methods) == 6 * 2
+    assert len(document.methods) == 5 * 2
     for method in document.methods:
         assert method.identical_to_target is (None if method.temperature else True)
         assert {sample.prompt for sample in method.samples} == {
