@@ -1,6 +1,8 @@
 """The command `jakiro bench`."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +13,6 @@ from inference.benchmark.method_names import parse_methods
 from inference.benchmark.settings import ComparisonSettings
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
-from jakiro.cli.interruption import terminated_like_interrupted
 from jakiro.cli.output import STANDARD_OUTPUT, say, writer
 from jakiro.errors import EXIT_CODE_INTERRUPTED
 from jakiro.utils.extras import require_extra
@@ -101,9 +102,19 @@ def bench(
     store_page = None if report is None else writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
-    with terminated_like_interrupted():
+    with _terminated_like_interrupted():
         document = _measured(settings, target, load)
         _finish(document, store_json, store_page, to_stderr=to_stderr)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, after which the finished measurements are shown and stored."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _replay(

@@ -61,7 +61,8 @@ def read_layered_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str,
     """
     path = config_path(path)
     if path.resolve() in extending:
-        raise ConfigError(f"{path} extends itself", got=" -> ".join(map(str, extending)))
+        chain = " -> ".join(map(str, (*extending, path.resolve())))
+        raise ConfigError(f"{path} extends itself", got=chain)
     layer = _read_mapping(path, extending)
     base = layer.pop(_BASE_KEY, None)
     if base is None:

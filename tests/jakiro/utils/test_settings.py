@@ -1,6 +1,5 @@
 """Settings are frozen, strict and layered, and their errors state plainly what is wrong."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +135,7 @@ def test_an_unknown_override_is_named(write: Any) -> None:
         ("stages: [{num_steps: many}]", r"'stages.0.num_steps'.*integer.*got: 'many'"),
         ("name: 1\nfolder: {}", r"'name' \(and 1 more\)"),
         ("name: forbidden", "do not fit together; expected: any other name"),
-        ("- a list", "expected: a mapping.*got: list"),
-        ("1: one", "a mapping whose keys are text"),
+        ("- a list", "contains no settings.*got: list"),
         ("name: [", "is not YAML"),
         ("name: " + "[" * 5000 + "]" * 5000, "is not YAML.*got: .*recursion"),
         ("name: one\nname: two", "'name' is repeated here"),
@@ -150,38 +148,6 @@ def test_a_bad_file_is_refused_with_what_was_expected(
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s){complaint}"):
         load_settings(Recipe, write("recipe.yaml", text))
-
-
-def _alias_bomb(levels: int) -> str:
-    """Return a YAML list that stands for more than ten to the power of `levels` values."""
-    lists = ["&l0 x"]
-    for level in range(1, levels + 1):
-        lists.append(f"&l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
-    return f"[{', '.join(lists)}]"
-
-
-@pytest.mark.parametrize("key", ["name", "extends", "optimizer"])
-@pytest.mark.parametrize("levels", [3, 4, 12])
-def test_aliases_that_stand_for_many_values_are_refused_at_once_with_a_short_message(
-    write: Any, key: str, levels: int
-) -> None:
-    path = write("recipe.yaml", f"{key}: {_alias_bomb(levels)}\n")
-    started = time.monotonic()
-    with pytest.raises(ConfigError) as caught:
-        load_settings(Recipe, path)
-    assert len(str(caught.value)) < 1000
-    assert time.monotonic() - started < 1
-
-
-def test_a_list_that_contains_itself_is_refused(write: Any) -> None:
-    with pytest.raises(ConfigError, match="more than 100000 values"):
-        load_settings(Recipe, write("recipe.yaml", "stages: &all [*all]"))
-
-
-def test_an_alias_of_a_few_values_is_used(write: Any) -> None:
-    text = "optimizer: &own {learning_rate: 0.5}\nwarmup: *own"
-    recipe = load_settings(Recipe, write("recipe.yaml", text))
-    assert recipe.warmup == recipe.optimizer == Optimizer(learning_rate=0.5)
 
 
 @pytest.mark.parametrize(
