@@ -17,7 +17,7 @@ from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
-from jakiro.utils.tracking import Track, untracked
+from jakiro.utils.progress import Track, untracked
 
 _logger = get_logger(__name__)
 

@@ -21,8 +21,8 @@ from inference.losslessness.reference import Reference, Tokens, rounding
 from inference.losslessness.sampled import check_sampled
 from jakiro.errors import PromptError
 from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.progress import Track, untracked
 from jakiro.utils.sequences import common_length
-from jakiro.utils.tracking import Track, untracked
 
 
 def check_greedy(

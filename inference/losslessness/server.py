@@ -35,7 +35,7 @@ from jakiro.errors import PromptError, ResourceError
 from jakiro.target.checks import CausalLM
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
-from jakiro.utils.tracking import Track, untracked
+from jakiro.utils.progress import Track, untracked
 from jakiro.utils.wording import counted
 
 _SAMPLE_LENGTH = 6  # number of tokens of a sampled text; longer texts rarely have a cell

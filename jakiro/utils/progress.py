@@ -21,8 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from jakiro.utils.tracking import Track
-
+# Function that receives the name and the number of steps of a part of the work (None if it is
+# unknown), and returns a function that is called after each step.
+Track = Callable[[str, int | None], Callable[[], None]]
 INTERVAL = 30.0  # seconds between two lines about the same task in a log file
 
 
@@ -145,6 +146,11 @@ class ProgressDisplay(Progress):
             if now >= self._due.get(task_id, inf):
                 self._due[task_id] = now + INTERVAL
                 self.console.print(line_of(self._tasks[task_id]), highlight=False, soft_wrap=True)
+
+
+def untracked(description: str, total: int | None) -> Callable[[], None]:
+    """Return a function that does nothing; a `Track` for work whose progress is not shown."""
+    return lambda: None
 
 
 def tracked(progress: Progress) -> Track:

@@ -101,12 +101,13 @@ def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         named_by = f", which {extending[-1]} extends" if extending else ""
-        close = get_close_matches(path.stem, config_names(), n=1)
+        ends = (f"{path.parent.name}/{path.stem}", path.stem)
+        close = [name for end in ends for name in get_close_matches(end, config_names(), n=1)]
         raise ConfigError(
             f"cannot read the settings file {path}{named_by}",
             got=error.strerror or error,
             remedy="check the path, or name a packaged configuration without a suffix, such as "
-            + (close or ["base"])[0],
+            + [*close, "base"][0],
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML", got=error) from error

@@ -31,8 +31,8 @@ from inference.generation.prompt_file import BenchPrompt
 from inference.trees.shape import TreePlan
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.progress import Track, untracked
 from jakiro.utils.settings import Settings
-from jakiro.utils.tracking import Track, untracked
 
 _CANDIDATES = 60  # of a tree, unless a method says otherwise
 LEGEND = (
