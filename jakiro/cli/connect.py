@@ -12,7 +12,7 @@ from jakiro.cli.decoding import LoadSettings, SamplingSettings, server_key
 from jakiro.cli.generate import messages, prompt_text
 from jakiro.cli.output import UNSAFE, say
 from jakiro.cli.provisional_display import ProvisionalDisplay
-from jakiro.errors import JakiroError, PromptError
+from jakiro.errors import ConfigError, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ def connect(
     from inference.device import RemoteDecoder
     from inference.device.offline_text import OfflineWriting
 
+    if offline == "write" and drafter in ("lookup", "aded", "none"):
+        raise ConfigError(
+            f"{drafter} cannot write alone while the server cannot be reached",
+            remedy="use lm=MODEL or a folder of `jakiro export --to device`",
+        )
     text = None if prompt is None else prompt_text(prompt)
     reactions: dict[str, Any] = {"wait": None, "stop": "stop", "write": OfflineWriting()}
     with RemoteDecoder(

@@ -3,15 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import jakiro
 from jakiro.cli import main
-from jakiro.cli.output import say, writer
-from jakiro.errors import ConfigError, JakiroError, ResourceError
+from jakiro.cli.output import say
+from jakiro.errors import ConfigError, JakiroError
 
 PROGRAMS = (
     *("fetch", "generate", "chat", "serve", "connect", "demo", "init", "train", "ablate"),
@@ -97,12 +96,6 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert "generate" in capsys.readouterr().out
 
 
-def test_the_usage_is_shown_if_an_argument_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("generate", "Why?") == 2
-    message = capsys.readouterr().err
-    assert "expected: jakiro generate [OPTIONS] DRAFTER PROMPT; remedy:" in message
-
-
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"jakiro {jakiro.__version__}\n"
@@ -118,22 +111,6 @@ def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) 
         assert any(line.startswith(f"╭─ {group} ") for line in shown)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("profile", name) for name in ("engine", "automatic", "rounding")),
-        ("ablate",),
-        ("prepare", "trigrams"),
-    ],
-    ids=" ".join,
-)
-def test_every_program_describes_its_options(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*words, "--help") == 0
-    assert f"Usage: jakiro {' '.join(words)} [OPTIONS]" in capsys.readouterr().out
-
-
 def test_help_does_not_wait_for_torch() -> None:
     program = (
         "import sys; from jakiro.cli import main\n"
@@ -146,16 +123,3 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_messages_cannot_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("the server has\nfailed: \x1b[2Jgone\x9b31m")
     assert capsys.readouterr().err == "the server has failed: [2Jgone31m\n"
-
-
-def test_a_text_that_cannot_be_kept_anywhere_is_said_to_be_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("jakiro.utils.files.write_atomically", fail)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    write = writer(tmp_path / "a.json", content="the figures")
-    with pytest.raises(ResourceError, match=r"remedy: .*the figures are lost, because"):
-        write("{}")
