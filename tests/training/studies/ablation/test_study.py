@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing(
     [
         (["--train-only", "other"], "there is no arm other"),
         (["--set", "data.validation_size=0"], "too few prompts to measure on"),
-        (["--prompts", "nowhere.jsonl"], "there is no file"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--seeds", "0"], "seeds"),
         (["--set", "drafter.experts.intermediate_size=1"], "cannot be made as large"),
     ],
