@@ -230,9 +230,13 @@ class Report(Result):
         """The number of passed checks, and a hint if rounding may explain a failure."""
         passed = sum(check.passed for check in self.checks)
         text = f"{passed} of {len(self.checks)} checks passed"
-        if self.passed:
-            return text
-        return f"{text}; in half precision, rounding may be the cause: verify again in float32"
+        return text if self.passed else text + self._hint
+
+    @property
+    def _hint(self) -> str:
+        if self.dtype in ("float32", "float64"):
+            return ""
+        return f"; rounding in {self.dtype} may be the cause: verify again in float32"
 
 
 class VerifyReport(Report):

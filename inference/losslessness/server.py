@@ -122,6 +122,13 @@ class ServerReport(Report):
     checks: tuple[ServerCheck, ...]
     notes: tuple[str, ...]  # what cannot be checked through the interface, or what looks wrong
 
+    @property
+    def _hint(self) -> str:  # the server's dtype is not known
+        return (
+            "; if the server computes in half precision, rounding may be the cause: serve the "
+            "target in float32, and verify again with --dtype float32"
+        )
+
 
 def verify_server(
     client: ServerClient,

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -50,7 +49,6 @@ class Server(uvicorn.Server):
         load: Callable[[], SpeculativeDecoder],
         settings: ServeSettings,
         learner: Learner | None = None,
-        listener: socket.socket | None = None,
     ) -> None:
         assert learner is not None or settings.adapt == "off"
         secrets = [key.get_secret_value() for key in settings.api_keys]
@@ -62,7 +60,7 @@ class Server(uvicorn.Server):
         self._loading: Future[tuple[LoadedModel, Adaptation | None]] | None = None
         self._adapting: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
-        self._socket = listen(settings) if listener is None else listener
+        self._socket = listen(settings)
         if settings.sends_keys_unencrypted:
             _logger.warning(
                 "keys and texts travel unencrypted between %s and other machines; remedy: pass "
@@ -243,14 +241,13 @@ def serve(
     settings: ServeSettings,
     on_ready: Callable[[str], object],
     learner: Learner | None = None,
-    listener: socket.socket | None = None,
 ) -> int:
     """Serve a decoder until a signal arrives, and return the exit code.
 
     The process ends here if the signal arrives while the decoder is still being loaded, or if a
     second signal arrives during a step.
     """
-    server = Server(load, settings, learner, listener)
+    server = Server(load, settings, learner)
 
     def ready(url: str) -> None:
         # The many objects of libraries and models live as long as the process. Without them,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 
 _SHORTEST_KEY = 8  # number of characters
@@ -16,6 +17,13 @@ def keys_in_environment() -> tuple[SecretStr, ...]:
     """Return the keys in the environment variable JAKIRO_API_KEY, which are separated by commas."""
     keys = map(str.strip, os.environ.get("JAKIRO_API_KEY", "").split(","))
     return tuple(SecretStr(key) for key in keys if key)
+
+
+def _keys_of_server() -> tuple[SecretStr, ...]:
+    keys = keys_in_environment()
+    if "JAKIRO_API_KEY" in os.environ and not keys:  # a mistake must not open the server
+        raise ConfigError("JAKIRO_API_KEY has no key; set it to a long random text, or unset it")
+    return keys
 
 
 def is_loopback(host: str) -> bool:
@@ -44,7 +52,7 @@ class ServeSettings(Settings):
     """Largest number of tokens of a sequence, including its prompt."""
     queue: int = Field(64, ge=0)
     """Largest number of sequences of each lane that wait for a free place."""
-    api_keys: tuple[SecretStr, ...] = Field(default_factory=keys_in_environment)
+    api_keys: tuple[SecretStr, ...] = Field(default_factory=_keys_of_server)
     """Keys, one of which each request must contain; by default those in the environment variable
     JAKIRO_API_KEY. If there are none, all requests are accepted."""
     keys_file: Path | None = None

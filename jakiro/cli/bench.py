@@ -14,7 +14,7 @@ from inference.benchmark.settings import ComparisonSettings
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
 from jakiro.cli.output import STANDARD_OUTPUT, say, writer
-from jakiro.errors import EXIT_CODE_INTERRUPTED
+from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
@@ -97,6 +97,10 @@ def bench(
     store_json = writer(json_file, standard_output=True)  # refuses a file that exists already
     to_stderr = json_file == STANDARD_OUTPUT
     if replay:
+        if report or settings.repeats > 1 or settings.keep_state or settings.baseline:
+            raise ConfigError(
+                "--replay cannot be combined with --report, --repeats, --keep-state or --baseline"
+            )
         _replay(settings, target, load, store_json, to_stderr=to_stderr)
         return
     store_page = None if report is None else writer(report, "--report", "the figures")

@@ -7,6 +7,7 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
+from jakiro.errors import ConfigError
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
 from training.data.regeneration.settings import RegenerationSettings
@@ -33,6 +34,9 @@ def regenerate(
     from training.data.regeneration.regenerator import Regenerator
     from training.data.sources import find_sources
 
+    read = {Path(name).expanduser().resolve() for name in data}
+    if read & {out.resolve(), *out.resolve().parents}:
+        raise ConfigError(f"{out} would be read as data when it is continued; choose another --out")
     sources, output = find_sources(data), OutputFile(out)
     regenerator = Regenerator(load_decoder(target, drafter, load), settings)
     total = sum(source.num_records() for source in sources)

@@ -7,11 +7,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from inference.engine.request import OutputOptions
-from inference.generation.incremental_text import REPLACEMENT
 from inference.serving.answers.answer import AnswerForm, answer, read_body
 from inference.serving.answers.reply import TextDelta
 from inference.serving.answers.schema import ChatBody
-from inference.serving.answers.token_text import text_of_token
+from inference.serving.answers.token_text import bytes_of_token, text_of_token
 from inference.serving.scheduling.decoding_options import DecodingOptions
 from inference.serving.service import Service
 
@@ -75,9 +74,6 @@ def _log_probs(service: Service, delta: TextDelta) -> dict[str, Any]:
 
 
 def _token(service: Service, token_id: int, log_prob: float) -> dict[str, Any]:
-    text = text_of_token(service.model.tokenizer, token_id)
-    return {
-        "token": text,
-        "logprob": log_prob,
-        "bytes": None if REPLACEMENT in text else list(text.encode()),
-    }
+    tokenizer = service.model.tokenizer
+    text, encoded = text_of_token(tokenizer, token_id), bytes_of_token(tokenizer, token_id)
+    return {"token": text, "logprob": log_prob, "bytes": encoded}

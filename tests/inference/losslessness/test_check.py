@@ -92,6 +92,13 @@ def test_a_greedy_difference_is_reported_with_its_position() -> None:
     assert "prompt 1, new token 5: target" in check.details[0]
 
 
+def test_rounding_excuses_a_failure_only_in_half_precision() -> None:
+    settings = VerifySettings(max_new_tokens=8, sampled_prompts=0)
+    report = verify_losslessness(tiny_decoder(kind=_WrongAtFive), PROMPTS, settings)
+    assert report.summary == "0 of 1 checks passed"
+    assert "rounding" in report.model_copy(update={"dtype": "bfloat16"}).summary
+
+
 def test_a_continuation_that_ends_too_early_differs() -> None:
     check = check_greedy(tiny_decoder(kind=_EndingEarly), [[1, 2]], 8)
     (difference,) = check.differences

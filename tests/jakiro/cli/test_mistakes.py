@@ -53,6 +53,7 @@ MISTAKES = {
     f"{BENCH} --method lookup --report nope/page.html": "no such folder",
     f"{BENCH} --method lookup --report -": "--report",
     f"{BENCH} --method transformers-lookup --batch-size 2": "one prompt at a time",
+    f"{BENCH} --method drafter=drafter --replay --repeats 2": "--repeats",
     "bench --target target --method lookup --prompts nope.txt": "nope.txt",
     "bench --target target --method lookup --prompts broken.jsonl": "broken.jsonl:2",
     "verify": "nothing to verify",
@@ -81,6 +82,7 @@ MISTAKES = {
     "prepare trigrams --corpus nope.txt --tokenizer target --out t": "nope.txt",
     "prepare trigrams --corpus prompts.txt --tokenizer target --out taken": "--out",
     "prepare states --config my.yaml --out states --set stepz=1": "stepz",
+    "regenerate --target target --data . --out own.jsonl": "would be read as data",
     "regenerate --target target --data nope.jsonl --out own.jsonl": "nope.jsonl",
     "synthesize --target target --conversations 0 --out own.jsonl": "--conversations",
     "init target --out taken": "already exists",
@@ -155,6 +157,15 @@ def test_a_missing_extra_is_named(
     assert "[train]" in capsys.readouterr().err
     assert exit_code(*f"{BENCH} --method lookup --report a.html".split()) == 2
     assert "[bench]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["", " , "])
+def test_a_variable_without_a_key_is_refused(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAKIRO_API_KEY", value)
+    assert exit_code("serve", "--drafter", "lookup", "--target", "target") == 2
+    assert "JAKIRO_API_KEY has no key" in capsys.readouterr().err
 
 
 def test_short_keys_are_refused_without_printing_them(

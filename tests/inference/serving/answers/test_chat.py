@@ -107,8 +107,10 @@ def test_log_probs_have_bytes(client: OpenAI) -> None:
     log_probs = found.choices[0].logprobs
     assert log_probs is not None
     assert log_probs.content is not None
+    joined = b"".join(bytes(token.bytes or ()) for token in log_probs.content)
+    assert joined.decode(errors="replace") == found.choices[0].message.content
     for token in log_probs.content:
-        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+        assert token.bytes is None or bytes(token.bytes).decode(errors="replace") == token.token
         assert len(token.top_logprobs) == 2
         assert token.logprob <= token.top_logprobs[0].logprob + 1e-9
 
