@@ -289,8 +289,7 @@ def _reading(folder: Path) -> Iterator[None]:
     except _DAMAGE as error:
         raise CheckpointError(
             f"cannot resume from {folder}",
-            expected="a complete, undamaged checkpoint",
             got=" ".join(f"{type(error).__name__}: {error}".split()),
-            remedy="restore this folder from a copy, or remove it; the run then resumes from an "
-            "earlier checkpoint or, if there is none, starts again",
+            remedy="remove this folder; the run then resumes from the checkpoint before it or, if "
+            "there is none, starts again",
         ) from error

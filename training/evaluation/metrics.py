@@ -54,11 +54,17 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run, without the last line if an interruption left it incomplete."""
+    """Return the metrics of a run, without lines that an interruption left incomplete."""
     path = folder / METRICS
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    found = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            _logger.warning(f"{path}: left out a damaged line")
+    return found
 
 
 def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:

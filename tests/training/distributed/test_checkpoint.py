@@ -14,6 +14,8 @@ from helpers.training import curve, tiny_run
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from training.config import TrainSettings
+from training.distributed.checkpoint import Checkpoints
+from training.distributed.processes import Processes
 from training.train import train
 
 # A run that tests interrupt after its first checkpoint.
@@ -22,10 +24,18 @@ RUN: dict[str, Any] = {
     "checkpoint": {"every": 3},
     "evaluation": {"num_prompts": 0},
 }
+ALONE = Processes(0, 1, torch.device("cpu"))
 
 
 def weights(settings: TrainSettings) -> dict[str, torch.Tensor]:
     return JakiroDrafter.from_pretrained(settings.run_folder / "drafter").state_dict()
+
+
+def _interrupt(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step=step)
+        with pytest.raises(PowerCutError):
+            train(settings)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +64,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     changes = RUN | {"optimizer": {"kind": optimizer}}
     whole = finished(optimizer)
     halved = tiny_run(workshop, **changes, run_folder=str(workshop / "halved"))
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=3)
-        with pytest.raises(PowerCutError):
-            train(halved)
+    _interrupt(halved, monkeypatch, step=3)
     assert not (halved.run_folder / "drafter").exists()
     with (halved.run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')  # lines of steps that are lost
@@ -67,17 +74,33 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
         assert torch.equal(part, weights(halved)[name]), name
 
 
-def test_a_damaged_checkpoint_is_reported(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tiny_run(workshop, **RUN)
-    with monkeypatch.context() as patched:
-        interrupt_after(patched, step=3)
-        with pytest.raises(PowerCutError):
-            train(settings)
-    for path in (settings.run_folder / "checkpoints").rglob("*.safetensors"):
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_that_is_removed(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, finished: Callable[[str], TrainSettings]
+) -> None:
+    settings = tiny_run(workshop, **RUN | {"checkpoint": {"every": 2}})
+    _interrupt(settings, monkeypatch, step=4)
+    checkpoints = settings.run_folder / "checkpoints"
+    for path in (checkpoints / "step-00000004").glob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"cannot resume from .*step-00000003; .*remedy: "):
+    with pytest.raises(CheckpointError, match=r"from .*step-00000004; .*the checkpoint before it"):
         train(settings)
     assert not (settings.run_folder / "drafter").exists()
+    shutil.rmtree(checkpoints / "step-00000004")
+    assert Checkpoints(checkpoints, 2, ALONE).latest() == checkpoints / "step-00000002"
+    train(settings)
+    assert curve(settings) == curve(finished("adamw"))
+
+
+def test_an_incomplete_checkpoint_is_never_used(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, finished: Callable[[str], TrainSettings]
+) -> None:
+    settings = tiny_run(workshop, **RUN)
+    _interrupt(settings, monkeypatch, step=3)
+    good = settings.run_folder / "checkpoints" / "step-00000003"
+    partial = shutil.copytree(good, good.with_name(".partial"))
+    (partial / "state.json").unlink()
+    train(settings)
+    assert curve(settings) == curve(finished("adamw"))
 
 
 def test_only_the_latest_checkpoints_are_kept(workshop: Path) -> None:

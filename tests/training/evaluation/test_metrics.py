@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from training.evaluation.metrics import MetricsLog, read_evaluations, read_metrics
@@ -19,6 +20,9 @@ def test_the_board_has_all_numbers(tmp_path: Path) -> None:
     assert read_evaluations(tmp_path) == [(0, evaluation)]
 
 
-def test_the_last_line_of_an_interrupted_run_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 3}\n{"step": 4')
+@pytest.mark.parametrize("rest", [b'{"step": 4', b'{"step": 4\n', b"\0\xff\n"])
+def test_a_damaged_last_line_is_left_out_also_on_resume(tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 3}\n' + rest)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+    MetricsLog(tmp_path, 3).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 3}\n'

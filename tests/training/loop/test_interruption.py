@@ -112,21 +112,20 @@ def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
     assert_same(whole, settings)
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_saves_its_last_step_and_ends_like_an_uninterrupted_run(
-    workshop: Path, long: TrainSettings
+    workshop: Path, whole: TrainSettings
 ) -> None:
-    settings = tiny_run(workshop, **LONG | {"checkpoint": {"every": 1000}})
+    settings = tiny_run(workshop, **RUN | {"checkpoint": {"every": 1000}})
     (trainee,) = start_training(settings, workshop)
     assert trainee.signal_when(reaches(settings, 3), signal.SIGINT)
     assert trainee.end() == EXIT_CODE_INTERRUPTED
     assert "press Ctrl-C again to end it at once" in trainee.errors
     printed = " ".join(trainee.errors.split())
-    assert re.search(r"saved the run after step \d+ of 16; the same command resumes it", printed)
+    assert re.search(r"saved the run after step \d+ of 8; the same command resumes it", printed)
     num_steps = max(record["step"] for record in records(settings))
     assert list(settings.run_folder.glob(f"checkpoints/*{num_steps}"))
     train_in_processes(settings, workshop)
-    assert_same(long, settings)
+    assert_same(whole, settings)
 
 
 @pytest.mark.slow
@@ -214,7 +213,6 @@ def test_a_run_goes_on_with_another_number_of_processes(
             assert one["loss"] == pytest.approx(other["loss"], abs=1e-4 if is_exact else 0.02)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_checkpoint(
     workshop: Path, whole: TrainSettings
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from helpers.interruptions import PowerCutError, interrupt_after
-from helpers.training import curve, tiny_run
+from helpers.models import tiny_llama
+from helpers.training import curve, tiny_run, write_jsonl
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -193,6 +194,20 @@ def test_a_folder_with_a_drafter_or_a_checkpoint_accepts_no_other_settings(
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
     with pytest.raises(ConfigError, match=r"seed differs"):
         train(tiny_run(trained_workshop, steps=2, seed=1))
+
+
+@pytest.mark.parametrize("name", ["data", "target"])
+def test_a_folder_with_a_run_on_other_data_or_another_target_is_refused(
+    trained_workshop: Path, name: str
+) -> None:
+    if name == "data":
+        write_jsonl(trained_workshop / "texts.jsonl", [{"text": "other words " * 9}] * 4)
+    else:
+        model = tiny_llama(vocab=300, eos_token_id=0)
+        model.get_input_embeddings().weight.data += 1
+        model.save_pretrained(trained_workshop / "target")
+    with pytest.raises(ConfigError, match=rf"\({name}_fingerprint differs\)"):
+        train(tiny_run(trained_workshop, steps=2))
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(workshop: Path) -> None:

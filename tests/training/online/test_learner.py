@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.adaptation import save_pair, tiny_lesson
+from helpers.models import tiny_settings
 
 from inference.adaptation.lesson import Lesson, Passage, read_result
 from inference.adaptation.versions import VersionFolder
@@ -59,6 +60,24 @@ def test_a_drafter_learns_and_learns_on_from_its_version(lesson: Lesson, tmp_pat
     assert again.before == found.after  # the second lesson starts where the first one has ended
     if again.version is not None:
         assert folder.read(2).record.tenants == ("alice", "bob")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        tiny_settings(trunk={"kind": "hybrid"}),
+        tiny_settings(trunk={"kind": "feedback"}, head="own"),
+        tiny_settings(num_experts=1, parallel_levels=0),
+    ],
+    ids=["hybrid", "feedback", "one expert"],
+)
+def test_all_kinds_of_trained_drafters_learn(settings: Any, tmp_path: Path) -> None:
+    found = learn(tiny_lesson(save_pair(tmp_path, settings)))
+    assert found.outcome in {"better", "not_better"}
+    assert found.after is not None
+    assert found.before is not None
+    assert found.after > found.before
 
 
 def test_random_tokens_teach_nothing_that_is_offered(lesson: Lesson, tmp_path: Path) -> None:
