@@ -116,6 +116,14 @@ def _broken_after(calls: int) -> object:
     return logits
 
 
+def test_a_conversation_belongs_to_one_decoder(decoder: SpeculativeDecoder) -> None:
+    other = SpeculativeDecoder(tiny_llama(vocab=11, seed=7))
+    with Conversation() as conversation:
+        decoder.generate([1, 2, 3], max_new_tokens=5, conversation=conversation)
+        with pytest.raises(PromptError, match="another decoder"):
+            other.generate([1, 2, 3, 4], max_new_tokens=5, conversation=conversation)
+
+
 def test_a_second_turn_at_the_same_time_is_refused(decoder: SpeculativeDecoder) -> None:
     prompt, expected = [1, 2, 3], decoder.generate([1, 2, 3], max_new_tokens=9)
     conversation = Conversation()

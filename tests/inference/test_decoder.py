@@ -126,6 +126,23 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
         SpeculativeDecoder(other, drafter, tokenizer, other_weights=True)
 
 
+def test_another_tokenizer_is_refused_and_another_chat_template_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = tiny_tokenizer("{{ messages[0].content }}")
+    model = tiny_llama(vocab=len(tokenizer))
+    record = record_target(TargetAdapter(model).spec, "nowhere", tokenizer)
+    drafter = JakiroDrafter(config_for(tiny_settings(), record))
+    SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+    assert "chat template" not in caplog.text
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+    assert "chat template" in caplog.text
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(TargetMismatch, match="tokenizer"):
+        SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+
+
 def test_the_error_for_a_missing_target_has_a_remedy(drafter_path: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="target= in Python"):
         SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone", tree="fixed")

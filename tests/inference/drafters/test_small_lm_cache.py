@@ -9,7 +9,7 @@ from helpers.models import tiny_llama
 from helpers.tables import frontier_of
 from transformers import LlamaForCausalLM
 
-from inference.drafters.small_lm_cache import LMCache, LMPass
+from inference.drafters.small_lm_cache import WAITING, LMCache, LMPass
 from inference.protocol import Committed
 from inference.trees.builder import TreeLevel
 from jakiro.target.adapter import TargetAdapter
@@ -119,6 +119,18 @@ def test_tokens_that_only_the_small_model_has_are_no_candidates(model: LlamaForC
     found = _started(_cache(model, vocab_size=40), START).joint(1, None)[0, 0, 0]
     assert len(found) == 40
     assert float(found.exp().sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("length", "num_read"), [(WAITING, 0), (WAITING + 10, WAITING + 9)])
+def test_long_texts_are_read_before_a_tree_is_requested(
+    model: LlamaForCausalLM, length: int, num_read: int
+) -> None:
+    text = [1 + number % 60 for number in range(length)]
+    cache = _cache(model)
+    cache.advance(_committed([text], [length - 1]))
+    assert cache._num_read == [num_read]
+    found = cache.start_tree().joint(1, None)[0, 0, 0]
+    torch.testing.assert_close(found, _expected(model, text), atol=1e-4, rtol=1e-4)
 
 
 def test_gaps_are_refused_and_tokens_are_taken_back(model: LlamaForCausalLM) -> None:

@@ -1,9 +1,12 @@
 """Sequences that are decoded together get the tokens that they get alone."""
 
+import itertools
+
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
-from transformers import LlamaForCausalLM
+from torch import Tensor
+from transformers import LlamaForCausalLM, LogitsProcessorList, TopKLogitsWarper
 
 from inference import SpeculativeDecoder
 from inference.engine import batch, context
@@ -115,6 +118,30 @@ def test_rows_near_the_end_of_the_context_draft_less_than_others() -> None:
         own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
         expected = model.generate(ids, max_new_tokens=14, **own)
         assert output.sequences.tolist() == expected.tolist()
+
+
+def test_constraints_that_depend_on_the_row_are_refused_for_several_prompts() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    even = {"prefix_allowed_tokens_fn": lambda _row, _ids: [2, 4, 6], "max_new_tokens": 9}
+    assert set(decoder.generate([1, 2], **even).new_token_ids) <= {2, 4, 6}
+    with pytest.raises(PromptError, match="prefix_allowed_tokens_fn"):
+        decoder.generate_batch(PROMPTS, **even)
+
+
+class TopOfTheMorning(TopKLogitsWarper):
+    """A processor that reads the prefix, although the class it derives from does not."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter(1, input_ids[:, -1:], float("-inf"))
+
+
+def test_what_derives_from_a_warper_still_sees_each_rows_own_tokens() -> None:
+    decoder = _decoder(tiny_llama(vocab=11))
+    processors = LogitsProcessorList([TopOfTheMorning(3)])
+    arguments = {"logits_processor": processors, "temperature": 1.0, "max_new_tokens": 12}
+    for output in decoder.generate_batch(PROMPTS, seed=1, **arguments):
+        tokens = output.sequences[0].tolist()[-13:]
+        assert all(one != other for one, other in itertools.pairwise(tokens))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.trees.shape import TreePlan, TreeShape
+from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = ([1, 2, 3], [4, 5], [6, 7, 8, 9], [3, 1])
@@ -234,6 +235,39 @@ def test_a_conversation_goes_on_after_captured_steps() -> None:
         (request,) = _requests(target, [longer], max_new_tokens=9)
         texts.append(kind(target, drafter, request, context=context).finish().token_ids)
     assert texts[0] == texts[1]
+
+
+def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
+    target = TargetAdapter(tiny_llama())
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
+    drafter = _drafter(target)
+    context = Context(target, drafter, request.sampling, 1, 64)
+    run = CapturedRun(target, drafter, request, PipelinePool(), context)
+    steps = iter(run)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    assert run.context.lengths == [len(run.token_ids) - 1]
+    assert run.context.session is not None
+    assert run.context.session.lengths == (len(run.token_ids) - 1,)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_logits_that_are_not_finite_end_the_run_whose_caches_are_not_used_again(
+    do_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30, do_sample=do_sample)
+    run = CapturedRun(target, _drafter(target), request, pool)
+    steps = iter(run)
+    next(steps)
+    emitted = len(run.token_ids)
+    logits = target.logits
+    monkeypatch.setattr(target, "logits", lambda features: logits(features) * float("nan"))
+    with pytest.raises(NumericalError, match="not finite"):
+        next(steps)
+    assert len(run.token_ids) == emitted
+    assert pool._unused == []
 
 
 def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:

@@ -171,6 +171,38 @@ def test_experts_that_would_differ_for_a_single_token_change_no_text(
     assert not _are_equal(drafted(), undrafted)
 
 
+# Products of experts and routers with more than 1,024 inputs depend on the number of rows.
+LARGE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 1088,
+    "intermediate_size": 1152,
+    "vocab_size": 997,
+    "initializer_range": 0.03,
+}
+LARGE_CHANGES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 8},
+    "qwen3_moe": {"moe_intermediate_size": 1152, "num_experts": 8},
+    "deepseek_v3": {
+        "moe_intermediate_size": 1152,
+        "n_routed_experts": 8,
+        "first_k_dense_replace": 0,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", LARGE_CHANGES)
+def test_texts_of_64_tokens_of_large_experts_are_those_without_drafts(family: str) -> None:
+    changes = LARGE | LARGE_CHANGES[family]
+    model = tiny_family(family, **changes).bfloat16()
+    settings = SmallLMSettings(depth=3, children=3, breadth=3)
+    drafter = SmallLMDrafter(tiny_family(family, **changes), model, settings)
+    prompts = [[(7 * k + i * (k + 3)) % 997 for i in range(5 + 6 * k)] for k in range(4)]
+    undrafted = SpeculativeDecoder(model, batch_invariant=True)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed", batch_invariant=True)
+    assert _are_equal(_outputs(decoder, prompts, 64), _outputs(undrafted, prompts, 64))
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_other_families_are_refused(family: str) -> None:
     with pytest.raises(TargetNotSupported, match=REFUSED[family]):

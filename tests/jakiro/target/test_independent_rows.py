@@ -19,7 +19,7 @@ from jakiro.target.independent_rows import DoubleLinear, with_independent_rows
 from jakiro.target.packed_linear import PackedLinear, can_pack
 
 BF16 = torch.bfloat16
-WITH_EXPERTS = ("mixtral", "deepseek_v3")
+WITH_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
 
 
 def _alone(part: Any, rows: Tensor) -> list[Tensor]:

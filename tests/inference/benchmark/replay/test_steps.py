@@ -19,6 +19,14 @@ from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = [[5, 6, 7], [9], [3, 1, 4, 1, 5, 9, 2, 6, 5], [8, 8]]
 LIMIT = 16
+QUICK = (
+    "E8-2-active-sum",
+    "chimera",
+    "eagle3",
+    "hybrid-mixture-P2",
+    "parallel-spec",
+    "tail-1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +55,7 @@ def _same_steps(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "name", mostly_slow(sorted(VARIANTS), quick=("tail-1", "hybrid-mixture-P2"))
-)
+@pytest.mark.parametrize("name", mostly_slow(sorted(VARIANTS), quick=QUICK))
 def test_trained_drafters(model: LlamaForCausalLM, name: str, temperature: float) -> None:
     drafter = tiny_drafter(TargetAdapter(model), VARIANTS[name])
     shape = TreeShape(**drafter.levels, children=5, num_nodes=30)

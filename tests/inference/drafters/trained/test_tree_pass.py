@@ -127,3 +127,15 @@ def test_siblings_are_routed_apart_each_by_its_own_token() -> None:
         third = alone.joint(3, chain_frontier(path[1]))
         torch.testing.assert_close(below[0, index], third[0, 0])
     assert not torch.allclose(pair[0, 0].logsumexp(0), pair[0, 1].logsumexp(0))
+
+
+@torch.no_grad()
+def test_one_expert_drafts_independent_heads() -> None:
+    settings = VARIANTS["E1-P3"]
+    _, level_probs = _components(_source(settings))
+    for path in _paths(3, count=4):
+        source = _source(settings)
+        source.joint(1, None)
+        for depth, token in enumerate(path, start=2):
+            probs = source.joint(depth, chain_frontier(token))[0, 0, 0].double().exp()
+            torch.testing.assert_close(probs, level_probs[depth - 1, 0], atol=1e-6, rtol=1e-5)
