@@ -33,8 +33,8 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 def test_the_container_starts_the_server_without_root() -> None:
     options = _options([*ENTRY, *COMPOSE["command"]])
-    assert (options["host"], options["port"]) == ("0.0.0.0", 8000)
-    assert options["drain_seconds"] < int(COMPOSE["stop_grace_period"].removesuffix("s"))
+    assert (options["host"], options["port"]) == ("0.0.0.0", "8000")
+    assert float(options["drain_seconds"]) < int(COMPOSE["stop_grace_period"].removesuffix("s"))
     *_, user = re.findall(r"^USER (\d+):\d+$", CONTAINERFILE, re.MULTILINE)
     assert int(user) > 0
     assert COMPOSE["ports"] == ["127.0.0.1:8000:8000"]
@@ -52,8 +52,8 @@ def test_the_command_and_the_unit_of_the_page_start_the_server() -> None:
     (block,) = (text for text in TEXTS if "docker run" in text)
     words = shlex.split(block.partition("docker run")[2].replace("\\\n", " "))
     options = _options([*ENTRY, *words[words.index("jakiro") + 1 :]])
-    assert options["drain_seconds"] < int(words[words.index("--stop-timeout") + 1])
+    assert float(options["drain_seconds"]) < int(words[words.index("--stop-timeout") + 1])
     (unit,) = (text for text in TEXTS if "[Unit]" in text)
     lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
     options = _options(shlex.split(lines["ExecStart"]))
-    assert options["drain_seconds"] < int(lines["TimeoutStopSec"])
+    assert float(options["drain_seconds"]) < int(lines["TimeoutStopSec"])

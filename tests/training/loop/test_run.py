@@ -26,7 +26,7 @@ def test_the_log_has_the_length_of_a_run_and_its_evaluations(
     (length,) = [record for record in caplog.records if " tokens = " in record.message]
     assert length.levelname == level
     assert length.message.startswith(
-        "384 tokens = 0.9 epochs" if level == "INFO" else "6,144 tokens = 14.2 epochs (each step"
+        "384 tokens = 0.9 epochs" if level == "INFO" else "6,144 tokens = 14.2 epochs: add data"
     )
     found = r"held-out agreement \S+%, tau \S+ at temperature 0"
     for step in (0, 1, 2):
