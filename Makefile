@@ -7,7 +7,7 @@ TRANSFORMERS ?= 5.17.0 newest
 # Compiled tests and modules are kept: a worker starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 # Each test computes on one thread. The tests of a file run in one process and share its fixtures.
-# Files run in the order of `tests/conftest.py`, the longest first, not by their number of tests.
+# Files run in the order of `tests/conftest.py`, not by their number of tests.
 WORKERS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not faults and not browser and not gpu and not vllm
 VENV := .venv

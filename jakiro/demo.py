@@ -73,7 +73,7 @@ def run_demo(
     if store is not None:
         store(document.model_dump_json(indent=1) + "\n")
     page = _write_report(document, folder)
-    console.print(f"report with a picture of a tree: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
     _show_next(Console(), str(fresh))
 
 

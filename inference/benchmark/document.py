@@ -190,14 +190,6 @@ class MethodFigures(Settings):
     categories: dict[str, CategoryFigures] = Field(default_factory=dict)
     samples: tuple[SampleRecord, ...]
 
-    @property
-    def step_seconds(self) -> float | None:
-        """The mean seconds of a decoding step after prefill; None without such steps."""
-        if not self.target_forwards:
-            return None
-        parts = self.seconds.model_dump(exclude={"prefill"})
-        return sum(parts.values()) / self.target_forwards
-
 
 class ComparisonDocument(Settings):
     """Everything that `jakiro bench` stores about a comparison.

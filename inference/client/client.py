@@ -64,7 +64,8 @@ class ServerClient:
                 f"there is no interface like OpenAI's at {self.url}",
                 expected="a list of models at the path /models",
                 got=f"status {response.status_code} with other content",
-                remedy="check the URL, which usually ends with /v1",
+                remedy="check the URL, which usually ends with /v1, or wait if the server is "
+                "still loading",
             ) from error
         chosen = [name for name in owners if model in (None, name)]
         if len(chosen) != 1:

@@ -49,7 +49,6 @@ class ServerVerifySettings(VerifySettings):
 
     model: str | None = None  # name of the model; None for the only one that the server has
     chat: bool = False  # whether a text is sent as the message of a user
-    concurrency: int = Field(8, ge=1)  # number of requests at the same time
     # not stored, because the server's drafter is not loaded here
     other_weights: bool = Field(False, exclude=True)
 
@@ -275,7 +274,7 @@ class _Verification:
     ) -> list[ServerAnswer]:
         advance = self.track(what, len(requests))
         answers = []
-        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+        with ThreadPoolExecutor(8) as pool:
             for answer in pool.map(lambda each: self.client.ask(each[0], **each[1]), requests):
                 answers.append(answer)
                 advance()

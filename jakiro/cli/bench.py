@@ -93,7 +93,9 @@ def bench(
     settings: BenchSettings,
     load: LoadSettings,
 ) -> None:
-    """Compare decoding methods on the same prompts: tau, tokens per second, and time per phase."""
+    """Compare decoding methods on the same prompts: tau and tokens per second."""
+    if json_file is not None and json_file == report:
+        raise ConfigError("--json and --report name the same file")
     store_json = writer(json_file, standard_output=True)  # refuses a file that exists already
     to_stderr = json_file == STANDARD_OUTPUT
     if replay:

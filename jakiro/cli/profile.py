@@ -12,7 +12,7 @@ from jakiro.utils.logs import quiet_libraries
 @quiet_libraries()
 def profile(
     what: Annotated[Literal["gpu"], typer.Argument(help="What to measure.")],
-    device: Annotated[str, typer.Option(help="Device to measure on, such as cuda:1.")] = "cuda",
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Device to measure on.")] = "cuda",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="File to create for the measured values."),
@@ -22,12 +22,12 @@ def profile(
     ] = False,
 ) -> None:
     """Measure decoding on a GPU against transformers, with a random target of 8B parameters."""
-    import torch
     from rich.console import Console
 
     from inference.profiling.gpu import FULL, QUICK, profile_gpu
+    from jakiro.utils.pretrained import choose_device
 
     store = writer(json_file)
-    document, table = profile_gpu(QUICK if quick else FULL, torch.device(device))
+    document, table = profile_gpu(QUICK if quick else FULL, choose_device(device))
     Console().print(table)
     store(document)

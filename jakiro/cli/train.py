@@ -69,10 +69,12 @@ def train(
     settings = load_settings(TrainSettings, config, words)
     if not dry_run:
         require_extra("train")
+    from jakiro.utils.pretrained import choose_device
     from training.planning.estimate import choose_micro_batch, memory_here, planned_kind
 
     kind = planned_kind(settings, device_memory)
-    if device_memory is not None and launched.hostfile is None and launched.processes is None:
+    is_elsewhere = kind == "cuda" and choose_device("auto").type == "cpu"
+    if is_elsewhere and launched.hostfile is None and launched.processes is None:
         launched = launched.model_copy(update={"processes": 1})
     count = launched.count(settings)
     memory = int((device_memory or 0) * _GIB) or memory_here(kind, launched.local(settings))
@@ -102,7 +104,7 @@ def _show_estimate(
     if speed is not None:
         rate: float | None = speed * 1e12
     else:
-        is_here = settings.engine.device != "cuda" and choose_device("auto").type == kind
+        is_here = kind == "cpu" or choose_device("auto").type == "cuda"
         rate = product_rate(settings) if is_here else None
     Console().print(render(run, memory, rate), highlight=False)
 

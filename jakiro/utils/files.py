@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,12 +112,6 @@ def checksum(path: Path) -> str:
     """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def file_states(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return the path, the size in bytes and the time of change in nanoseconds of each file."""
-    states = ((str(file.resolve()), file.stat()) for file in files)
-    return [(path, state.st_size, state.st_mtime_ns) for path, state in states]
 
 
 def ensure_writable_folder(path: Path) -> Path:

@@ -14,8 +14,7 @@ from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -31,7 +30,6 @@ from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceErr
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.extras import require_package
 from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
-from jakiro.utils.files import file_states
 from jakiro.utils.gguf import convert_gguf, find_gguf
 from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reach
 from jakiro.utils.logs import bars_in_terminals, get_logger
@@ -162,21 +160,6 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
         return str(name_or_path)
     wanted = dtype if isinstance(dtype, torch.dtype) else None
     return str(convert_gguf(file, wanted, any_dtype=any_dtype))
-
-
-def model_files(name_or_path: str | Path) -> list[tuple[str, int, int]] | None:
-    """Return the states of a model's files, as `file_states` does; None if none are stored here."""
-    path = Path(fetched_model(str(name_or_path)) or name_or_path)
-    try:
-        if not path.exists():
-            cached = try_to_load_from_cache(str(name_or_path), "config.json")
-            if not isinstance(cached, str):
-                return None
-            path = Path(cached).parent
-        files = [path] if path.is_file() else filter(Path.is_file, sorted(path.iterdir()))
-        return file_states(files)
-    except (OSError, HFValidationError):
-        return None
 
 
 def load_tokenizer(

@@ -19,9 +19,6 @@ SYSTEM = "system"
 # Keys of a turn that templates may read in addition to its role and content.
 _MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
-# All keys of a turn that are read.
-TURN_KEYS = ("role", "from", "content", "value", *_MORE, "reasoning", CUT)
-
 
 class Chat(NamedTuple):
     """A conversation as chat templates read it, and its location in the data."""

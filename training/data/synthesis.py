@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
 from inference.outputs import GenerateOutput
-from jakiro.errors import DataError
+from jakiro.errors import ConfigError, DataError
 from jakiro.utils.pretrained import end_ids
 from training.data.candidates import Candidate, CandidateQueue, greedy_and_multi_turn
 from training.data.chat import CUT, Chat, Message
@@ -71,6 +71,12 @@ class Synthesizer:
             raise DataError(
                 f"the tokenizer of {decoder.target.model.name_or_path} has no chat template",
                 remedy="pass --kind texts to write texts instead of conversations",
+            )
+        longest = decoder.target.spec.max_position
+        if settings.max_question_tokens + settings.max_new_tokens >= longest:
+            raise ConfigError(
+                "a question and its answer do not fit into the target's context of "
+                f"{longest} tokens; lower --max-new-tokens or --max-question-tokens"
             )
         self._decoder = decoder
         self._tokenizer: PreTrainedTokenizerBase = tokenizer

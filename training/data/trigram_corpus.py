@@ -1,7 +1,6 @@
 """Trigram counts of text files and training data."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Final
 
@@ -72,14 +71,13 @@ def _data_at(path: Path) -> list[str]:
 def _read_text(path: Path, is_in_folder: bool) -> Iterator[Record]:
     """Yield a text in pieces of whole lines; all but the last piece are marked as cut off."""
     try:
-        file = StringIO(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            piece = "".join(file.readlines(_PIECE))
+            while piece:
+                rest = "".join(file.readlines(_PIECE))
+                yield Record({"text": piece, CUT: bool(rest)}, str(path))
+                piece = rest
     except (OSError, UnicodeDecodeError) as error:
-        if is_in_folder and isinstance(error, UnicodeDecodeError):
-            _logger.warning(f"skipped: {path} is not UTF-8")
-            return
-        raise DataError(f"cannot read the text {path}", got=error) from error
-    piece = "".join(file.readlines(_PIECE))
-    while piece:
-        rest = "".join(file.readlines(_PIECE))
-        yield Record({"text": piece, CUT: bool(rest)}, str(path))
-        piece = rest
+        if not (is_in_folder and isinstance(error, UnicodeDecodeError)):
+            raise DataError(f"cannot read the text {path}", got=error) from error
+        _logger.warning(f"skipped: {path} is not UTF-8")

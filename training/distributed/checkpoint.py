@@ -22,7 +22,6 @@ from torch import Tensor
 
 from jakiro.errors import CheckpointError, ResourceError
 from jakiro.utils.files import publish, write_atomically
-from jakiro.utils.logs import get_logger
 from training.distributed.failures import writing
 from training.distributed.processes import Processes, import_deepspeed
 from training.distributed.run_state import RunState
@@ -33,8 +32,6 @@ _AVERAGES = ("exp_avg", "exp_avg_sq")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 Parts = Mapping[str, Tensor]  # keys: names of parameters
-
-_logger = get_logger(__name__)
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:

@@ -13,7 +13,6 @@ from inference.decoder import SpeculativeDecoder
 from inference.engine.stats import DecodeStats
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
-from jakiro.utils.logs import get_logger
 from training.config import decoding_rule
 from training.data.sampler import Sampler
 from training.distributed.processes import Processes
@@ -21,8 +20,6 @@ from training.evaluation.diversity import Diversity, drafted
 from training.loss.batch import Batch
 from training.module import Meter, TargetReader, TrainingModule
 from training.setup.preparation import RunInputs
-
-_logger = get_logger(__name__)
 
 
 class Evaluation:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.distributed.deepspeed_config import build_deepspeed_config
@@ -153,10 +154,15 @@ def count_positions(batch: Batch) -> int:
 def _build_engine(drafter: JakiroDrafter, settings: TrainSettings, processes: Processes) -> Any:
     recompute = settings.engine.activation_checkpointing
     module = TrainingModule(drafter, settings.objective, recompute).to(processes.device)
-    engine, *_ = import_deepspeed().initialize(
-        model=module,
-        optimizer=build_optimizer(module, settings.optimizer),
-        config=build_deepspeed_config(settings, processes.count),
-        dist_init_required=False,
-    )
+    try:
+        engine, *_ = import_deepspeed().initialize(
+            model=module,
+            optimizer=build_optimizer(module, settings.optimizer),
+            config=build_deepspeed_config(settings, processes.count),
+            dist_init_required=False,
+        )
+    except ValueError as error:
+        if "is not supported" not in str(error):
+            raise
+        raise ConfigError(f"{error}; remedy: choose engine.dtype bf16 or fp32") from error
     return engine

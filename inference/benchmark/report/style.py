@@ -1,4 +1,4 @@
-"""Colors of plots and names in them, for the report and for plots of trainings.
+"""Colors of the plots of a report, and names in them.
 
 Color-blind readers can distinguish the colors: methods have those of Okabe and Ito.
 """
@@ -12,9 +12,6 @@ ELLIPSIS = "…"
 INK, LINE = "#1f2937", "#d1d5db"
 _METHODS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _MARKERS, _DASHES = ("o", "s", "^"), ("-", "--", ":")  # of methods that have the same color
-CURVE = _METHODS[0]
-OUTCOMES = {"better": "#009e73", "worse": "#d55e00", "not resolved": "#6b7280"}
-POINTS = "#111827"  # single measurements, shown with their mean
 
 
 @dataclass(frozen=True)

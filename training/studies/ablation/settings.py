@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
+from inference.benchmark.method_names import DRAFTER, parse_methods
 from inference.benchmark.settings import Temperatures
 from jakiro.utils.settings import Settings
 
@@ -50,3 +51,9 @@ class StudySettings(Settings):
     such as tree=deterministic,candidates=60,levels=8."""
     repeats: PositiveInt = 1
     """Number of times that each prompt is decoded."""
+
+    @field_validator("trees")
+    @classmethod
+    def _check_trees(cls, trees: str) -> str:
+        parse_methods([f"{DRAFTER}=PATH,{trees}"])  # before hours of training
+        return trees
