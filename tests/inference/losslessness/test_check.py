@@ -51,6 +51,7 @@ def test_decoding_that_ends_early_or_cuts_the_distribution_passes_too() -> None:
     assert report.checks[3].tokens < 50 * 3  # some continuations ended early
 
 
+@pytest.mark.slow
 def test_settings_of_the_target_that_count_new_tokens_pass() -> None:
     decoder = tiny_decoder(eos_token_id=6)
     config = decoder.target.model.generation_config

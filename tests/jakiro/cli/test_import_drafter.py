@@ -120,6 +120,7 @@ def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
     assert all(other < measured["agreement"] for other in measured["alternatives"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
 def test_other_commands_take_an_imported_drafter(
     head: str,

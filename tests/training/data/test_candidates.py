@@ -91,6 +91,7 @@ def test_the_share_of_greedy_answers_is_kept_although_more_of_them_are_dropped(
         assert abs(_count(records[:end], is_greedy=True) - end / 4) <= 0.5
 
 
+@pytest.mark.slow
 def test_shares_depend_neither_on_the_batch_size_nor_on_interruptions(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_all_kinds_of_trained_drafters_learn(settings: Any, tmp_path: Path) -> N
     assert found.after > found.before
 
 
+@pytest.mark.slow
 def test_random_tokens_teach_nothing_that_is_offered(lesson: Lesson, tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     noise = [
