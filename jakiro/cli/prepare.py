@@ -1,4 +1,4 @@
-"""The commands of `jakiro prepare data`: what training and `aded` read."""
+"""The commands of `jakiro prepare`."""
 
 import shlex
 from pathlib import Path
@@ -12,13 +12,10 @@ from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import load_settings
 
 prepare = typer.Typer(
-    name="prepare", help="Prepare what training and aded read.", no_args_is_help=True
+    name="prepare",
+    help="Prepare what training and `aded` read: tokens, states of the target, trigrams.",
+    no_args_is_help=True,
 )
-
-
-@prepare.callback()
-def _group() -> None:
-    """Prepare what training and `aded` read: tokens, states of the target, trigrams."""
 
 
 @prepare.command()
