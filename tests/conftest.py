@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,8 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test outlives a power cut, and waiting for the disk takes longer than many a test.
 os.fsync = lambda _: None
 
-# Calls in these modules, where shapes are most of the code, are checked in every run; `all` checks
-# every call of every package, which takes as long again, and `0` none (where beartype is missing).
+# Types and shapes are checked in calls with tensors of these modules in every run; `all` checks
+# every call of every package, which takes far longer, and `0` none (where beartype is missing).
 CHECKED = {
     "0": [],
     "tensors": [
@@ -44,13 +45,27 @@ CHECKED = {
         "training.loss",
     ],
     "all": ["inference", "jakiro", "moa", "training"],
-}[os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "tensors")]
+}
+MODE = os.environ.get("JAKIRO_RUNTIME_TYPECHECK", "tensors")
 
-if CHECKED:
-    from jaxtyping import install_import_hook
+if CHECKED[MODE]:
+    import jaxtyping
 
+    jaxtyped = jaxtyping.jaxtyped
+
+    def jaxtyped_if_tensors(**options: Any) -> Any:
+        """Leave functions and classes that name no shape to mypy."""
+
+        def decorated(item: Any) -> Any:
+            named = "jaxtyping." in str(item.__annotations__)
+            return jaxtyped(item, **options) if named else item
+
+        return decorated
+
+    if MODE == "tensors":
+        jaxtyping.jaxtyped = jaxtyped_if_tensors
     # Installed before the first import of our packages: only later imports are checked.
-    install_import_hook(CHECKED, "beartype.beartype")
+    jaxtyping.install_import_hook(CHECKED[MODE], "beartype.beartype")
 
 
 @pytest.fixture(autouse=True)

@@ -232,6 +232,7 @@ def _sampled_as_usual() -> list[list[int]]:
     return _sampled(_decoders("inline")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [*WRONG_TREES, *DEPENDENT_TREES], ids=_name)
 def test_a_fault_changes_tokens(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _sampled_as_usual()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.quick import mostly_slow
 
 from inference import SpeculativeDecoder
 from inference.adaptation.weights import (
@@ -57,7 +58,10 @@ def test_memory_does_not_depend_on_adapted_weights(kind: dict[str, Any]) -> None
     assert not [name for name in names if "encoder" in name or "key_value" in name]
 
 
-@pytest.mark.parametrize("layers", layer_forms(tiny_drafter(TargetAdapter(tiny_llama()))))
+LAYER_FORMS = layer_forms(tiny_drafter(TargetAdapter(tiny_llama())))
+
+
+@pytest.mark.parametrize("layers", mostly_slow(LAYER_FORMS, quick=["own"]))
 def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(layers: WeightForm) -> None:
     model = tiny_llama()
     target = TargetAdapter(model)

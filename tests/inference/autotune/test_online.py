@@ -245,6 +245,7 @@ def _with_trained_drafter(vocab: int) -> tuple[LlamaForCausalLM, SpeculativeDeco
     return model, decoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small model", "pair", "trained"])
 def test_samples_with_trees_that_are_learned_follow_the_targets_distribution(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def test_the_document_survives_being_written(everything: ComparisonDocument) -> 
     assert written["seconds"].keys() >= {"draft", "verify", "commit", "other"}
 
 
+@pytest.mark.slow
 def test_deterministic_and_sampled_trees_of_a_size_are_compared(
     folder: Path, compared: Callable[..., ComparisonDocument]
 ) -> None:

@@ -218,6 +218,7 @@ def test_nothing_is_written_without_the_memory_of_the_prompt(
     writer.stop()
 
 
+@pytest.mark.slow
 def test_a_session_that_is_gone_while_memory_is_fetched_is_opened_again(
     moa: SpeculativeDecoder, moa_server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +267,7 @@ def _nothing(_: DeviceDrafting, token_ids: list[int], step: int) -> SequenceTree
     return DraftTree.empty(torch.tensor([len(token_ids) - 1]), step).sequence_tree()
 
 
+@pytest.mark.slow
 def test_what_is_left_after_a_verdict_is_continued_and_not_written_again(
     moa: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +310,7 @@ def test_what_is_left_after_a_verdict_is_continued_and_not_written_again(
     assert output.provisional.num_retracted == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone_at", [2, 3, 4, 5])
 def test_nothing_is_submitted_while_the_drafter_writes(
     moa: SpeculativeDecoder, gone_at: int, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
     return drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("samples", "batch"), [(80, 1), (600, 300)])
 def test_a_small_model_with_nan_costs_speed_but_not_exactness(samples: int, batch: int) -> None:
     model = tiny_llama(vocab=23)

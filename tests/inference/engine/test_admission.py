@@ -111,6 +111,7 @@ def test_tokens_with_a_trained_drafter_are_those_of_the_request_alone(
     _assert_alone_and_joining_are_equal(decoder, OPTIONS[options])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", mostly_slow([0, 1, 4], quick=[0, 4]))
 def test_the_time_of_joining_makes_no_difference(model: LlamaForCausalLM, gap: int) -> None:
     decoder = SpeculativeDecoder(model, _trained(model, "hybrid"), tree=CHOSEN)
@@ -219,6 +220,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     mostly_slow(

@@ -147,6 +147,7 @@ def test_sampled_and_deterministic_trees_may_take_turns() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     mostly_slow(VARIANTS, quick=QUICK),
@@ -297,6 +298,7 @@ def test_recorded_steps_are_used_only_for_requests_with_the_same_processors() ->
         assert CapturedRun(target, drafter, request, pool).finish().token_ids == expected
 
 
+@pytest.mark.slow
 def test_a_decoder_with_captured_steps_gives_the_same_text() -> None:
     model = tiny_llama()
     drafter = tiny_drafter(TargetAdapter(model))

@@ -58,6 +58,7 @@ PLACES: list[tuple[str, type, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "owner", "method"), PLACES)
 def test_without_memory_no_continuation_gets_a_place_and_the_others_go_on(
     model: LlamaForCausalLM,

@@ -42,6 +42,7 @@ def _assert_tokens_are_the_targets(settings: DrafterSettings, num_layers: int) -
     assert any(output.stats.accepted.total() for output in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "drafters").glob("*")))
 def test_named_drafters_change_no_token(name: str) -> None:
     path = CONFIGS / "drafters" / f"{name}.yaml"

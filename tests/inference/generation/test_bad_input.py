@@ -205,6 +205,7 @@ def test_time_that_is_up_ends_the_generation() -> None:
     assert not rule([1, 2])
 
 
+@pytest.mark.slow
 def test_one_decoder_serves_many_threads() -> None:
     decoder = _decoder()
     prompts = [[1 + n, 2, 3] for n in range(6)]

@@ -310,11 +310,11 @@ def test_a_subclass_of_a_known_criterion_decides_for_itself(decoder: Speculative
 def test_a_longest_length_of_the_caller_replaces_that_of_the_config(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder, limit: dict[str, int]
 ) -> None:
-    criteria = StoppingCriteriaList([MaxLengthCriteria(100)])
+    criteria = StoppingCriteriaList([MaxLengthCriteria(60)])
     arguments = {**GREEDY, **limit, "stopping_criteria": criteria}
     prompt = torch.tensor([[1, 2, 3]])
     expected = model.generate(prompt, **arguments)
-    assert expected.shape[1] == 100
+    assert expected.shape[1] == 60
     assert decoder.generate(prompt, **arguments).sequences.equal(expected)
     assert model.generate(prompt, custom_generate=decoder, **arguments).equal(expected)
     for below in (2, 90):

@@ -41,6 +41,7 @@ def _take_best(
     return distribution.ids[:, :, :children], distribution.probs.log()[:, :, :children]
 
 
+@pytest.mark.slow
 def test_a_deterministic_tree_that_is_declared_as_sampled_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -160,6 +160,7 @@ class _Simple:
         return Made(body=completion(text, "length", usage={"prompt_tokens": 99}))
 
 
+@pytest.mark.slow
 def test_what_a_server_does_not_offer_is_noted() -> None:
     decoder = tiny_decoder()
     with false_server(_Simple(decoder)) as url:

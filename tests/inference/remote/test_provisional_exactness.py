@@ -125,5 +125,6 @@ def test_faults_are_caught(fault: type[OfflineSteps]) -> None:
     assert max(errors) > CLEARLY_WRONG
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_single_token_is_caught() -> None:
     assert _error(_ChoosesTheBetter(_tables(0), 1)) > CLEARLY_WRONG

@@ -107,6 +107,7 @@ def test_an_imported_drafter_is_recorded_and_decodes_exactly(
     assert output.sequences[0].tolist() == expected
 
 
+@pytest.mark.slow
 def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
     convert: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_dry_run_needs_no_target_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_drafter_that_does_not_fit_is_written_only_if_forced(
     convert: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +187,7 @@ def test_mistakes_are_one_line(
     assert message in errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
 def test_an_imported_drafter_is_trained_further(
     head: str, imported: Callable[[str], Path], folder: Path, tmp_path: Path

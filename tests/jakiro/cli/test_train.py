@@ -116,6 +116,7 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def target(server: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_lossless_server_gives_a_line_per_check_and_exit_code_0(
     server: Running, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

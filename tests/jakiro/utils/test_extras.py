@@ -72,6 +72,7 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_decoding_works_without_extras_and_training_names_one(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tiny_llama(vocab=len(tokenizer)).save_pretrained(tmp_path / "target")

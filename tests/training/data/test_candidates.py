@@ -81,6 +81,7 @@ def test_the_next_kind_brings_every_share_closest_to_its_setting(
             assert abs(numbers[ConversationKind(is_greedy, True)] - multi_turn * size) <= 0.5 + 1e-9
 
 
+@pytest.mark.slow
 def test_the_share_of_greedy_answers_is_kept_although_more_of_them_are_dropped(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_next_checkpoint(
     assert not settings.run_folder.joinpath("drafter").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> None:
     spoil_target(workshop / "target")
     settings = tiny_run(workshop, batch={"micro_batch_size": 1}, data={"validation_size": 0})

@@ -102,6 +102,7 @@ def kill(settings: TrainSettings, workshop: Path, is_time: Callable[[], bool]) -
     return trainee.kill_when(is_time)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
     workshop: Path, whole: TrainSettings
 ) -> None:

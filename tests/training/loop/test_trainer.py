@@ -80,6 +80,7 @@ def test_deepspeed_offloads_as_the_settings_say(
     assert {name: at["device"] if name != "stage" else at for name, at in found.items()} == zero
 
 
+@pytest.mark.slow
 def test_an_overflow_in_fp16_is_a_skipped_step_and_the_scale_survives_an_interruption(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_one_document_is_learnt_by_heart(settings: DrafterSettings) -> None:
     assert_drafts_without_a_mistake(settings, steps=80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELATIVES)
 def test_thirty_steps_of_training_lower_the_loss_of_every_relative(name: str) -> None:
     tokens = torch.randint(1, 61, (1, LENGTH), generator=torch.Generator().manual_seed(0))

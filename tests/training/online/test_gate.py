@@ -26,6 +26,7 @@ def _compared(before: Floats, after: Floats) -> GateResult:
     return compare_counts(before, before, after)
 
 
+@pytest.mark.slow
 def test_equal_drafters_pass_in_at_most_three_percent_of_the_comparisons() -> None:
     found = [
         _compared(_counts(2.5, 16, seed), _counts(2.5, 16, seed + 10_000)) for seed in range(1000)

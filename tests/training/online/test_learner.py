@@ -41,6 +41,7 @@ def _with(lesson: Lesson, folder: Path, **changes: Any) -> Lesson:
     return lesson.model_copy(update={"folder": folder, **changes})
 
 
+@pytest.mark.slow
 def test_a_drafter_learns_and_learns_on_from_its_version(lesson: Lesson, tmp_path: Path) -> None:
     found = learn(_with(lesson, tmp_path))
     assert (found.outcome, found.version) == ("better", 1)

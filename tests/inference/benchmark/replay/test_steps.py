@@ -70,6 +70,7 @@ def test_a_smaller_model_and_texts_that_end_at_different_places(model: LlamaForC
     assert sum(stats.accepted.total() for stats in counts) > 0
 
 
+@pytest.mark.slow
 def test_a_long_text_moves_as_a_whole_when_a_shorter_one_ends(model: LlamaForCausalLM) -> None:
     drafter = tiny_drafter(TargetAdapter(model))
     shape = TreeShape(**drafter.levels, children=2, num_nodes=4)

@@ -79,6 +79,7 @@ def _with_details(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "jakiro": {**options.get("jakiro", {}), "details": True}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_stream_is_the_same_with_details(server: Running, options: dict[str, Any]) -> None:
     expected = _stream(server, **options)

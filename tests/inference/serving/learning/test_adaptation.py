@@ -168,6 +168,7 @@ def test_a_change_waits_until_no_request_is_decoded() -> None:
     assert changes == [2]
 
 
+@pytest.mark.slow
 def test_a_lesson_that_starts_during_a_purge_is_ended(
     serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def _running_lesson(served: _Served) -> LearningProcess:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measured", "longest"),
     [("age", 24 * 3600.0), ("seconds", 3600.0)],  # the default of adapt_hours, _LONGEST_LESSON
@@ -354,6 +356,7 @@ def _purged(served: _Served, key: str) -> tuple[int, int]:
     return found["texts"], found["versions"]
 
 
+@pytest.mark.slow
 def test_the_folder_of_the_versions_has_no_texts(serve: Callable[..., _Served]) -> None:
     served = serve("better")
     canary = "a canary in a coal mine"
@@ -403,6 +406,7 @@ def test_users_are_kept_apart_and_a_user_can_be_forgotten(serve: Callable[..., _
     assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 401
 
 
+@pytest.mark.slow
 def test_a_version_that_accepts_fewer_drafts_is_undone(
     serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +429,7 @@ def test_a_version_that_accepts_fewer_drafts_is_undone(
         assert served.ask(client, 3).choices[0].text == served.expected(3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow_steps")
 def test_requests_wait_if_a_version_must_not_be_used_and_requests_never_pause(
     serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
@@ -450,6 +455,7 @@ def test_requests_wait_if_a_version_must_not_be_used_and_requests_never_pause(
         assert served.adaptation._admits.is_set()
 
 
+@pytest.mark.slow
 def test_a_version_is_replaced_although_devices_never_pause(serve: Callable[..., _Served]) -> None:
     served = serve("better")
     service = served.running.server.service
@@ -471,6 +477,7 @@ def _make_read_only(served: _Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
 
 
+@pytest.mark.slow
 def test_a_purge_that_cannot_remove_a_version_ends_its_use(
     serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +490,7 @@ def test_a_purge_that_cannot_remove_a_version_ends_its_use(
         wait_until(lambda: served.adaptation.version == 0)
 
 
+@pytest.mark.slow
 def test_a_version_that_does_harm_is_forgotten(serve: Callable[..., _Served]) -> None:
     served = serve("harmful after 1")
     with served.running.client() as client:

@@ -68,6 +68,7 @@ def test_greedy_text_is_that_of_transformers(client: OpenAI, decoder: Speculativ
         assert list(pool.map(served, OPTIONS)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", OPTIONS[2::2], ids=str)
 def test_seeds_repeat(client: OpenAI, decoder: SpeculativeDecoder, fields: dict[str, Any]) -> None:
     length = len(decoder.tokenizer(PROMPT)["input_ids"])

@@ -27,6 +27,7 @@ def test_importing_the_plugin_imports_neither_vllm_nor_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_modules_that_the_plugin_uses_need_no_heavy_packages() -> None:
     _run(f"import sys, {USED}\nassert not [name for name in {HEAVY} if name in sys.modules]")
 
