@@ -3,7 +3,7 @@
 import os
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -62,7 +62,7 @@ class ServeSettings(Settings):
     without it, connections are not encrypted."""
     tls_key: Path | None = None
     """PEM file with the key of the certificate."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*]+)$")], ...] = ()
     """Name of the server in the header `Host`, besides those of this machine; `*` for all names. If
     there is none, a server that other machines can connect to accepts all names."""
     allowed_origins: tuple[str, ...] = ()

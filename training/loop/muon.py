@@ -20,6 +20,7 @@ from jakiro.utils.processor import native_dtype
 # although not exactly to 1.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
+_MOMENTUM = 0.95
 
 
 def orthogonalize(
@@ -50,18 +51,16 @@ def take_muon_step(
     parameters: Iterable[Tensor],
     state: MutableMapping[Tensor, dict[str, Tensor]],
     lr: float,
-    momentum: float = 0.95,
-    num_steps: int = 5,
 ) -> None:
     """Update matrices, or stacks of matrices, from their gradients, which must exist."""
     for alike in _by_shape(parameters):
         gradients = [_gradient(parameter) for parameter in alike]
         directions = [_direction(parameter, state) for parameter in alike]
-        torch._foreach_lerp_(directions, gradients, 1 - momentum)
-        ahead = torch.lerp(torch.stack(gradients), torch.stack(directions), momentum)
+        torch._foreach_lerp_(directions, gradients, 1 - _MOMENTUM)
+        ahead = torch.lerp(torch.stack(gradients), torch.stack(directions), _MOMENTUM)
         rows, columns = ahead.shape[-2:]
         scale = max(1.0, rows / columns) ** 0.5
-        updates = orthogonalize(ahead.flatten(0, -3), num_steps=num_steps).view_as(ahead)
+        updates = orthogonalize(ahead.flatten(0, -3)).view_as(ahead)
         torch._foreach_add_(list(alike), list(updates.unbind()), alpha=-lr * scale)
 
 

@@ -10,6 +10,7 @@ from helpers.raw_http import asked, head_of
 from helpers.serving import Running, running, tiny_decoder
 
 from inference.serving.access import EVERYONE, ApiKeys
+from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError
 
 KEY, OTHER = "secret-key-1", "secret-key-2"
@@ -96,3 +97,8 @@ def test_a_large_body_is_refused(server: Running, is_chunked: bool) -> None:
     content = iter([b" " * 10_000] * 200) if is_chunked else b" " * 2_000_000
     found = httpx2.post(f"{server.url}/completions", content=content)
     assert (found.status_code, found.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_pattern_of_hosts_that_the_check_cannot_read_is_refused_at_start() -> None:
+    with pytest.raises(ValueError, match="allowed_hosts"):
+        ServeSettings(allowed_hosts=("*example.org",))
