@@ -113,9 +113,23 @@ FAULTS = (
     Fault(
         "a lost reply decided twice",
         "inference/remote/step_book.py",
-        "return Decision.REPLAY",
-        "self.next_step, self._digest = step, digest; return Decision.DECIDE",
+        "self.num_replays += 1\n            return False",
+        "self.next_step = step\n            return True",
         "tests/inference/remote tests/inference/serving/remote tests/inference/device",
+    ),
+    Fault(
+        "an option of the command line without effect",
+        "jakiro/cli/options.py",
+        "values = {name: given.pop(name) for name in fields}",
+        "values = {name: given.pop(name) and fields[name].default for name in fields}",
+        "tests/jakiro/cli",
+    ),
+    Fault(
+        "the key of another user",
+        "inference/serving/access.py",
+        "return users[0] if users",
+        "return next(iter(self._hashes)) if users",
+        "tests/inference/serving",
     ),
 )
 
