@@ -15,9 +15,8 @@ class Conversation:
     """A dialogue that keeps the caches of target and drafter from turn to turn.
 
     The prompt of each turn must contain the whole dialogue so far. Tokens that are already cached
-    are not processed again, except by a target with the rounding of `generate()`. The output is the
-    same as without a conversation. A conversation has one turn at a time: a second turn, such as
-    one from another thread, is refused.
+    are not processed again. The output is the same as without a conversation. A conversation has
+    one turn at a time: a second turn, such as one from another thread, is refused.
 
     Example:
         with Conversation() as conversation:

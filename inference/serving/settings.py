@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
@@ -55,7 +55,7 @@ class ServeSettings(Settings):
     api_keys: tuple[SecretStr, ...] = Field(default_factory=_keys_of_server)
     """Keys, one of which each request must contain; by default those in the environment variable
     JAKIRO_API_KEY. If there are none, all requests are accepted."""
-    keys_file: Path | None = None
+    keys_file: FilePath | None = None
     """YAML file with the hashes of further keys by the names of their users."""
     tls_cert: Path | None = None
     """PEM file with the certificate of the server, and those that lead to its authority;

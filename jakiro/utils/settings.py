@@ -232,7 +232,9 @@ def _explain(
     """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
-    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    # Each kind of value that a key may have gives a problem of its own.
+    count = len({(problem["loc"][:-1], str(problem["input"])) for problem in problems})
+    others = f" (and {count - 1} more)" if count > 1 else ""
     if first["type"] == "extra_forbidden":
         return _unknown_key(settings_class, first, source, others)
     expected = first["msg"].removeprefix("Value error, ")

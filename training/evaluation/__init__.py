@@ -1,1 +1,1 @@
-"""Metrics of a run: validation losses, tau measured by decoding, and curves of several runs."""
+"""Metrics of a run: validation losses and tau measured by decoding."""

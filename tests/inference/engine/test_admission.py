@@ -258,3 +258,13 @@ def test_with_a_drafter_trees_must_have_the_same_shape(model: LlamaForCausalLM) 
     run.finish()
     with pytest.raises(PromptError, match="a closed run"):
         decoder.admit(run, LATER, max_new_tokens=3, temperature=0)
+
+
+def test_a_run_that_learns_numbers_the_requests_that_join(model: LlamaForCausalLM) -> None:
+    decoder = SpeculativeDecoder(model, _trained(model), tree="auto")
+    run = decoder.start(FIRST, max_new_tokens=3, temperature=0.8)
+    decoder.admit(run, LATER[:1], seed=1, max_new_tokens=3, temperature=0.8)
+    decoder.admit(run, LATER[1:2], seed=1, max_new_tokens=3, temperature=0.8)
+    numbers = [state.request.sampling.request_index for state in run.sequences]
+    assert len(set(numbers[1:])) == 3
+    run.close()

@@ -53,4 +53,6 @@ def test_the_digest_covers_every_number() -> None:
         digests.add(tree._replace(**{name: changed}).digest(4, 5))
     assert len(digests) == 3 + len(tree)
     assert tree.digest(4, 5) == mixed().digest(4, 5)
+    columns = tree._replace(token_ids=tree.token_ids.reshape(-1, 1))  # the same bytes
+    assert columns.digest(4, 5) != tree.digest(4, 5)
     assert TOTAL == 2**15  # a changed total changes the protocol
