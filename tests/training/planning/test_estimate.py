@@ -186,7 +186,7 @@ def test_the_drafter_for_an_8b_target_fits_on_gpus_of_80_gib(
 def test_a_run_is_planned_for_a_gpu_elsewhere_if_its_memory_is_given(workshop: Path) -> None:
     devices = ("auto", "cpu", "cuda")
     settings = {name: tiny_run(workshop, engine={"device": name}) for name in devices}
-    kinds = {name: planned_kind(own, 80) for name, own in settings.items()}
+    kinds = {name: planned_kind(own, 80.0) for name, own in settings.items()}
     assert kinds == {"auto": "cuda", "cpu": "cpu", "cuda": "cuda"}
     assert planned_kind(settings["auto"], None) == "cpu"
     with pytest.raises(ConfigError, match="no GPU that torch can use"):

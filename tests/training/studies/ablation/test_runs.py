@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from helpers.models import tiny_llama
+from helpers.tokenizers import spaced_tokenizer
 
 from jakiro.errors import EXIT_CODE_INTERRUPTED, JakiroError
 from training.config import TrainSettings
@@ -31,7 +33,7 @@ def test_a_failed_run_and_an_interrupted_one_end_the_study(
 
     monkeypatch.setattr(runs, "launch", launch)
     with pytest.raises(error):
-        train_runs([run], "deepspeed", None, None)  # type: ignore[arg-type]
+        train_runs([run], "deepspeed", tiny_llama(), spaced_tokenizer())
     (words,) = launched
     assert "--master_port" in words  # the default port may be in use
     assert "--num_accelerators" in words
