@@ -107,7 +107,7 @@ def test_wrong_folders_and_servers_are_named(
     with running(decoder, remote_sessions=2) as server, running(other, remote_sessions=2) as wrong:
         for words, message in (
             ([server.url, "x", "--drafter", str(drafter)], "jakiro export --to device"),
-            ([wrong.url, "x", "--drafter", str(out)], "made for another target"),
+            ([wrong.url, "x", "--drafter", str(out)], "made for a target"),
         ):
             capsys.readouterr()
             assert exit_code("connect", *words, *GREEDY) == 2
