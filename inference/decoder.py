@@ -16,14 +16,14 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.compute import Packed, Threads
 from inference.autotune.online import AutoTree
 from inference.autotune.policy import RequestGroup, numbered, policy_for
 from inference.autotune.setup import refuse_unusable, set_up_drafter, set_up_target
 from inference.autotune.tau_watch import TauWatch
+from inference.autotune.threads import Threads
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import OWN_FORMS, FormChoice
+from inference.drafters.trained.forms import FormChoice
 from inference.engine.captured_run import CapturedRun
 from inference.engine.decode_step import DecodeStep
 from inference.engine.details import options_for
@@ -68,8 +68,6 @@ class SpeculativeDecoder:
         tree: "auto" to select in every step the tree that is expected to be fastest, or none;
             "fixed" for trees as in training, or a shape or a plan (only for trained drafters).
         compiled: whether steps and a trained drafter are compiled with `torch.compile`.
-        packed: whether the target computes with weights reordered for the CPU, which doubles their
-            memory and changes logits by rounding; "auto" for what is faster on this machine.
         threads: number of threads of decoding steps on a CPU; "auto" for the fastest, which may
             change while other processes are busy; None for torch's current number.
         draft_forms: formats of a trained drafter's weights, which change drafts, but never the
@@ -101,25 +99,22 @@ class SpeculativeDecoder:
         tree: Trees = "auto",
         *,
         compiled: bool = False,
-        packed: Packed = False,
         threads: Threads = None,
-        draft_forms: FormChoice = OWN_FORMS,
+        draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
         captured: bool = False,
     ) -> None:
-        refuse_unusable(tree, threads, packed, draft_forms)
-        self.target, self.compute = set_up_target(
+        refuse_unusable(tree, threads, draft_forms)
+        self.target, self.threads = set_up_target(
             target,
             threads,
-            packed,
             compiled=compiled,
             batch_invariant=batch_invariant,
             captured=captured,
             drafter=drafter,
             other_weights=other_weights,
         )
-        number = self.compute.threads
         record = None
         if isinstance(drafter, JakiroDrafter):
             if tokenizer is None:
@@ -137,10 +132,10 @@ class SpeculativeDecoder:
                 compiled=compiled,
                 draft_forms=draft_forms,
                 other_weights=other_weights,
-                threads=number,
+                threads=self.threads,
             )
         adapts = threads == "auto" and not captured
-        self.policy = policy_for(self.target, self.drafter, tree, number, adapts=adapts)
+        self.policy = policy_for(self.target, self.drafter, tree, self.threads, adapts=adapts)
         self._watch = TauWatch(record)
         self._pipelines = PipelinePool() if captured else None
 
@@ -152,7 +147,6 @@ class SpeculativeDecoder:
         tree: Trees = "auto",
         *,
         compiled: bool = False,
-        packed: Packed = "auto",
         threads: Threads = "auto",
         draft_forms: FormChoice = "auto",
         other_weights: bool = False,
@@ -183,7 +177,7 @@ class SpeculativeDecoder:
             "other_weights": other_weights,
         }
         parts = load_parts(drafter, target, tree, **shared, **load)
-        shared |= {"packed": packed, "threads": threads, "captured": captured}
+        shared |= {"threads": threads, "captured": captured}
         shared |= {"batch_invariant": batch_invariant}
         return cls(*parts, **shared)
 
@@ -437,7 +431,7 @@ class SpeculativeDecoder:
             "drafter": self.drafter,
             "policy": group.policy,
             "record": options,
-            "threads": self.compute.threads,
+            "threads": self.threads,
         }
 
     def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:

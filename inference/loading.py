@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.autotune.draft_forms import with_forms
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
@@ -21,7 +20,7 @@ from inference.drafters.names import (
 from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import OWN_FORMS, FormChoice
+from inference.drafters.trained.forms import FormChoice
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -51,7 +50,7 @@ def load_parts(
     tree: Trees = "auto",
     *,
     compiled: bool = False,
-    draft_forms: FormChoice = OWN_FORMS,
+    draft_forms: FormChoice = "auto",
     other_weights: bool = False,
     **load: Any,
 ) -> Parts:
@@ -104,7 +103,7 @@ def combined_drafter(
     tree: TreeShape | TreePlan | None = None,
     *,
     compiled: bool = False,
-    draft_forms: FormChoice = OWN_FORMS,
+    draft_forms: FormChoice = "auto",
     other_weights: bool = False,
 ) -> CombinedDrafter:
     """Return a drafter that combines a model with a training-free drafter in shared trees.
@@ -118,7 +117,7 @@ def combined_drafter(
         trained = TrainedDrafter.for_target(
             first, adapter, tokenizer, tree, compiled=compiled, other_weights=other_weights
         )
-        first = with_forms(trained, draft_forms)
+        first = trained.in_forms(draft_forms)
     return CombinedDrafter(first, second, settings)
 
 
@@ -126,7 +125,7 @@ class _PairOptions(NamedTuple):
     """Options of the trained drafter of a pair, as for `combined_drafter`."""
 
     compiled: bool = False
-    draft_forms: FormChoice = OWN_FORMS
+    draft_forms: FormChoice = "auto"
     other_weights: bool = False
 
 

@@ -65,7 +65,7 @@ def run_demo(
     ):
         model, tokenizer = load_target(MODEL, "auto", choose_device(device))
         fresh = _train(folder, model, tokenizer, device, steps, progress)
-        subject = Subject(model, tokenizer, "auto", "auto", "auto")
+        subject = Subject(model, tokenizer, threads="auto")
         document = _compare(fresh, subject, progress)
     _show_example(subject)  # after the progress display, which would overwrite a part of it
     for part in figures_table(document):  # before the files, which a full disk can prevent
@@ -122,7 +122,6 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
         max_new_tokens=MAX_NEW_TOKENS,
         temperatures=TEMPERATURES,
         threads=subject.threads,
-        packed=subject.packed,
     )
     prompts = prompts_for(settings)
     methods = build_methods(parse_methods(settings.methods), subject)

@@ -26,23 +26,18 @@ DRAFTER = "jakiro/assets/smollm2-135m-instruct/drafter"
 def work(target: str) -> None:
     """Decode the prompts that arrive on standard input, with the checkout on `PYTHONPATH`."""
     from inference.decoder import SpeculativeDecoder
-    from inference.drafters.trained.forms import OWN_FORMS
 
     drafter = str(Path(os.environ["PYTHONPATH"]) / DRAFTER)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(target)
-    decoders = {
-        "autoregressive": SpeculativeDecoder(model, None, tokenizer, packed=True, threads=2)
-    }
+    decoders = {"autoregressive": SpeculativeDecoder(model, None, tokenizer, threads=2)}
     names = {"lookup": "lookup", "trained": drafter, "both": f"lookup+drafter={drafter}"}
     for method, name in names.items():
         decoders[method] = SpeculativeDecoder.from_pretrained(
             name,
             target,
             "fixed",
-            packed=True,
             threads=2,
-            draft_forms=OWN_FORMS,
             other_weights=method != "lookup",
             dtype="bfloat16",
         )

@@ -124,7 +124,6 @@ def decode(folder: Path, drafter: str) -> Iterator[tuple[str, Any]]:
         "fixed",
         dtype="float32",
         threads=1,
-        packed=False,
         draft_forms=OWN_FORMS,
     )
     for sampling in SAMPLING:
@@ -139,7 +138,7 @@ def decode(folder: Path, drafter: str) -> Iterator[tuple[str, Any]]:
 def server(folder: Path) -> Iterator[str]:
     """Serve the target with prompt lookup, and yield the server's address."""
     words = ["serve", "--drafter", "lookup", "--target", str(folder / "target"), "--port", "0"]
-    words += ["--remote-sessions", "4", "--tree", "fixed", "--threads", "1", "--packed", "no"]
+    words += ["--remote-sessions", "4", "--tree", "fixed", "--threads", "1"]
     words += ["--dtype", "float32"]
     process = subprocess.Popen(
         [sys.executable, "-m", "jakiro", *words], stderr=subprocess.PIPE, text=True

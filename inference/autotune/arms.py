@@ -24,14 +24,12 @@ class TreeArm(NamedTuple):
         block: exclusive upper bounds of the node positions in such a tree.
         seconds: seconds of a step with such a tree, according to the cost model: to verify it and,
             for a drafter that is a model, to draft it.
-        growth: seconds by which each further token of the context lengthens such a step.
         shape: shape of the trees of a drafter that is a model; None for other drafters.
     """
 
     budget: Budget
     block: NodePosition
     seconds: float
-    growth: float = 0.0
     shape: TreeShape | None = None
 
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
@@ -84,7 +82,6 @@ def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> lis
             Budget(count, depth),
             (depth, count, 1),
             costs.verify_seconds(count),
-            costs.verify_growth(count),
         )
         for count in (*counts, trees.num_nodes)
     ]
@@ -102,12 +99,11 @@ def _shaped_arms(shape: TreeShape, costs: Costs, is_other_kind: bool = False) ->
                 continue  # a path has no node for the last passes: a shallower tree is the same
             passes = cut.autoregressive_levels
             seconds = costs.verify_seconds(cut.max_nodes) + costs.draft[passes]
-            growth = costs.verify_growth(cut.max_nodes) + costs.draft_growth(passes)
             block = (cut.depth, cut.max_nodes, 1)
             if cut.sampled:
                 block = (cut.depth, cut.breadth if cut.depth > 1 else 1, cut.children)
             size = (cut.max_nodes, cut.depth)
-            arms.setdefault(block, (size, TreeArm(budget, block, seconds, growth, cut)))
+            arms.setdefault(block, (size, TreeArm(budget, block, seconds, cut)))
     return [arm for _, arm in sorted(arms.values(), key=lambda sized: sized[0])]
 
 

@@ -48,7 +48,6 @@ class AutoThreadsRun:
     def __init__(self, threads: TimedThreads, lock: Lock) -> None:
         self._threads = threads
         self._lock = lock
-        self._context = 0  # number of tokens in the context
         self._timing = threads.timing  # with the number of threads of the next step
 
     @property
@@ -56,7 +55,6 @@ class AutoThreadsRun:
         return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        self._context = progress.context
         return None
 
     def learn(
@@ -68,8 +66,6 @@ class AutoThreadsRun:
     ) -> None:
         with self._lock:
             if seconds is not None:
-                self._threads.take(self._timing, None, seconds, self._context)
-            self._threads.after_step(
-                self._timing, lambda own: 1 / own.of_autoregressive(self._context)
-            )
+                self._threads.take(self._timing, None, seconds)
+            self._threads.after_step(self._timing, lambda own: 1 / own.of_autoregressive)
             self._timing = self._threads.timing

@@ -1,9 +1,9 @@
 """Selection of the size and kind of the draft tree in each decoding step, for `tree="auto"`.
 
 Each step has no drafts, or the tree that is expected to give the most tokens per second:
-(1 + expected accepted candidates) / (seconds to draft and verify). Costs are measured once per
-machine, target and drafter, and corrected by the durations of steps. An acceptance rate is learned
-for every node position; smaller trees consist of the first positions of larger ones. If tokens are
+(1 + expected accepted candidates) / (seconds to draft and verify). A few steps are timed at the
+start, and the durations of decoding steps correct them. An acceptance rate is learned for every
+node position; smaller trees consist of the first positions of larger ones. If tokens are
 sampled, sampled and deterministic trees of a model are both tried. If drafting does not pay, it
 pauses, twice as long each time. Another number of threads is tried now and then, and whenever the
 load of the machine has changed.
@@ -11,7 +11,6 @@ load of the machine has changed.
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import TypeAlias
 
 from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
@@ -22,12 +21,7 @@ from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.protocol import Budget, RequestCounter
 from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan
-from jakiro.utils.memory import is_out_of_memory
 
-# Costs with the decoder's number of threads, and those with other numbers, by number.
-CostsByThreads: TypeAlias = tuple[Costs, Mapping[int, Costs]]
-
-MOST_MEASURED = 16  # largest number of sequences for which costs are measured
 MOST_LEARNERS = 64  # largest number of kinds of runs whose estimates are kept
 
 
@@ -37,8 +31,6 @@ class AutoTree:
     Args:
         other_threads: costs with other numbers of threads than the decoder's, by number. If there
             are none, all steps compute with the decoder's number.
-        measure: function that returns both kinds of costs for a number of sequences that are
-            decoded together; None to use those of a single sequence.
     """
 
     def __init__(
@@ -47,11 +39,7 @@ class AutoTree:
         costs: Costs,
         on_reset: Callable[[], None] = lambda: None,
         other_threads: Mapping[int, Costs] | None = None,
-        measure: Callable[[int], CostsByThreads] | None = None,
     ) -> None:
-        self._measure = measure
-        self._measuring = Lock()
-        self._by_batch: dict[int, CostsByThreads] = {}
         self.trees = trees
         self.costs = costs
         self.other_threads = other_threads or {}
@@ -66,39 +54,23 @@ class AutoTree:
         If there are too many kinds of runs, the estimates of the least recently used are dropped.
         """
         key = (sampling.description, batch)
-        by_threads = self._costs_of(batch)
         with self._lock:
             learner = self._learners.pop(key, None)
             if learner is None:
-                learner = self._new_learner(sampling, by_threads)
+                learner = self._new_learner(sampling, batch)
             self._learners[key] = learner
             if len(self._learners) > MOST_LEARNERS:
                 del self._learners[next(iter(self._learners))]
         return AutoRun(learner, self._lock)
 
-    def _costs_of(self, batch: int) -> "CostsByThreads":
-        """Return the costs for a number of sequences, measured for the next power of two."""
-        if batch == 1 or self._measure is None:
-            return self.costs, self.other_threads
-        size = min(1 << (batch - 1).bit_length(), MOST_MEASURED)
-        with self._measuring:
-            if size not in self._by_batch:
-                try:
-                    self._by_batch[size] = self._measure(size)
-                except (MemoryError, RuntimeError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    self._by_batch[size] = self.costs, self.other_threads
-            return self._by_batch[size]
-
-    def _new_learner(self, sampling: Sampling, by_threads: "CostsByThreads") -> TreeLearner:
-        usual, others = by_threads
-        each = [
-            (threads, costs, tree_arms(self.trees, sampling, costs))
-            for threads, costs in ((None, usual), *others.items())
+    def _new_learner(self, sampling: Sampling, batch: int) -> TreeLearner:
+        by_threads = [
+            (threads, costs.of_batch(batch))
+            for threads, costs in ((None, self.costs), *self.other_threads.items())
         ]
+        each = [(own, costs, tree_arms(self.trees, sampling, costs)) for own, costs in by_threads]
         timings = [StepSeconds(arms, costs, threads) for threads, costs, arms in each]
-        return TreeLearner(each[0][-1], timings, usual.read)
+        return TreeLearner(each[0][-1], timings, self.costs.read)
 
     def reset(self) -> None:
         with self._lock:
@@ -127,7 +99,7 @@ class ReproducibleTree:
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
         """Return the policy of a run, which learns nothing."""
-        costs = self._auto.costs
+        costs = self._auto.costs.of_batch(batch)
         every = tree_arms(self._auto.trees, sampling, costs)
         arms = [arm for arm in every if not arm.budget.deterministic]  # rates are not known
         best = max(arms, key=lambda arm: arm.assumed_tau / arm.seconds)
@@ -142,21 +114,16 @@ class LaneTrees(ReproducibleTree):
     """Policy of a lane, whose sequences come and go.
 
     If any sequence samples, trees have the size that is expected to be fastest for a full lane,
-    because sampled text depends on the trees. Greedy text does not, so its trees may become smaller
-    as more sequences are decoded together, each of which makes verification slower.
+    because sampled text depends on the trees. Greedy text does not, so its trees become smaller as
+    more sequences are decoded together, each of which makes verification slower.
     """
 
-    def __init__(self, full: AutoTree, one: Costs, places: int) -> None:
-        super().__init__(full)
-        self.one = one
+    def __init__(self, auto: AutoTree, places: int) -> None:
+        super().__init__(auto)
         self.places = places
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
-        if sampling.do_sample or batch >= self.places:
-            return super().new_run(sampling, batch)
-        share = (batch - 1) / (self.places - 1)
-        costs = self.one.between(self._auto.costs, share)
-        return AutoTree(self._auto.trees, costs).reproducible().new_run(sampling, batch)
+        return super().new_run(sampling, self.places if sampling.do_sample else batch)
 
 
 class AutoRun:
@@ -166,21 +133,19 @@ class AutoRun:
         self._learner = learner
         self._lock = lock
         self._was_requested = False
-        self._context = 0  # number of tokens in the context
         self._timing = learner.timing  # with the number of threads of the next step
 
     @property
     def autoregressive_seconds(self) -> float:
         """The seconds of a decoding step without drafts, as far as such steps were timed."""
         with self._lock:
-            return self._learner.timing.of_timed_autoregressive(self._context)
+            return self._learner.timing.of_timed_autoregressive
 
     @property
     def threads(self) -> int | None:
         return self._timing.threads
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        self._context = progress.context
         with self._lock:
             arm = self._learner.choose(progress)
         return None if arm is None else arm.budget
@@ -209,7 +174,6 @@ class AutoRun:
                 positions,
                 len(trees),
                 seconds if is_timed else None,
-                self._context,
                 self._timing,
             )
             self._timing = self._learner.timing

@@ -6,10 +6,10 @@ from typing import NamedTuple
 from transformers import GenerationConfig
 
 from inference.autotune.auto_threads import AutoThreads
-from inference.autotune.compute import other_threads
 from inference.autotune.costs import Costs, costs_with
-from inference.autotune.online import AutoTree, CostsByThreads, LaneTrees
+from inference.autotune.online import AutoTree, LaneTrees
 from inference.autotune.search import largest_trees
+from inference.autotune.threads import other_threads
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft, DraftPolicy
@@ -38,7 +38,7 @@ def policy_for(
     *,
     adapts: bool = False,
 ) -> DraftPolicy:
-    """Return the policy of a decoder; with "auto", costs are measured unless they are known.
+    """Return the policy of a decoder; with "auto", a few steps are timed.
 
     Args:
         adapts: whether steps may compute with another number of threads when that becomes faster.
@@ -50,50 +50,32 @@ def policy_for(
     if not is_learned:
         return AlwaysDraft.with_all_of(drafter)
 
-    def measure(batch: int) -> CostsByThreads:
-        with num_threads(threads):
-            costs = costs_with(target, drafter, batch, is_brief=drafter is None)
-        brief = {number: _brief_costs(target, drafter, batch, number) for number in numbers}
-        # Unread tokens are counted over all sequences, which the drafter reads at once.
-        return costs.model_copy(update={"read": costs.read / batch}), brief
+    def measured(number: int | None) -> Costs:
+        with num_threads(number):
+            return costs_with(target, drafter)
 
-    costs, by_threads = measure(1)
+    costs, by_threads = measured(threads), {number: measured(number) for number in numbers}
     if drafter is None:
         return AutoThreads(costs, by_threads)
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
-        return AutoTree(drafter.plan, costs, other_threads=by_threads, measure=measure)
+        return AutoTree(drafter.plan, costs, other_threads=by_threads)
     limits = Budget(drafter.max_nodes, drafter.max_depth)
     if isinstance(drafter, CostAware) and costs.draft:
         forget = drafter.use_costs(costs.verify_seconds, costs.draft)
-        return AutoTree(limits, costs, forget, by_threads, measure)
-    return AutoTree(limits, costs, other_threads=by_threads, measure=measure)
+        return AutoTree(limits, costs, forget, by_threads)
+    return AutoTree(limits, costs, other_threads=by_threads)
 
 
-def _brief_costs(target: TargetAdapter, drafter: Drafter | None, batch: int, threads: int) -> Costs:
-    with num_threads(threads):
-        return costs_with(target, drafter, batch, is_brief=True)
-
-
-def fixed_policy(
-    target: TargetAdapter,
-    drafter: Drafter | None,
-    policy: DraftPolicy,
-    batch: int,
-    threads: int | None,
-) -> DraftPolicy:
+def fixed_policy(policy: DraftPolicy, places: int) -> DraftPolicy:
     """Return a policy with trees whose size is not learned.
 
     Instead of trees whose size is selected in each step by what was learned, these trees have the
     size that is expected to be fastest, for sampling in a full batch and for greedy decoding with
-    each number of sequences; the costs are measured unless they are known.
+    each number of sequences.
     """
     if isinstance(policy, AutoThreads):
         return policy.reproducible()
-    if not isinstance(policy, AutoTree) or drafter is None:
-        return policy
-    with num_threads(threads):
-        costs = costs_with(target, drafter, batch)
-    return LaneTrees(AutoTree(policy.trees, costs), policy.costs, batch)
+    return LaneTrees(policy, places) if isinstance(policy, AutoTree) else policy
 
 
 def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:

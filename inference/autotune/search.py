@@ -2,13 +2,13 @@
 
 from math import isqrt
 
-from inference.autotune.costs import NODE_COUNTS, timed_passes
+from inference.autotune.costs import timed_passes
 from inference.protocol import Budget
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.settings import validate_settings
 
-MAX_NODES = NODE_COUNTS[-1]
+MAX_NODES = 24
 
 
 def trees_of_size(

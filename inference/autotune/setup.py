@@ -2,11 +2,10 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.autotune.compute import Compute, Packed, Threads, choose_compute
-from inference.autotune.draft_forms import with_forms
 from inference.autotune.policy import refuse_shape, shapes_of
+from inference.autotune.threads import Threads, choose_threads
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import OWN_FORMS, DraftForms, FormChoice
+from inference.drafters.trained.forms import DraftForms, FormChoice
 from inference.engine.threads import num_threads
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
@@ -20,7 +19,7 @@ from jakiro.target.record import check_target
 _TREES = '"fixed", a TreeShape or a TreePlan'
 
 
-def refuse_unusable(tree: object, threads: object, packed: object, draft_forms: object) -> None:
+def refuse_unusable(tree: object, threads: object, draft_forms: object) -> None:
     """Raise an error if an argument of `SpeculativeDecoder` has an unusable value.
 
     Without this check, some misspelt values would have the effect of others.
@@ -29,7 +28,6 @@ def refuse_unusable(tree: object, threads: object, packed: object, draft_forms: 
     for name, value, is_usable, others in (
         ("tree", tree, tree == "fixed" or isinstance(tree, TreeShape | TreePlan), _TREES),
         ("threads", threads, threads is None or is_number, "None, or a number of at least 1"),
-        ("packed", packed, isinstance(packed, bool), "True or False"),
         ("draft_forms", draft_forms, isinstance(draft_forms, DraftForms), "DraftForms(...)"),
     ):
         if not is_usable and value != "auto":
@@ -41,37 +39,31 @@ def refuse_unusable(tree: object, threads: object, packed: object, draft_forms: 
 def set_up_target(
     model: CausalLM,
     threads: Threads = None,
-    packed: Packed = False,
     *,
     compiled: bool = False,
     batch_invariant: bool = False,
     captured: bool = False,
     drafter: JakiroDrafter | Drafter | None = None,
     other_weights: bool = False,
-) -> tuple[TargetAdapter, Compute]:
-    """Return the adapter of a target in evaluation mode, and the way in which it computes."""
-    if compiled:
-        _refuse_with_compiled(
-            packed=packed is True, batch_invariant=batch_invariant, captured=captured
-        )
-        packed = False  # compiled layers compute in one way only
+) -> tuple[TargetAdapter, int | None]:
+    """Return the adapter of a target in evaluation mode, and the number of threads of its steps."""
+    for other, is_set in (("batch_invariant", batch_invariant), ("captured", captured)):
+        if compiled and is_set:
+            raise ConfigError(f"{other}=True and compiled=True cannot be combined")
     target = TargetAdapter(model.eval())
-    if isinstance(drafter, JakiroDrafter):  # before anything is measured
+    if isinstance(drafter, JakiroDrafter):  # before anything is copied
         check_target(drafter.config.target_record, target.spec, other_weights=other_weights)
-    if batch_invariant:
-        target.make_batch_invariant()
-    if captured:
-        target.modules.group_heads()
+    if not compiled:
+        # A recorded step must not read weights in a format that only the CPU knows.
+        target.fuse(batch_invariant=batch_invariant, reorders=not captured)
     # If the target is batch-invariant, the choice must not depend on the drafter either.
-    drafts = drafter is not None or batch_invariant
-    compute = choose_compute(target, threads, packed, drafts=drafts)
-    compute.prepare(target)
-    with num_threads(compute.threads):
-        if batch_invariant:
+    number = choose_threads(target, threads, drafts=drafter is not None or batch_invariant)
+    if batch_invariant:
+        with num_threads(number):
             check_batch_invariance(target)
     if compiled:
         target.compile()
-    return target, compute
+    return target, number
 
 
 def set_up_drafter(
@@ -81,7 +73,7 @@ def set_up_drafter(
     tree: Trees,
     *,
     compiled: bool = False,
-    draft_forms: FormChoice = OWN_FORMS,
+    draft_forms: FormChoice = "auto",
     other_weights: bool = False,
     threads: int | None = None,
 ) -> Drafter:
@@ -98,10 +90,4 @@ def set_up_drafter(
             compiled=compiled,
             other_weights=other_weights,
         )
-        return with_forms(trained, draft_forms)
-
-
-def _refuse_with_compiled(**others: bool) -> None:
-    for other, is_set in others.items():
-        if is_set:
-            raise ConfigError(f"{other}=True and compiled=True cannot be combined")
+        return trained.in_forms(draft_forms)

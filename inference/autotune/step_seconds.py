@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from inference.autotune.arms import TreeArm
 from inference.autotune.costs import Costs
-from inference.autotune.measurement import CONTEXT
 
 MEMORY_OF_TIMES = 20  # number of recent steps whose durations are averaged
 MEMORY_OF_STEPS_ALONE = 7  # number of recent steps without drafts whose durations are known
@@ -33,26 +32,28 @@ class StepSeconds:
         self.threads = threads
         self.num_arms = len(arms)
         self._base = np.array([*(arm.seconds for arm in arms), costs.verify_seconds(0)])
-        self._growth = np.array([*(arm.growth for arm in arms), costs.verify_growth(0)])
         self.slowness = Slowness(len(self._base))
         # Ratios of measured to modeled seconds of recent steps without drafts.
         self._alone: deque[float] = deque(maxlen=MEMORY_OF_STEPS_ALONE)
 
-    def of_arms(self, context: int) -> NDArray[np.float64]:
-        return self._estimated(context)[:-1]
+    @property
+    def of_arms(self) -> NDArray[np.float64]:
+        return self._estimated[:-1]
 
-    def of_autoregressive(self, context: int) -> float:
-        return float(self._estimated(context)[-1])
+    @property
+    def of_autoregressive(self) -> float:
+        return float(self._estimated[-1])
 
-    def of_timed_autoregressive(self, context: int) -> float:
+    @property
+    def of_timed_autoregressive(self) -> float:
         """Return the median seconds of recent steps without drafts; an estimate before the first.
 
         In contrast to `of_autoregressive`, the durations of steps with drafts do not affect this
         value.
         """
         if not self._alone:
-            return self.of_autoregressive(context)
-        return float(self._modeled(context)[-1]) * median_low(self._alone)
+            return self.of_autoregressive
+        return float(self._base[-1]) * median_low(self._alone)
 
     def expect_change(self) -> None:
         """Let the next steps outweigh the earlier ones."""
@@ -66,19 +67,17 @@ class StepSeconds:
         alone.slowness = Slowness(len(self._base))
         return alone
 
-    def take(self, arm: int | None, seconds: float, context: int) -> float:
+    def take(self, arm: int | None, seconds: float) -> float:
         """Learn from a step, and return the ratio of its seconds to those of usual steps."""
         kind = self.num_arms if arm is None else arm
-        ratio = seconds / float(self._modeled(context)[kind])
+        ratio = seconds / float(self._base[kind])
         if arm is None:
             self._alone.append(ratio)
         return self.slowness.take(kind, ratio)
 
-    def _estimated(self, context: int) -> NDArray[np.float64]:
-        return self._modeled(context) * self.slowness.ratios
-
-    def _modeled(self, context: int) -> NDArray[np.float64]:
-        return self._base + max(0, context - CONTEXT) * self._growth
+    @property
+    def _estimated(self) -> NDArray[np.float64]:
+        return self._base * self.slowness.ratios
 
 
 class Slowness:

@@ -102,7 +102,7 @@ class TimedThreads:
     def is_trial(self) -> bool:
         return self._choice.is_trial
 
-    def take(self, timing: StepSeconds, arm: int | None, seconds: float, context: int) -> bool:
+    def take(self, timing: StepSeconds, arm: int | None, seconds: float) -> bool:
         """Learn from the duration of a step, and return whether the load of the machine changed.
 
         Args:
@@ -111,7 +111,7 @@ class TimedThreads:
         """
         if timing is self.timing and self._choice.is_first_of_trial:
             return False
-        ratio = timing.take(arm, seconds, context)
+        ratio = timing.take(arm, seconds)
         change = (ratio > SURPRISING) - (ratio < 1 / SURPRISING)
         goes_on = change * self._num_surprises > 0
         self._num_surprises = self._num_surprises + change if goes_on else change

@@ -68,7 +68,7 @@ class TreeLearner:
         """Return the size of the next step's trees; None for a step without drafts."""
         if self.left_of_pause > 0 or not self._repays_reading(progress):
             return None
-        return self._drafted(progress.context)
+        return self._drafted()
 
     def learn(
         self,
@@ -76,13 +76,12 @@ class TreeLearner:
         positions: Sequence[NodePosition],
         batch: int,
         seconds: float | None,
-        context: int,
         timing: StepSeconds | None = None,
     ) -> None:
         timing = timing or self.timing
         if seconds is not None:
             index = None if arm is None else self.arms.index(arm)
-            has_changed = self.threads.take(timing, index, seconds, context)
+            has_changed = self.threads.take(timing, index, seconds)
             if has_changed and arm is not None:
                 self.left_of_pause = 2  # steps without drafts are timed again
         if arm is None:
@@ -92,18 +91,18 @@ class TreeLearner:
             self.left_of_trial -= 1
             self._count(arm, positions, batch)
             if not self.threads.is_trial:  # a decision must not rest on another number of threads
-                self._decide(context)
-        if self.threads.after_step(timing, lambda own: self._rate(own, context)):
+                self._decide()
+        if self.threads.after_step(timing, self._rate):
             self.left_of_pause, self.left_of_trial = 0, LATER_TRIAL  # trees are tried anew
 
-    def _drafted(self, context: int) -> TreeArm:
+    def _drafted(self) -> TreeArm:
         """Return the best tree, or another one, to learn how often its candidates are accepted."""
         turn, step = divmod(self.num_drafted, EXPLORE_EVERY)
         if step == EXPLORE_EVERY - 1:
             return self.arms[self.kinds[turn % len(self.kinds)][-1]]
-        return self.bests[self._likely_kind(context)]
+        return self.bests[self._likely_kind()]
 
-    def _likely_kind(self, context: int) -> int:
+    def _likely_kind(self) -> int:
         """Return the kind of trees that may give the most tokens per second.
 
         The less is known of a kind, the higher its expected number of tokens is assumed to be, as
@@ -113,14 +112,14 @@ class TreeLearner:
             return 0
         indices = [self.arms.index(best) for best in self.bests]
         deviation = DEVIATION / np.sqrt(np.maximum(self.num_tried, NO_DOUBT))
-        values = self._values(self.timing, context, NO_DOUBT)[indices]
-        return int((values + deviation / self.timing.of_arms(context)[indices]).argmax())
+        values = self._values(self.timing, NO_DOUBT)[indices]
+        return int((values + deviation / self.timing.of_arms[indices]).argmax())
 
-    def _decide(self, context: int) -> None:
+    def _decide(self) -> None:
         """Select the best tree of each kind, or pause drafting."""
         is_tried = self.acceptance.counts()[1][self.corners] > 0
-        values = np.where(is_tried, self._values(self.timing, context), 0.0)
-        if values.max() > 1 / self.timing.of_autoregressive(context):
+        values = np.where(is_tried, self._values(self.timing), 0.0)
+        if values.max() > 1 / self.timing.of_autoregressive:
             for kind in np.flatnonzero(self.num_tried):
                 self.bests[kind] = self.arms[max(self.kinds[kind], key=values.__getitem__)]
             self.pause = SHORTEST_PAUSE
@@ -130,10 +129,10 @@ class TreeLearner:
             self.left_of_pause, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.left_of_trial = LATER_TRIAL
 
-    def _rate(self, timing: StepSeconds, context: int) -> float:
+    def _rate(self, timing: StepSeconds) -> float:
         """Return the tokens per second that are expected with a number of threads."""
-        best = float(self._values(timing, context).max())
-        return max(best, 1 / timing.of_autoregressive(context))
+        best = float(self._values(timing).max())
+        return max(best, 1 / timing.of_autoregressive)
 
     def _count(self, arm: TreeArm, positions: Sequence[NodePosition], batch: int) -> None:
         accepted, offered = np.zeros((2, *self.acceptance.shape))
@@ -145,19 +144,17 @@ class TreeLearner:
         self.num_tried *= np.exp(-batch / MEMORY)
         self.num_tried[kind] += batch
 
-    def _values(
-        self, timing: StepSeconds, context: int, doubt: float = DOUBT
-    ) -> NDArray[np.float64]:
+    def _values(self, timing: StepSeconds, doubt: float = DOUBT) -> NDArray[np.float64]:
         """Return the expected tokens per second of each tree.
 
         Before any observation, each tree is expected to be as fast as decoding without drafts.
         """
-        seconds = timing.of_arms(context)
+        seconds = timing.of_arms
         accepted, offered = self.acceptance.counts()
         rates = accepted / np.maximum(offered, 1.0)
         seen = rates.cumsum(1).cumsum(2).cumsum(3)[self.corners]
         experience = offered[self.corners]
-        just_pays = seconds / timing.of_autoregressive(context) - 1
+        just_pays = seconds / timing.of_autoregressive - 1
         expected = (seen * experience + just_pays * doubt) / (experience + doubt)
         return np.asarray((1 + expected) / seconds)
 
@@ -165,10 +162,10 @@ class TreeLearner:
         """Return whether drafting may save the time in which the drafter reads the context."""
         if progress.left is None:
             return True
-        alone = self.timing.of_autoregressive(progress.context)
+        alone = self.timing.of_autoregressive
         share = UNTRIED_SHARE
         if self.num_drafted:
-            best = float(self._values(self.timing, progress.context).max())
+            best = float(self._values(self.timing).max())
             share = max(DOUBTFUL_SHARE, 1 - 1 / (alone * best))
         return progress.unread * self.read_seconds <= share * progress.left * alone
 

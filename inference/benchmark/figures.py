@@ -16,7 +16,7 @@ from inference.benchmark.document import (
     SampleRecord,
     Seconds,
 )
-from inference.benchmark.methods import Method
+from inference.benchmark.methods import Method, setting
 from inference.benchmark.samples import Measured, Sample
 from inference.benchmark.stats import (
     Floats,
@@ -71,7 +71,7 @@ def figures_of(
         peak_memory_bytes=measured.peak_memory,
         tree=method.tree(measured.temperature),
         parameters=method.parameters,
-        notes=tuple(note for note in (method.note, *notes, str(method.compute)) if note),
+        notes=tuple(note for note in (setting(method), *notes) if note),
         categories=_categories(samples, baseline.samples),
         samples=tuple(_record(sample) for sample in samples),
     )

@@ -12,9 +12,10 @@ from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
 from inference.trees.limits import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 
-TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
+TRANSFORMERS, COMPILED = "transformers", "transformers-compiled"
+LOOKUP, ASSISTED = "transformers-lookup", "transformers-assisted"
 AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
-KINDS = (TRANSFORMERS, LOOKUP, ASSISTED, AUTOREGRESSIVE, DRAFTER, *UNTRAINED)
+KINDS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED, AUTOREGRESSIVE, DRAFTER, *UNTRAINED)
 WITH_PATH = (ASSISTED, DRAFTER, LM)
 OPTIONAL_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time

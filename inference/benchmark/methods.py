@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from inference.autotune.auto_threads import AutoThreads
-from inference.autotune.compute import Compute
 from inference.autotune.online import AutoTree
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
@@ -41,7 +40,7 @@ class Method(Protocol):
     family: str  # name under which the fastest of several settings is reported
     kind: str
     note: str  # remark for readers of the report
-    compute: Compute  # number of threads, and whether the target's weights are reordered
+    threads: int | None  # number of threads of decoding steps; None for torch's current number
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together."""
@@ -63,7 +62,9 @@ class Method(Protocol):
 
 def setting(method: Method) -> str:
     """Return in words what distinguishes a method from others of its family."""
-    return ", ".join(part for part in (method.note, str(method.compute)) if part)
+    count = method.threads
+    threads = "" if count is None else f"{count} thread{'s' if count > 1 else ''}"
+    return ", ".join(part for part in (method.note, threads) if part)
 
 
 class OwnDecoding:
@@ -74,7 +75,7 @@ class OwnDecoding:
         self.kind = kind
         self.decoder = decoder
         self.note = note
-        self.compute = decoder.compute
+        self.threads = decoder.threads
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together."""

@@ -48,8 +48,6 @@ class ComparisonSettings(Settings):
     threads: PositiveInt | Literal["auto"] | None = None
     """Number of threads to compute with on a CPU; "auto" for the fastest number for each method;
     None for torch's current number."""
-    packed: bool | Literal["auto"] = False
-    """Whether this package reorders the target's weights for the CPU; "auto" for what is faster."""
     other_weights: bool = False
     """Use trained drafters even if they were trained for other weights of the target."""
     baseline: str | None = None

@@ -7,18 +7,19 @@ from typing import Literal, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.autotune.compute import Packed, Threads, choose_compute, contenders
 from inference.autotune.search import trees_of_size
+from inference.autotune.threads import Threads, choose_threads, contending_threads
 from inference.benchmark.method_names import (
     ASSISTED,
     AUTOREGRESSIVE,
+    COMPILED,
     DRAFTER,
     LOOKUP,
     TRANSFORMERS,
     MethodName,
 )
 from inference.benchmark.methods import Method, OwnDecoding
-from inference.benchmark.transformers_methods import TransformersDecoding
+from inference.benchmark.transformers_methods import CompiledDecoding, TransformersDecoding
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
@@ -27,7 +28,7 @@ from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import default_tree
-from inference.drafters.trained.forms import OWN_FORMS, FormChoice
+from inference.drafters.trained.forms import FormChoice
 from inference.loading import combined_drafter
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
@@ -61,8 +62,7 @@ class Subject(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     threads: Threads = None
-    packed: Packed = False
-    draft_forms: FormChoice = OWN_FORMS
+    draft_forms: FormChoice = "auto"
     other_weights: bool = False
 
     def decoder(
@@ -74,7 +74,6 @@ class Subject(NamedTuple):
             drafter,
             self.tokenizer,
             tree,
-            packed=self.packed,
             threads=self.threads,
             draft_forms=self.draft_forms,
             other_weights=self.other_weights,
@@ -86,15 +85,14 @@ class Subject(NamedTuple):
         If `threads` is "auto", these are the numbers that may be the fastest, so that the baseline
         is not reported with a slow one.
         """
-        ways = contenders(self._target, self.threads, packed=False, drafts=False)
-        return [way.threads for way in ways]
+        return contending_threads(self._target, self.threads)
 
     def threads_of_drafting(self) -> int | None:
         """Return the number of threads with which transformers decodes with drafts.
 
         If `threads` is "auto", this is the fastest number.
         """
-        return choose_compute(self._target, self.threads, packed=False).threads
+        return choose_threads(self._target, self.threads, drafts=True)
 
     @property
     def _target(self) -> TargetAdapter:
@@ -117,6 +115,11 @@ def _transformers(name: MethodName, subject: Subject) -> list[Method]:
         )
         for threads in subject.threads_of_transformers()
     ]
+
+
+def _compiled(name: MethodName, subject: Subject) -> list[Method]:
+    threads = subject.threads_of_transformers()[-1]
+    return [CompiledDecoding(name.name, name.kind, subject.model, threads=threads)]
 
 
 def _lookup(name: MethodName, subject: Subject) -> list[Method]:
@@ -239,6 +242,7 @@ def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
 
 _BUILDERS: dict[str, Callable[..., list[Method]]] = {
     TRANSFORMERS: _transformers,
+    COMPILED: _compiled,
     LOOKUP: _lookup,
     ASSISTED: _assisted,
     AUTOREGRESSIVE: _autoregressive,

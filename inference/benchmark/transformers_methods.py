@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from inference.autotune.compute import Compute
-from inference.benchmark.method_names import TRANSFORMERS
+from inference.benchmark.method_names import COMPILED, TRANSFORMERS
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
 from inference.trees.shape import TreeShape
 from jakiro.utils.pretrained import end_ids
+
+CACHE_BUCKET = 256  # lengths of static caches are multiples of this
 
 
 class TransformersDecoding:
@@ -44,7 +45,7 @@ class TransformersDecoding:
         self.family = family or name
         self.kind = kind
         self.note = note
-        self.compute = Compute(threads=threads)
+        self.threads = threads
         self._model = model
         self._how = how
         self._assistant = how.get("assistant_model")
@@ -56,8 +57,7 @@ class TransformersDecoding:
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
-        # The prompt is read with torch's current number of threads, as in this package.
-        with num_threads(torch.get_num_threads()), _watched(self._model, self.compute) as watch:
+        with self._watched() as watch:
             tokens = generate(
                 input_ids,
                 attention_mask=mask,
@@ -66,6 +66,7 @@ class TransformersDecoding:
                 pad_token_id=0,
                 **(sampling if options.temperature else {"do_sample": False}),
                 **self._how,
+                **self._cache(input_ids.shape[1] + options.max_new_tokens),
             )
         sequences = tokens[:, input_ids.shape[1] :].tolist()
         return Decoded([self._continuation(sequence, watch) for sequence in sequences], watch.parts)
@@ -84,6 +85,27 @@ class TransformersDecoding:
         """The number of the assistant's parameters; None if there is no assistant."""
         return None if self._assistant is None else int(self._assistant.num_parameters())
 
+    def _cache(self, length: int) -> dict[str, Any]:
+        return {}
+
+    @contextmanager
+    def _watched(self) -> Iterator["_ForwardTimer"]:
+        """Record the seconds of prefill and of the forward passes after it.
+
+        The prompt is read with torch's current number of threads, as in this package.
+        """
+        watch = _ForwardTimer(self.threads)
+        handles = [
+            self._model.register_forward_pre_hook(watch.begin_forward),
+            self._model.register_forward_hook(watch.end_forward),
+        ]
+        try:
+            with num_threads(torch.get_num_threads()):
+                yield watch
+        finally:
+            for handle in handles:
+                handle.remove()
+
     def _state(self) -> Any:
         return None if self._assistant is None else copy.deepcopy(self._assistant.generation_config)
 
@@ -98,7 +120,7 @@ class TransformersDecoding:
         """Return the new tokens of a sequence before its padding, with their statistics."""
         ids = sequence[: _end(sequence, set(end_ids(self._model.generation_config)))]
         # Without drafts, every token after the one from prefill needs one forward pass.
-        is_drafting = self.kind != TRANSFORMERS
+        is_drafting = self.kind not in (TRANSFORMERS, COMPILED)
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
         arrivals = _first(watch.arrivals, len(ids))
         stats = DecodeStats(
@@ -107,15 +129,39 @@ class TransformersDecoding:
         return Continuation(ids, arrivals, stats)
 
 
+class CompiledDecoding(TransformersDecoding):
+    """`generate()` with a compiled forward pass and a static cache.
+
+    Each decoding step attends to the whole cache, whose length is rounded up, so that prompts of
+    similar lengths share what was compiled.
+    """
+
+    def _cache(self, length: int) -> dict[str, Any]:
+        compiling: Any = CompileConfig(mode="default")
+        compiling._compile_all_devices = True  # otherwise, nothing is compiled on a CPU
+        size = -(-length // CACHE_BUCKET) * CACHE_BUCKET
+        cache = StaticCache(self._model.config.get_text_config(), max_cache_len=size)
+        return {"past_key_values": cache, "compile_config": compiling}
+
+    @contextmanager
+    def _watched(self) -> Iterator["_ForwardTimer"]:
+        """Record the seconds until the first token, and after it; hooks could not be compiled."""
+        watch, started = _ForwardTimer(None), time.perf_counter()
+        with num_threads(self.threads):
+            yield watch
+        first = watch.arrivals[0].seconds
+        watch.parts = {"prefill": first, "verify": time.perf_counter() - started - first}
+
+
 class _ForwardTimer(BaseStreamer):
     """Recorder of delivery times and of the seconds of the model's forward passes.
 
-    After each forward pass, the number of threads is set to that of `compute`, so that only prefill
+    After each forward pass, the number of threads is set to `threads`, so that only prefill
     uses torch's own number.
     """
 
-    def __init__(self, compute: Compute) -> None:
-        self.compute = compute
+    def __init__(self, threads: int | None) -> None:
+        self.threads = threads
         self.arrivals: list[Arrival] = []
         self.parts = {"prefill": 0.0, "verify": 0.0}
         self.num_forwards = 0
@@ -142,22 +188,8 @@ class _ForwardTimer(BaseStreamer):
         part = "verify" if self.num_forwards else "prefill"
         self.parts[part] += time.perf_counter() - self._forward_started
         self.num_forwards += 1
-        if self.compute.threads is not None:
-            torch.set_num_threads(self.compute.threads)
-
-
-@contextmanager
-def _watched(model: PreTrainedModel, compute: Compute) -> Iterator[_ForwardTimer]:
-    watch = _ForwardTimer(compute)
-    handles = [
-        model.register_forward_pre_hook(watch.begin_forward),
-        model.register_forward_hook(watch.end_forward),
-    ]
-    try:
-        yield watch
-    finally:
-        for handle in handles:
-            handle.remove()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
 
 
 def _end(sequence: Sequence[int], end_tokens: set[int]) -> int:

@@ -172,8 +172,7 @@ class DecodeBatch:
 
     def _progress(self) -> RunProgress:
         left = max(state.request.max_length - len(state.token_ids) for state in self.live)
-        longest = max(len(state.token_ids) for state in self.live)
-        return RunProgress(longest, self.context.num_unread, left)
+        return RunProgress(self.context.num_unread, left)
 
     def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]
@@ -197,7 +196,9 @@ class DecodeBatch:
     def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
         """Return the target's logits after the roots and after all candidates."""
         roots = self.context.roots([state.token_ids for state in self.live])
-        step = tree_step(tree, roots, self.target.spec, max(self.context.lengths))
+        lengths = self.context.lengths
+        start = lengths[0] if len(lengths) == 1 else None
+        step = tree_step(tree, roots, self.target.spec, max(lengths), start)
         output = self.target.forward(step, self.context.cache)
         return self.target.logits(output.features)
 

@@ -309,6 +309,7 @@ class Context:
             slots=slots,
             lengths=start,
             highest_slot=min(end, self.cache.capacity) - 1,
+            start=highest_start if slots is positions and len(slots) == 1 else None,
         )
 
     def _verified(

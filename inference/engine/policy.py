@@ -12,12 +12,11 @@ class RunProgress(NamedTuple):
     """The progress of a run before a decoding step.
 
     Attributes:
-        unread: number of these tokens, over all sequences, that the drafter has not read yet. It
-            reads them before it drafts.
+        unread: number of tokens, over all sequences, that the drafter has not read yet. It reads
+            them before it drafts.
         left: largest number of tokens that a sequence may still get; None if unknown.
     """
 
-    context: int = 0
     unread: int = 0
     left: int | None = None
 

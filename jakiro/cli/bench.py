@@ -13,7 +13,7 @@ from inference.benchmark.method_names import parse_methods
 from inference.benchmark.settings import ComparisonSettings
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
-from jakiro.cli.output import STANDARD_OUTPUT, say, writer
+from jakiro.cli.output import STANDARD_OUTPUT, writer
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _METHODS = """\
 transformers                     generate() of transformers
+transformers-compiled            generate() with a static cache, compiled during the warm-up
 transformers-lookup              generate() with prompt lookup, the fastest of three settings
 transformers-assisted=SMALL_LM   generate() with a small model that drafts
 autoregressive                   Jakiro's decode loop without a drafter
@@ -59,9 +60,6 @@ class BenchSettings(ComparisonSettings):
 
     threads: PositiveInt | Literal["auto"] | None = "auto"
     """Number of threads of decoding steps on a CPU; auto measures which is fastest."""
-    packed: bool | Literal["auto"] = "auto"
-    """Whether to compute with reordered copies of the target's weights on a CPU, which doubles its
-    memory; auto measures what is faster."""
 
 
 @options.with_options
@@ -166,9 +164,7 @@ def _measured(
             model,
             tokenizer,
             settings.threads,
-            settings.packed,
-            "auto",
-            settings.other_weights,
+            other_weights=settings.other_weights,
         )
         methods = build_methods(names, subject)
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
@@ -185,7 +181,6 @@ def _finish(
 ) -> None:
     from rich.console import Console
 
-    from inference.autotune.measurement import num_disturbed
     from inference.benchmark.report.table import figures_table
 
     console = Console(stderr=to_stderr)
@@ -198,7 +193,5 @@ def _finish(
         from inference.benchmark.report.page import render  # imports matplotlib; takes a second
 
         store_page(render(document))
-    if (count := num_disturbed()) > 1:
-        say(f"{count} measurements of costs were disturbed; a later run repeats them")
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)

@@ -53,9 +53,6 @@ class DecoderSettings(ExactSettings):
     trees of one shape, with the levels that the drafter was trained for."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """Number of threads of decoding steps on a CPU; auto measures which is fastest."""
-    packed: bool | Literal["auto"] = "auto"
-    """Whether to compute with reordered copies of the target's weights on a CPU, which doubles its
-    memory; auto measures what is faster."""
     compile: bool = False
     """Compile decoding steps and the drafter; the first steps are then slow."""
     capture: bool = False
@@ -74,7 +71,6 @@ class DecoderSettings(ExactSettings):
             self.tree,
             compiled=self.compile,
             captured=self.capture,
-            packed=self.packed,
             threads=self.threads,
             other_weights=self.other_weights,
             batch_invariant=self.batch_invariant,

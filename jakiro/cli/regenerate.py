@@ -56,9 +56,9 @@ def load_decoder(target: str, drafter: str | None, load: LoadSettings) -> "Specu
     with quiet_libraries():
         model, tokenizer = load_target(target, load.dtype, load.torch_device)
         if drafter is None:
-            return SpeculativeDecoder(model, tokenizer=tokenizer, packed="auto")
+            return SpeculativeDecoder(model, tokenizer=tokenizer)
         parts = parts_over(drafter, model, tokenizer)
-        return SpeculativeDecoder(model, parts.drafter, tokenizer, packed="auto")
+        return SpeculativeDecoder(model, parts.drafter, tokenizer)
 
 
 def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:

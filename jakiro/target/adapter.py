@@ -1,7 +1,6 @@
 """Adapter of the frozen target, which runs a Hugging Face causal LM over chains and trees."""
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -30,6 +29,7 @@ from jakiro.target.checks import (
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
 from jakiro.target.ends import TargetEnds
+from jakiro.target.fused_layer import Trial
 from jakiro.target.key_rotation import KeyRotation, measured_rotation
 from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
 from jakiro.target.step import (
@@ -164,7 +164,7 @@ class TargetAdapter(TargetEnds):
             features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
         num_visible = cache.visible_for(step.highest_slot)
-        cache.set_slots(step.slots, num_visible, step.rows)
+        cache.set_slots(step.slots, num_visible, step.rows, step.start)
         # Only decoding steps are compiled, because compiling for each prompt length takes too long.
         is_decoding = step.parents is not None or step.written is not None
         read = self._compiled if self._compiled is not None and is_decoding else self._read
@@ -179,16 +179,11 @@ class TargetAdapter(TargetEnds):
             )
         self._compiled = torch.compile(self._read, mode=compile_mode(self.device))
 
-    def with_own_choice(self) -> "TargetAdapter":
-        """Return an adapter that shares everything except the choice of modules to compute with."""
-        other = copy(self)
-        other.modules = copy(self.modules)
-        return other
-
-    def make_batch_invariant(self) -> None:
-        """Compute with attention whose rounding does not depend on the other tokens of a step."""
-        refuse_invariance_if("a compiled target" if self.is_compiled else None)
-        self.modules.make_batch_invariant()
+    def fuse(self, *, batch_invariant: bool = False, reorders: bool = True) -> None:
+        """Compute with layers of few operators and reordered weights; see `ComputeModules.fuse`."""
+        refuse_invariance_if("a compiled target" if batch_invariant and self.is_compiled else None)
+        trial = Trial(self.spec.head_shapes, self.spec.max_position, self._run)
+        self.modules.fuse(trial, batch_invariant=batch_invariant, reorders=reorders)
 
     @property
     def is_compiled(self) -> bool:
@@ -197,7 +192,12 @@ class TargetAdapter(TargetEnds):
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
         """Run the layers on the tokens of a step, and store their hidden states."""
-        output = self.modules.layers(
+        return self._run(self.modules.layers, step, cache, num_visible)
+
+    def _run(
+        self, layers: nn.Module, step: StepInput, cache: SlotCache, num_visible: int
+    ) -> Tensor:
+        output = layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
             attention_mask=self._attention_masks(step, num_visible),

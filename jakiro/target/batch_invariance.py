@@ -55,20 +55,20 @@ def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, _Product]]:
         (target.modules.layers, max(ROWS)),
         (target.modules.output, ROWS_OF_HEAD),
     ):
-        wrappers = (PackedLinear, DoubleLinear)
-        wrapped = {id(layer.layer) for layer in part.modules() if isinstance(layer, wrappers)}
         for name, module in part.named_modules():
-            product = None if id(module) in wrapped else _product_of(module, largest)
-            shapes = tuple(weight.shape for weight in module.parameters())
-            if product is not None and (type(module), shapes) not in seen:
-                seen.add((type(module), shapes))
+            product = _product_of(module, largest)
+            outputs = getattr(module, "out_features", None)
+            if product is not None and (type(module), product.width, outputs) not in seen:
+                seen.add((type(module), product.width, outputs))
                 yield name or "the output embeddings", product
 
 
 def _product_of(module: nn.Module, largest: int) -> _Product | None:
     """Return the products of a part of a target; None if it is neither a layer nor experts."""
     part: Any = module
-    if isinstance(part, nn.Linear | Conv1D | PackedLinear | DoubleLinear):
+    if isinstance(part, PackedLinear | DoubleLinear):
+        return _Product(part, part.in_features, part.dtype, largest)
+    if isinstance(part, nn.Linear | Conv1D):
         width = part.weight.shape[0 if isinstance(part, Conv1D) else 1]
         return _Product(partial(_multiplied, part), width, part.weight.dtype, largest)
     if has_experts(part) and hasattr(part, "hidden_dim"):

@@ -78,22 +78,29 @@ class SlotLayer(CacheLayerMixin):
         self.slots: Tensor | None = None
         self.num_visible = 0
         self.rows: Tensor | None = None
+        self.run: slice | None = None
 
-    def set_slots(self, slots: Tensor, num_visible: int, rows: Tensor | None = None) -> None:
+    def set_slots(
+        self, slots: Tensor, num_visible: int, rows: Tensor | None, run: slice | None
+    ) -> None:
         """Set the slots of the next update.
 
         Args:
             num_visible: number of slots, starting from slot 0, that the update returns.
+            run: the slots of every sequence, if they are the same and follow each other.
         """
-        self.slots, self.num_visible, self.rows = slots, num_visible, rows
+        self.slots, self.num_visible, self.rows, self.run = slots, num_visible, rows, run
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write new keys and values to the slots and return those of all visible slots."""
         assert self.slots is not None
-        write_kv(self.keys, key_states, self.slots, self.rows)
-        write_kv(self.values, value_states, self.slots, self.rows)
+        if self.run is not None:
+            self.keys[:, :, self.run], self.values[:, :, self.run] = key_states, value_states
+        else:
+            write_kv(self.keys, key_states, self.slots, self.rows)
+            write_kv(self.values, value_states, self.slots, self.rows)
         return self._visible(self.keys), self._visible(self.values)
 
     def _visible(self, buffer: Tensor) -> Tensor:
@@ -178,14 +185,19 @@ class SlotCache(SequenceStorages, Cache):
         slots: Int[Tensor, "rows queries"],
         num_visible: int,
         rows: Int[Tensor, " rows"] | None = None,
+        start: int | None = None,
     ) -> None:
         """Prepare every layer for a forward pass.
 
         Args:
             num_visible: number of slots, starting from slot 0, that the forward pass reads.
+            start: see `StepInput`.
         """
+        run = None
+        if start is not None and rows is None and slots.device.type == "cpu":
+            run = slice(start, start + slots.shape[1])
         for layer in self.slot_layers:
-            layer.set_slots(slots, num_visible, rows)
+            layer.set_slots(slots, num_visible, rows, run)
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the number of slots, in whole buckets, that includes `highest_slot`."""

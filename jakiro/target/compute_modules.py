@@ -1,9 +1,10 @@
 """The modules that a target computes with: the model's own, or copies that share its tensors."""
 
-from itertools import zip_longest
-from typing import cast
+from typing import NamedTuple, cast
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import psutil
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
@@ -13,104 +14,145 @@ from jakiro.target.attention import (
     obstacle_to_invariance,
 )
 from jakiro.target.checks import CausalLM
-from jakiro.target.independent_rows import with_independent_rows
-from jakiro.target.packed_linear import can_pack, form_name, packed_copy, with_packed_layers
+from jakiro.target.fused_layer import Trial, fuse_layers
+from jakiro.target.independent_rows import SMALL, DoubleLinear, with_independent_rows
+from jakiro.target.packed_linear import (
+    PackedLinear,
+    can_pack,
+    has_adapters,
+    packed_bytes,
+    with_products,
+)
 from jakiro.target.sharing import sharing_copy, with_attention
+from jakiro.target.weight_copies import version_of
+
+MEMORY_SHARE = 0.5  # largest share of the available memory that copied weights may take
+
+
+class Modules(NamedTuple):
+    """Layers and output embeddings to compute with.
+
+    Attributes:
+        is_packed: whether the weights are copies that are joined and reordered for the CPU.
+        num_fused: number of layers that compute with few operators; see `fused_layer`.
+        versions: versions of the parameters when they were copied.
+    """
+
+    layers: nn.Module
+    output: nn.Module
+    is_packed: bool = False
+    num_fused: int = 0
+    versions: tuple[object, ...] = ()
 
 
 class ComputeModules:
     """Chooses the layers and output embeddings to compute with; the model itself never changes.
 
-    Attributes:
-        groups_heads: whether the query heads that share keys are computed as one head, so that keys
-            and values are not repeated; always true with reordered weights.
+    All adapters of a model share its copies.
     """
 
     def __init__(self, model: CausalLM, decoder: nn.Module) -> None:
         self._model = cast(PreTrainedModel, model)  # a PEFT model behaves like the wrapped model
         self._decoder = decoder
-        self.layers = decoder
-        self.output: nn.Module = model.get_output_embeddings()
-        self.is_packed = False
-        self.groups_heads = False
-        self.is_batch_invariant = False
-        self._packs_single = False
-        self._copied: list[nn.Parameter] = []  # parameters of the modules that were copied
+        self.is_batch_invariant, self._reorders = False, True
+        self._trial: Trial | None = None
+        self._chosen = self._own
 
     @property
-    def form(self) -> str:
-        """A description of the weights that decoding computes with."""
-        form = form_name(self.is_packed, self._packs_single)
-        return f"{form}, batch-invariant" if self.is_batch_invariant else form
+    def layers(self) -> nn.Module:
+        """The decoder, or a copy of it."""
+        return self._chosen.layers
 
-    def pack(self, *, single: bool = False) -> None:
-        """Compute with weights that are reordered for the CPU.
+    @property
+    def output(self) -> nn.Module:
+        """The output embeddings, or a copy of them."""
+        return self._chosen.output
 
-        The reordered weights are copies, so the target needs twice the memory.
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weights are copies that are reordered for the CPU."""
+        return self._chosen.is_packed
+
+    @property
+    def num_fused(self) -> int:
+        """The number of layers that compute with few operators."""
+        return self._chosen.num_fused
+
+    def fuse(self, trial: Trial, *, batch_invariant: bool = False, reorders: bool = True) -> None:
+        """Compute with layers of few operators and, on a CPU, with joined and reordered weights.
+
+        Weights are copied only if there is memory for them, and there are no adapters, which may be
+        switched on and off.
+
+        Args:
+            batch_invariant: whether a token has the same features, bit for bit, whether it is read
+                alone, in a tree, in a prompt, or beside other sequences. Attention is then rounded
+                independently of other tokens, and parts such as experts and routers are replaced by
+                `with_independent_rows`. The other linear layers must not depend on the number of
+                tokens, if there are at least two, which `check_batch_invariance` verifies.
+            reorders: whether weights may be reordered.
         """
-        if not can_pack(self._model):
-            raise TargetNotSupported(
-                "the weights of the target cannot be reordered",
-                expected="float32 (or bfloat16, if the processor supports it) on a CPU, without "
-                "adapters and quantization",
-                got=f"{str(self._model.dtype).removeprefix('torch.')} on {self._model.device}",
-                remedy="decode without packed weights",
-            )
-        self.is_packed, self._packs_single = True, single
-        self._choose()
-
-    def group_heads(self) -> None:
-        """Do not repeat keys and values in attention, if transformers computes it with sdpa."""
-        self.groups_heads = True
-        self._choose()
-
-    def unpack(self) -> None:
-        """Compute with the model's own weights again."""
-        self.is_packed = False
-        self._choose()
-
-    def make_batch_invariant(self) -> None:
-        """Compute with attention whose rounding does not depend on the other tokens of a step.
-
-        Parts such as experts and routers are replaced by `with_independent_rows`. The other linear
-        layers must not depend on the number of tokens, if there are at least two, which
-        `check_batch_invariance` verifies. Then a token has the same features, bit for bit, whether
-        it is read alone, in a tree, in a prompt, or beside other sequences.
-        """
-        refuse_invariance_if(obstacle_to_invariance(self._model))
-        self.is_batch_invariant = True
+        if batch_invariant:
+            refuse_invariance_if(obstacle_to_invariance(self._model))
+        self._trial, self.is_batch_invariant, self._reorders = trial, batch_invariant, reorders
         self._choose()
 
     def follow_changes(self) -> None:
-        """Copy the modules again if parameters of the model were replaced, added or removed."""
-        if self._copied and not self._are_current():
-            self.is_packed = self.is_packed and can_pack(self._model)
+        """Copy the weights again if the model's were replaced or changed in place."""
+        if self._chosen.versions and self._chosen.versions != self._versions():
             if self.is_batch_invariant:
-                self.make_batch_invariant()
+                refuse_invariance_if(obstacle_to_invariance(self._model))
             self._choose()
 
-    def _are_current(self) -> bool:
-        pairs = zip_longest(self._copied, self._decoder.parameters())
-        return all(copied is own for copied, own in pairs)
+    @property
+    def _own(self) -> Modules:
+        return Modules(self._decoder, self._model.get_output_embeddings())
+
+    def _versions(self) -> tuple[object, ...]:
+        return tuple((id(weight), *version_of(weight)) for weight in self._model.parameters())
 
     def _choose(self) -> None:
-        self.layers, self.output = self._decoder, self._model.get_output_embeddings()
-        self._copied = []
-        if not (self.is_packed or self.groups_heads or self.is_batch_invariant):
+        if has_adapters(self._model):
+            self._chosen = self._own
             return
-        self._copied = list(self._decoder.parameters())
-        self.layers = sharing_copy(self._decoder)
-        if self.is_batch_invariant:
-            with_attention(self.layers, BATCH_INVARIANT)
-        elif self._model.config.get_text_config()._attn_implementation == "sdpa":
-            with_attention(self.layers, GROUPED)
-        if self.is_packed:
-            self.layers = with_packed_layers(self.layers, self._packs_single)
-            self.output = packed_copy(self.output, pack_single=self._packs_single)
+        copies = _copies.setdefault(self._model, {})
+        key = self.is_batch_invariant, self._reorders
+        known = copies.get(key)
+        if known is None or known.versions != self._versions():
+            known = copies[key] = self._copied()
+        self._chosen = known
+
+    def _copied(self) -> Modules:
+        assert self._trial is not None
+        layers = self._with_attention(sharing_copy(self._decoder))
+        output = sharing_copy(self._own.output)
+        most = MEMORY_SHARE * psutil.virtual_memory().available
+        is_packed = self._reorders and can_pack(self._model) and packed_bytes(self._model) <= most
+        make = self._product if is_packed else None
+        num_fused = fuse_layers(layers, self._trial, make)
+        if num_fused and not self._trial.are_equal(layers, self._decoder):
+            layers, num_fused = self._with_attention(sharing_copy(self._decoder)), 0
+        if is_packed:  # the layers that are not fused, too
+            layers, output = (with_products(part, self._product) for part in (layers, output))
         if self.is_batch_invariant:
             dtype = self._model.dtype
-            self.layers = with_independent_rows(self.layers, dtype)
-            self.output = with_independent_rows(sharing_copy(self.output), dtype)
+            layers, output = (with_independent_rows(part, dtype) for part in (layers, output))
+        return Modules(layers, output, is_packed, num_fused, self._versions())
+
+    def _with_attention(self, layers: nn.Module) -> nn.Module:
+        if self.is_batch_invariant:
+            return with_attention(layers, BATCH_INVARIANT)
+        is_sdpa = self._model.config.get_text_config()._attn_implementation == "sdpa"
+        return with_attention(layers, GROUPED) if is_sdpa else layers
+
+    def _product(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        if self.is_batch_invariant and weight.numel() <= SMALL:
+            return DoubleLinear(weight, bias)
+        return PackedLinear(weight, bias)
+
+
+# By model, and by whether they are batch-invariant and may be reordered.
+_copies: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, bool], Modules]] = WeakKeyDictionary()
 
 
 def refuse_invariance_if(obstacle: str | None) -> None:

@@ -20,9 +20,6 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
-from jakiro.target.packed_linear import PackedLinear
-from jakiro.target.wrapped_linear import WrappedLinear
-
 # Up to 4,096 products, torch 2.13 does not use oneDNN. With two rows, this concerns up to 2,048
 # weights, such as those of the gate of a shared expert; larger ones of the kind have a single
 # output.
@@ -31,12 +28,18 @@ SMALL = 8192  # largest number of weights of a linear layer that is computed in 
 Forward = Callable[..., Any]
 
 
-class DoubleLinear(WrappedLinear):
-    """Computes the same as a linear layer, but in float64."""
+class DoubleLinear(nn.Module):
+    """A linear layer that computes in float64."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self._weight, self._bias = weight, bias
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Return the product with the weight, plus the bias."""
-        return _product(x, self.weight, self.bias)
+        return _product(x, self._weight, self._bias)
 
 
 def with_independent_rows(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -71,9 +74,8 @@ def has_experts(module: nn.Module) -> bool:
 
 
 def _with_double_layers(module: nn.Module) -> nn.Module:
-    layer = module.layer if isinstance(module, PackedLinear) else module
-    if type(layer) is nn.Linear:
-        return DoubleLinear(layer) if layer.weight.numel() <= SMALL else module
+    if type(module) is nn.Linear and module.weight.numel() <= SMALL:
+        return DoubleLinear(module.weight, module.bias)
     for name, child in module.named_children():
         setattr(module, name, _with_double_layers(child))
     return module

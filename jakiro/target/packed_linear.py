@@ -5,40 +5,35 @@ the verification of a small tree is slow. With weights that were reordered once,
 little more than one. The results differ only by rounding.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from jakiro.target.sharing import sharing_copy
-from jakiro.target.weight_copies import WeightCopy
-from jakiro.target.wrapped_linear import WrappedLinear
-
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 16  # number of tokens that the layout is chosen for; any number can be multiplied
 
 
-class PackedLinear(WrappedLinear):
-    """Computes the same as a linear layer, with a reordered copy of its weight.
+class PackedLinear(nn.Module):
+    """A linear layer that computes with a reordered copy of a weight."""
 
-    The copy is made again if the weight is replaced or changed in place. All packed layers of the
-    same layer share the copy.
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self._reordered = reordered(weight)
+        self._bias = bias
 
-    Args:
-        pack_single: whether a single token is multiplied by the copy, too.
-    """
-
-    def __init__(self, layer: nn.Linear, *, pack_single: bool = False) -> None:
-        super().__init__(layer)
-        self.pack_single = pack_single
-        self._reordered = WeightCopy.shared(layer, _reordered_of_layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the product with the weight, plus the bias."""
-        if x.numel() == x.shape[-1] and not self.pack_single:
-            return linear(x, self.layer.weight, self.layer.bias)
-        return packed_product(x, self._reordered.current(), self.layer.bias)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the product with the weight, plus the bias, plus another tensor."""
+        if residual is None:
+            return packed_product(x, self._reordered, self._bias)
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            x, residual, self._reordered, self._bias, "add"
+        )
+        return total
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -58,35 +53,22 @@ def has_adapters(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
-def packed_copy(model: nn.Module, *, pack_single: bool = False) -> nn.Module:
-    """Return a copy of a model that shares all tensors, with packed layers for its linear layers.
-
-    The model itself stays as it is, so that its own `generate`, training and saving do not change.
-    """
-    return with_packed_layers(sharing_copy(model), pack_single)
-
-
-def form_name(packed: bool, pack_single: bool) -> str:
-    """Return a description of the weights that decoding computes with."""
-    if not packed:
-        return "own weights"
-    return "reordered weights" if pack_single else "reordered weights for trees"
-
-
 def packed_bytes(model: nn.Module) -> int:
-    """Return the number of bytes of the copies that `packed_copy` makes of a model's weights."""
+    """Return the number of bytes of the copies that `with_products` makes of a model's weights."""
     weights = {
         id(module.weight): module.weight for module in model.modules() if type(module) is nn.Linear
     }
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
-def with_packed_layers(module: nn.Module, pack_single: bool) -> nn.Module:
-    """Replace the linear layers of a copied model with packed layers, and return the result."""
+def with_products(
+    module: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module]
+) -> nn.Module:
+    """Replace the linear layers of a copied model with copies of their weights."""
     if type(module) is nn.Linear:
-        return PackedLinear(module, pack_single=pack_single)
+        return make(module.weight.detach(), None if module.bias is None else module.bias.detach())
     for name, child in module.named_children():
-        setattr(module, name, with_packed_layers(child, pack_single))
+        setattr(module, name, with_products(child, make))
     return module
 
 
@@ -111,10 +93,6 @@ def reordered(weight: Tensor) -> Tensor:
     """Return a copy of a weight in the layout of `packed_product`."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
     return packed
-
-
-def _reordered_of_layer(weight: Tensor, _bias: Tensor | None) -> Tensor:
-    return reordered(weight)
 
 
 def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

@@ -34,6 +34,8 @@ class StepInput:
         written: all cached nodes of a tree that is processed in several steps, used instead of
             `parents`; None if this step processes a chain or a whole tree.
         rows: index of each sequence of this step in the cache; None for all sequences in order.
+        start: first slot, as a number on the CPU, if all sequences write to the same slots, one
+            after the other; otherwise None.
     """
 
     token_ids: Int[Tensor, "batch queries"]
@@ -46,6 +48,7 @@ class StepInput:
     documents: Int[Tensor, "batch queries"] | None = None
     written: WrittenNodes | None = None
     rows: Int[Tensor, " batch"] | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput
     batch, count = token_ids.shape
     positions = torch.arange(start, start + count, device=token_ids.device).expand(batch, -1)
     lengths = torch.full((batch,), start, device=token_ids.device)
-    return StepInput(token_ids, positions, positions, lengths, highest_slot=start + count - 1)
+    return StepInput(
+        token_ids, positions, positions, lengths, highest_slot=start + count - 1, start=start
+    )
 
 
 def ancestors_of(step: StepInput) -> Bool[Tensor, "batch queries queries"]:

@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.9, "top_k": 20, "seed": 11, "max_new_tokens": 24},
 }
 SETTINGS = (
-    "--tree fixed --packed no --threads 1 --places 2 --capacity 400 --remote-sessions 2 "
+    "--tree fixed --threads 1 --places 2 --capacity 400 --remote-sessions 2 "
     "--dtype float32 --device cpu"
 )
 

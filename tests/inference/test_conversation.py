@@ -96,7 +96,7 @@ def test_a_turn_that_failed_leaves_a_usable_conversation(
 ) -> None:
     with Conversation() as conversation:
         with monkeypatch.context() as patch:
-            patch.setattr(TargetAdapter, "logits", _broken_after(4))
+            patch.setattr(TargetAdapter, "logits", _broken_after(2))
             with pytest.raises(RuntimeError, match="broken"):
                 decoder.generate([1, 2, 3], max_new_tokens=16, conversation=conversation)
         got = decoder.generate([1, 2, 3], max_new_tokens=16, conversation=conversation)

@@ -150,7 +150,7 @@ def test_a_packed_target_is_not_packed_twice() -> None:
     if "packed" not in FORMS:
         pytest.skip("torch cannot multiply by reordered weights")
     target = TargetAdapter(tiny_llama())
-    target.modules.pack()
+    target.fuse()
     head, features = DraftHead(target, None, "packed"), torch.randn(2, 3, 32)
     assert torch.equal(head.logits(features), target.logits(features))
     assert head._copy is None

@@ -9,7 +9,13 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
 from inference.drafters.trained.converted import with_layers
-from inference.drafters.trained.forms import OWN_FORMS, DraftForms, check_forms
+from inference.drafters.trained.forms import (
+    OWN_FORMS,
+    DraftForms,
+    FormChoice,
+    check_forms,
+    fastest_forms,
+)
 from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import (
@@ -110,8 +116,10 @@ class TrainedDrafter(Drafter):
             model.compile(mode=compile_mode(target.device))
         return cls(model, target, trees or default_tree(model))
 
-    def in_forms(self, forms: DraftForms) -> "TrainedDrafter":
+    def in_forms(self, forms: FormChoice) -> "TrainedDrafter":
         """Return this drafter, computing with other formats of the weights."""
+        if forms == "auto":
+            forms = fastest_forms(self.target, self.model)
         if forms == self.forms:
             return self
         return TrainedDrafter(self.model, self.target, self.plan, forms)

@@ -26,8 +26,10 @@ class DraftForms(Settings):
 
 
 OWN_FORMS = DraftForms()
+_FASTEST_FIRST: tuple[WeightForm, ...] = ("bfloat16", "packed", "own")
 
-FormChoice = DraftForms | Literal["auto"]  # "auto": the fastest formats on this machine
+# "auto": as few bytes as the weights have without being quantized, in the order of the processor.
+FormChoice = DraftForms | Literal["auto"]
 
 
 def head_forms(target: TargetEnds, model: JakiroDrafter | None = None) -> tuple[WeightForm, ...]:
@@ -35,6 +37,15 @@ def head_forms(target: TargetEnds, model: JakiroDrafter | None = None) -> tuple[
     own = None if model is None else model.own_head
     head = target.head if own is None else own
     return tuple(form for form in WEIGHT_FORMS if allows_form(head, form))
+
+
+def fastest_forms(target: TargetEnds, model: JakiroDrafter) -> DraftForms:
+    """Return the fastest formats on this machine other than int8."""
+
+    def best(allowed: tuple[WeightForm, ...]) -> WeightForm:
+        return next(form for form in _FASTEST_FIRST if form in allowed)
+
+    return DraftForms(head=best(head_forms(target, model)), layers=best(layer_forms(model)))
 
 
 def check_forms(forms: DraftForms, target: TargetEnds, model: JakiroDrafter) -> None:

@@ -167,7 +167,7 @@ class RemoteSessions:
             memory,
             stops=options.stops,
             before=() if is_answer else continued_tokens(prompt, request.token_ids),
-            threads=decoder.compute.threads,
+            threads=decoder.threads,
         )
 
         def made() -> VerificationSession:

@@ -66,9 +66,7 @@ class EngineThread:
     ) -> None:
         _warn_about(decoder)
         self.decoder = decoder
-        self.policy = fixed_policy(
-            decoder.target, decoder.drafter, decoder.policy, places, decoder.compute.threads
-        )
+        self.policy = fixed_policy(decoder.policy, places)
         longest = min(capacity, decoder.target.spec.max_position)
         lanes = open_lanes(decoder, self.policy, places, longest)
         self.scheduler = Scheduler(lanes, on_step)
@@ -329,7 +327,7 @@ def open_lanes(
 ) -> list[Lane]:
     """Return a lane for each kind of request."""
     greedy, sampled = (Sampling(LogitsProcessorList(), do_sample) for do_sample in (False, True))
-    drafter, threads = decoder.drafter, decoder.compute.threads
+    drafter, threads = decoder.drafter, decoder.threads
     kinds = [greedy]
     if drafter is not None and not drafter.can_share(greedy, sampled):
         kinds.append(sampled)

@@ -44,7 +44,7 @@ def test_servers_and_samples_with_a_seed_keep_the_number_of_threads(
     assert isinstance(policy, AutoThreads)
     assert list(policy.other_threads) == [1]
     assert isinstance(policy_for(target, None, "auto", 2), AlwaysDraft)
-    for fixed in (policy.reproducible(), fixed_policy(target, None, policy, 4, 2)):
+    for fixed in (policy.reproducible(), fixed_policy(policy, 4)):
         assert isinstance(fixed, AlwaysDraft)
         assert fixed.budget is fixed.threads is None
 

@@ -12,10 +12,8 @@ from transformers import LlamaForCausalLM
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
 from inference.autotune.online import (
-    MOST_MEASURED,
     AutoRun,
     AutoTree,
-    CostsByThreads,
 )
 from inference.autotune.tree_learner import SHORTEST_PAUSE
 from inference.draft_tree import DraftTree, SequenceTree
@@ -44,20 +42,9 @@ NO_TREE = SequenceTree([], [], [], [], [], {}, {}, {})
 
 
 def test_a_batch_has_costs_of_its_own() -> None:
-    asked = []
-    dear = Costs(verify={0: 1.0, 4: 5.0, 8: 9.0, 24: 25.0}, draft=COSTS.draft)
-
-    def measure(batch: int) -> CostsByThreads:
-        asked.append(batch)
-        return dear, {}
-
-    trees = AutoTree(PLAN, COSTS, measure=measure)
-    one, three, four, five = (trees.new_run(GREEDY, batch) for batch in (1, 3, 4, 5))
-    assert asked == [4, 8]
-    trees.new_run(GREEDY, 500)
-    assert asked == [4, 8, MOST_MEASURED]
-    seconds = [run._learner.timing.of_arms(0).tolist() for run in (one, three, four, five)]
-    assert seconds[0] < seconds[1] == seconds[2] == seconds[3]
+    trees = AutoTree(PLAN, COSTS)
+    one, four = (trees.new_run(GREEDY, batch) for batch in (1, 4))
+    assert all(one._learner.timing.of_arms < four._learner.timing.of_arms)
 
 
 class World:

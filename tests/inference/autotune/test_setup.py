@@ -13,41 +13,41 @@ from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"threads": 0}, {"packed": "yes"}, {"tree": "auto2"}, {"draft_forms": "fast"}]
-)
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"tree": "auto2"}, {"draft_forms": "fast"}])
 def test_unusable_arguments_are_refused(wrong: dict[str, object]) -> None:
-    usable = {"tree": "auto", "threads": None, "packed": True, "draft_forms": OWN_FORMS}
+    usable = {"tree": "auto", "threads": None, "draft_forms": OWN_FORMS}
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         refuse_unusable(**usable | wrong)
 
 
 def test_a_target_computes_as_requested_in_evaluation_mode() -> None:
     model = tiny_llama().train()
-    target, compute = set_up_target(model, threads=1, packed=True)
+    target, threads = set_up_target(model, threads=1)
     assert not model.training
-    assert (compute.threads, compute.packed) == (1, True)
+    assert threads == 1
+    assert target.modules.num_fused == 3
     assert not target.is_compiled
 
 
-def test_compilation_leaves_weights_as_they_are_unless_the_caller_decides() -> None:
-    target, compute = set_up_target(tiny_llama(), packed="auto", compiled=True)
+def test_compiled_layers_are_the_targets_own() -> None:
+    model = tiny_llama()
+    target, _ = set_up_target(model, compiled=True)
     assert target.is_compiled
-    assert not compute.packed
+    assert target.modules.layers is model.model
 
 
-@pytest.mark.parametrize("other", ["packed", "batch_invariant"])
+@pytest.mark.parametrize("other", ["captured", "batch_invariant"])
 def test_compilation_cannot_be_combined_with_what_it_cannot_do(other: str) -> None:
     wanted: dict[str, Any] = {other: True}
     with pytest.raises(ConfigError, match=f"{other}=True and compiled=True cannot be combined"):
         set_up_target(tiny_llama(), compiled=True, **wanted)
 
 
-def test_a_drafter_of_another_target_is_refused_before_anything_is_measured(
+def test_a_drafter_of_another_target_is_refused_before_anything_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = tiny_drafter(TargetAdapter(tiny_llama(vocab=9)))
-    monkeypatch.setattr("inference.autotune.setup.choose_compute", None)  # cannot be called
+    monkeypatch.setattr("inference.autotune.setup.choose_threads", None)  # cannot be called
     with pytest.raises(TargetMismatch, match="vocab"):
         set_up_target(tiny_llama(vocab=7), threads="auto", drafter=drafter)
 

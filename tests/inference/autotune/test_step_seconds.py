@@ -4,7 +4,6 @@ import pytest
 
 from inference.autotune.arms import TreeArm
 from inference.autotune.costs import Costs
-from inference.autotune.measurement import CONTEXT
 from inference.autotune.step_seconds import Slowness, StepSeconds
 from inference.protocol import Budget
 
@@ -30,25 +29,11 @@ def test_a_size_that_always_takes_longer_than_modelled_is_known_to_do_so() -> No
     assert fast / autoregressive == pytest.approx(1, rel=0.05)
 
 
-def test_steps_are_longer_in_a_longer_context() -> None:
-    costs = Costs(
-        verify={0: 1.0, 8: 2.0},
-        draft={1: 0.5},
-        long=Costs(verify={0: 1.896, 8: 3.792}, draft={1: 1.396}),
-    )
-    growth = costs.verify_growth(8) + costs.draft_growth(1)
-    arm = TreeArm(Budget(8), (1, 8, 1), 2.5, growth)
-    seconds = StepSeconds([arm], costs)
-    assert seconds.of_arms(0)[0] == seconds.of_arms(CONTEXT)[0] == 2.5
-    assert seconds.of_autoregressive(CONTEXT + 1000) == pytest.approx(2.0)
-    assert seconds.of_arms(CONTEXT + 1000)[0] == pytest.approx(2.5 + 2.0 + 1.0)
-    # The growth is known, so it does not look like load.
-    for context in (CONTEXT, CONTEXT + 1000):
-        usual = seconds.of_autoregressive(context)
-        assert seconds.take(None, usual, context) == pytest.approx(1.0)
-    assert seconds.of_autoregressive(CONTEXT) == pytest.approx(1.0)
+def test_longer_steps_count_until_the_machine_is_quiet() -> None:
+    seconds = StepSeconds([TreeArm(Budget(8), (1, 8, 1), 2.5)], Costs(verify={0: 1.0}, draft={}))
+    assert seconds.of_arms[0] == 2.5
     for _ in range(9):
-        seconds.take(None, 5.0, CONTEXT)
-    assert seconds.of_autoregressive(CONTEXT) > 4
-    assert seconds.quiet.of_autoregressive(CONTEXT) == 1.0
-    assert seconds.quiet.of_arms(CONTEXT + 1000)[0] == pytest.approx(5.5)
+        seconds.take(None, 5.0)
+    assert seconds.of_autoregressive > 4
+    assert seconds.quiet.of_autoregressive == 1.0
+    assert seconds.quiet.of_arms[0] == 2.5

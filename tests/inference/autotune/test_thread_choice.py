@@ -57,5 +57,5 @@ def test_a_change_of_load_causes_a_trial_soon_but_not_all_the_time() -> None:
 def test_three_surprising_steps_in_a_row_are_a_change_of_load() -> None:
     threads = TimedThreads([StepSeconds([], Costs(verify={0: 1.0}, draft={}))])
     steps = [1.0] * 30 + [2.0, 2.0, 1.0] + [2.0] * 3
-    changes = [threads.take(threads.timing, None, seconds, 0) for seconds in steps]
+    changes = [threads.take(threads.timing, None, seconds) for seconds in steps]
     assert changes == [False] * 35 + [True]

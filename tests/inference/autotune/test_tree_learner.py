@@ -105,18 +105,18 @@ def test_drafting_begins_only_where_it_may_repay_the_reading_of_the_context() ->
     for _ in range(2):
         _step(learner)
     # Reading takes 10 seconds: at first, drafting may take half of the seconds that are left.
-    assert learner.choose(RunProgress(1000, 1000, 10)) is None
-    assert learner.choose(RunProgress(1000, 1000, 100)) is not None
-    assert learner.choose(RunProgress(1000, 0, 1)) is not None  # everything has been read
+    assert learner.choose(RunProgress(1000, 10)) is None
+    assert learner.choose(RunProgress(1000, 100)) is not None
+    assert learner.choose(RunProgress(0, 1)) is not None  # everything has been read
     while _step(learner, num_accepted=0) is not None:
         pass
     learner.left_of_pause = 0
     # Drafting has not paid, so that it may take a small part of the seconds only.
-    assert learner.choose(RunProgress(1000, 1000, 100)) is None
-    assert learner.choose(RunProgress(1000, 1000, 1000)) is not None
+    assert learner.choose(RunProgress(1000, 100)) is None
+    assert learner.choose(RunProgress(1000, 1000)) is not None
     useful = _learner(read=0.01)
     for _ in range(60):
         _step(useful)
     # A gain is expected here, and may be spent.
-    assert useful.choose(RunProgress(1000, 1000, 100)) is not None
-    assert useful.choose(RunProgress(1000, 1000, 10)) is None
+    assert useful.choose(RunProgress(1000, 100)) is not None
+    assert useful.choose(RunProgress(1000, 10)) is None

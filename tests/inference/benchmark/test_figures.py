@@ -7,7 +7,6 @@ import pytest
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.autotune.compute import Compute
 from inference.benchmark import harness as harness_module
 from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.methods import OwnDecoding, SamplingOptions
@@ -39,7 +38,7 @@ class Steady:
 
     parameters = None
     note = ""
-    compute = Compute()
+    threads = None
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from inference.autotune.compute import Compute
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.samples import Arrival, Continuation, Decoded
@@ -26,7 +25,7 @@ class Scripted:
     def __init__(self, name: str, interrupted_at: int | None = None) -> None:
         self.name = self.family = self.kind = name
         self.note = ""
-        self.compute = Compute()
+        self.threads = None
         self.parameters = None
         self.calls: list[tuple[list[list[int]], int]] = []
         self.temperatures: list[float] = []

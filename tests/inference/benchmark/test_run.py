@@ -11,7 +11,6 @@ from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter, tiny_llama
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.autotune.compute import Compute
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import parse_methods
 from inference.benchmark.methods import SamplingOptions, setting
@@ -68,6 +67,20 @@ def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> Com
         f"drafter={folder / 'drafter'},candidates=6",
         repeats=2,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_compiled_generation_is_measured_with_the_same_tokens(
+    compared: Callable[..., ComparisonDocument],
+) -> None:
+    document = compared("transformers", "transformers-compiled")
+    one, other = (
+        document.figures("transformers", 0.0),
+        document.figures("transformers-compiled", 0.0),
+    )
+    assert other.identical_to_target
+    assert other.tau == one.tau == 1
 
 
 def _settings(folder: Path, *names: str, **changes: Any) -> ComparisonSettings:
@@ -194,19 +207,19 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
 def test_transformers_is_measured_with_every_number_of_threads_that_may_be_the_fastest(
     subject: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = [Compute(threads=1), Compute(threads=2)]
-    monkeypatch.setattr("inference.benchmark.subject.contenders", lambda *_, **__: ways)
+    numbers = [1, 2]
+    monkeypatch.setattr("inference.benchmark.subject.contending_threads", lambda *_: numbers)
     model, tokenizer = subject
     methods = build_methods(
         parse_methods(["transformers"]), Subject(model, tokenizer, threads="auto")
     )
-    assert [method.compute for method in methods] == ways
+    assert [method.threads for method in methods] == numbers
     assert {method.family for method in methods} == {"transformers"}
     assert [method.name for method in methods] == [
         "transformers (threads=1)",
         "transformers (threads=2)",
     ]
-    assert setting(methods[1]) == "2 threads, own weights"
+    assert setting(methods[1]) == "2 threads"
 
 
 def test_few_prompts_come_from_all_categories(folder: Path) -> None:

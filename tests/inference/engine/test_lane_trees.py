@@ -20,9 +20,8 @@ from inference.sampling.options import Sampling
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 SAMPLED = Sampling(LogitsProcessorList(), do_sample=True)
-ONE = Costs(verify={0: 1.0, 4: 1.01, 8: 1.02, 12: 1.03}, draft={})
-FULL = Costs(verify={0: 1.0, 4: 1.1, 8: 5.0, 12: 9.0}, draft={})
-TREES = LaneTrees(AutoTree(Budget(12, 12), FULL), ONE, places=4)
+COSTS = Costs(verify={0: 1.0, 15: 1.05, 24: 1.5, 52: 9.0}, draft={})
+TREES = LaneTrees(AutoTree(Budget(12, 12), COSTS), places=4)
 
 
 def _size(sampling: Sampling, count: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
-from inference.autotune.costs import known_costs
+from inference.autotune.costs import costs_with
 from inference.autotune.online import AutoTree
 from inference.conversation import Conversation
 from inference.engine import context
@@ -158,7 +158,7 @@ def test_automatic_trees_change_no_token_of_a_drafter_that_feeds_back(tmp_path: 
     target = TargetAdapter(model)
     drafter = tiny_drafter(target, KINDS["feedback"])
     decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    decoder.policy = AutoTree(TreePlan(), known_costs(target, drafter, tmp_path))
+    decoder.policy = AutoTree(TreePlan(), costs_with(target, decoder.drafter))
     for prompt in PROMPTS * 2:
         got = decoder.generate(prompt, max_new_tokens=NEW)
         assert got.sequences.tolist() == _alone(model, prompt)

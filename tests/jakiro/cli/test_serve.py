@@ -26,7 +26,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(120)
 def test_a_server_is_ready_and_drains(target: Path) -> None:
     words = ["serve", "--target", str(target), "--drafter", "lookup", "--port", "0"]
-    options = ["--tree", "fixed", "--packed", "no", "--threads", "1", "--places", "2"]
+    options = ["--tree", "fixed", "--threads", "1", "--places", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "jakiro", *words, *options], stderr=subprocess.PIPE, text=True
     )

@@ -49,7 +49,7 @@ def test_attention_is_that_of_transformers(attend: Any, groups: int, queries: in
 @torch.inference_mode()
 def test_all_layers_of_a_step_share_their_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TargetAdapter(tiny_llama())
-    target.modules.group_heads()
+    target.fuse()
     seen: list[torch.Tensor] = []
     original = attention.attend
 

@@ -54,7 +54,7 @@ def _bf16(model: PreTrainedModel, product: type[nn.Linear] = ExactLinear) -> Tar
 def test_tokens_of_a_family_have_the_same_bits_in_every_step(name: str) -> None:
     # With the seed 0, rounding chooses other experts of Mixtral in the adapter than in the model.
     target = _bf16(tiny_family(name, seed=1))
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     check_batch_invariance(target)
 
 
@@ -68,7 +68,7 @@ def test_the_check_notices_attention_that_depends_on_other_tokens() -> None:
         return (attended * 1.01 if query.shape[2] > 4 else attended), None
 
     target = _bf16(_two_heads())
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     check_batch_invariance(target)
     AttentionInterface.register(BATCH_INVARIANT, uneven)
     try:
@@ -80,14 +80,14 @@ def test_the_check_notices_attention_that_depends_on_other_tokens() -> None:
 
 def test_the_check_notices_products_that_depend_on_other_tokens() -> None:
     target = _bf16(_two_heads(), _UnevenLinear)
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     with pytest.raises(TargetNotSupported, match=r"products of layers.0.self_attn.q_proj with 3"):
         check_batch_invariance(target)
 
 
 def test_products_of_a_single_row_are_never_needed() -> None:
     target = _bf16(_two_heads(), _SingleRowLinear)
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     check_batch_invariance(target)
     exact = SpeculativeDecoder(_bf16(_two_heads()).model, batch_invariant=True)
     decoder = SpeculativeDecoder(target.model, batch_invariant=True)

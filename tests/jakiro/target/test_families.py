@@ -31,6 +31,7 @@ def _tokens(count: int) -> Tensor:
 def _assert_tree_equals_paths(model: nn.Module, length: int) -> None:
     """Compare a tree after `length` tokens with its paths, then commit a path and read on."""
     target = TargetAdapter(model)
+    target.fuse()
     prompt, drafts, more = _tokens(length), _tokens(8), _tokens(3)
     cache = target.new_cache(1, 64)
     target.forward(chain_step(prompt, 0), cache)

@@ -16,7 +16,6 @@ from jakiro.target import independent_rows
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.independent_rows import DoubleLinear, with_independent_rows
-from jakiro.target.packed_linear import PackedLinear, can_pack
 
 BF16 = torch.bfloat16
 WITH_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
@@ -36,23 +35,10 @@ def test_products_of_few_weights_do_not_depend_on_the_number_of_rows(
     layer = nn.Linear(shape[1], shape[0]).to(BF16)
     replaced = with_independent_rows(layer, BF16)
     assert isinstance(replaced, DoubleLinear)
-    assert replaced.bias is layer.bias
     rows = torch.randn(4096, shape[1]).to(BF16)
     with torch.no_grad():
         assert torch.equal(_alone(replaced, rows)[0], replaced(rows))
         torch.testing.assert_close(replaced(rows), layer(rows), rtol=0.02, atol=0.02)
-
-
-def test_packed_layers_with_few_weights_are_replaced_too() -> None:
-    model = nn.Sequential(nn.Linear(32, 8).to(BF16), nn.Linear(128, 128).to(BF16))
-    if not can_pack(model):
-        pytest.skip("this processor has no packed products in bfloat16")
-    small, large = model
-    packed = nn.Sequential(PackedLinear(small), PackedLinear(large))
-    first, second = with_independent_rows(packed, BF16)
-    assert isinstance(first, DoubleLinear)
-    assert first.layer is small
-    assert isinstance(second, PackedLinear)
 
 
 def test_routers_in_float32_do_not_depend_on_the_number_of_rows() -> None:
@@ -93,7 +79,7 @@ def test_activations_do_not_depend_on_the_position_in_a_tensor(
 @pytest.mark.parametrize("family", WITH_EXPERTS)
 def test_experts_never_compute_a_single_token(family: str) -> None:
     target = TargetAdapter(with_uneven_experts(tiny_family(family, seed=1)))
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     check_batch_invariance(target)
 
 
@@ -103,7 +89,7 @@ def test_the_check_notices_experts_that_compute_a_single_token(
 ) -> None:
     monkeypatch.setattr(independent_rows, "has_experts", lambda module: False)
     target = TargetAdapter(with_uneven_experts(tiny_family(family, seed=1)))
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     with pytest.raises(TargetNotSupported, match=r"products of layers.\d.mlp.experts"):
         check_batch_invariance(target)
 
@@ -111,5 +97,5 @@ def test_the_check_notices_experts_that_compute_a_single_token(
 def test_routers_that_are_linear_layers_are_checked() -> None:
     target = TargetAdapter(with_products(tiny_family("llama4")))
     assert any(isinstance(part, Llama4Router) for part in target.model.modules())
-    target.make_batch_invariant()
+    target.fuse(batch_invariant=True)
     check_batch_invariance(target)

@@ -93,7 +93,7 @@ def test_a_target_reads_a_tree_in_parts_with_the_same_features(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = TargetAdapter(tiny_llama())
-    target.modules.group_heads()
+    target.fuse()
     num_calls = 0
 
     def in_parts(*args: Any) -> Tensor:

@@ -1,0 +1,246 @@
+"""Speed of this package beside transformers, vLLM and llama.cpp on the same prompts.
+
+    python docs/programs/bench_peers.py --target FOLDER --drafter FOLDER --prompts FILE.jsonl \\
+        --vllm PYTHON --llama-server PROGRAM --gguf FILE --out RESULT.json
+
+Each engine runs in a process of its own, which waits while the others decode. All get the same
+token ids, and continue groups of 1, 4 and 8 prompts, in an order that changes from group to group.
+transformers, vLLM and this package compute with the same weights in bfloat16, llama.cpp with a GGUF
+file. Engines whose program is not given are left out.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+Job = dict[str, Any]  # prompts (lists of token ids), max_new_tokens, temperature, seed
+Decode = Callable[[Job], list[int]]  # returns the number of new tokens of each prompt
+
+OWN = {"autoregressive": None, "lookup": "lookup", "trained": "{0}", "both": "lookup+drafter={0}"}
+TRANSFORMERS = ("transformers", "transformers-compiled", "transformers-lookup")
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+LLAMA_NGRAMS = ("--spec-type", "ngram-simple")
+GROUP_SIZES = (1, 4, 8)
+PORT = 8137
+
+
+def decoder_of(engine: str, given: argparse.Namespace) -> Decode:
+    """Load an engine in this process."""
+    if engine in OWN:
+        return _own(OWN[engine], given)
+    return _vllm(engine, given) if engine.startswith("vllm") else _transformers(engine, given)
+
+
+def _own(drafter: str | None, given: argparse.Namespace) -> Decode:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from inference.decoder import SpeculativeDecoder
+
+    options: dict[str, Any] = {"threads": "auto"}
+    if drafter is None:
+        model = AutoModelForCausalLM.from_pretrained(given.target, dtype="bfloat16")
+        tokenizer = AutoTokenizer.from_pretrained(given.target)
+        decoder = SpeculativeDecoder(model, None, tokenizer, **options)
+    else:
+        options |= {"dtype": "bfloat16", "other_weights": drafter != "lookup"}
+        decoder = SpeculativeDecoder.from_pretrained(
+            drafter.format(given.drafter), given.target, **options
+        )
+
+    def decode(job: Job) -> list[int]:
+        limits = {key: job[key] for key in ("max_new_tokens", "temperature")}
+        outputs = decoder.generate_batch(job["prompts"], **limits)
+        return [len(output.new_token_ids) for output in outputs]
+
+    return decode
+
+
+def _transformers(engine: str, given: argparse.Namespace) -> Decode:
+    from transformers import AutoModelForCausalLM
+
+    from inference.benchmark.methods import SamplingOptions
+    from inference.benchmark.transformers_methods import CompiledDecoding, TransformersDecoding
+
+    model = AutoModelForCausalLM.from_pretrained(given.target, dtype="bfloat16")
+    kind = CompiledDecoding if engine == "transformers-compiled" else TransformersDecoding
+    how: dict[str, Any] = {}
+    if engine == "transformers-lookup":
+        how["prompt_lookup_num_tokens"] = 10
+    method = kind(engine, engine, model, **how)
+
+    def decode(job: Job) -> list[int]:
+        options = SamplingOptions(job["temperature"], job["max_new_tokens"])
+        decoded = method.decode(job["prompts"], options, job["seed"])
+        return [len(text.token_ids) for text in decoded.continuations]
+
+    return decode
+
+
+def _vllm(engine: str, given: argparse.Namespace) -> Decode:
+    from vllm import LLM, SamplingParams
+
+    drafts = {"speculative_config": NGRAMS} if engine == "vllm, n-grams" else {}
+    model = LLM(given.target, dtype="bfloat16", max_model_len=2048, max_num_seqs=8, **drafts)
+
+    def decode(job: Job) -> list[int]:
+        limits = {"max_tokens": job["max_new_tokens"], "temperature": job["temperature"]}
+        prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+        outputs = model.generate(prompts, SamplingParams(**limits), use_tqdm=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    return decode
+
+
+@contextmanager
+def llama_server(engine: str, given: argparse.Namespace) -> Iterator[Decode]:
+    """Start llama.cpp's server, and yield a function that sends it prompts together."""
+    port = PORT + (engine != "llama.cpp")
+    words = [given.llama_server, "-m", given.gguf, "--port", str(port), "-np", "8", "-c", "16384"]
+    words += ["-t", str(os.cpu_count()), *(LLAMA_NGRAMS if engine != "llama.cpp" else ())]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def ask(path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(f"http://127.0.0.1:{port}/{path}", data, headers)) as answer:
+            return json.load(answer)
+
+    def decode(job: Job) -> list[int]:
+        def one(ids: list[int]) -> int:
+            body = {"prompt": ids, "n_predict": job["max_new_tokens"], "cache_prompt": False}
+            body |= {"temperature": job["temperature"], "seed": job["seed"]}
+            return int(ask("completion", body)["tokens_predicted"])
+
+        with ThreadPoolExecutor(len(job["prompts"])) as pool:
+            return list(pool.map(one, job["prompts"]))
+
+    try:
+        for _ in range(240):
+            try:
+                ask("health")
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield decode
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def worker(engine: str, python: str) -> Iterator[Decode]:
+    """Start a process with an engine, and yield a function that sends it a job."""
+    command = [python, __file__, *sys.argv[1:], "--engine", engine]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+
+    def decode(job: Job) -> list[int]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        line = next(line for line in process.stdout if line.startswith("{"))
+        counts: list[int] = json.loads(line)["counts"]
+        return counts
+
+    try:
+        yield decode
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serve(engine: str, given: argparse.Namespace) -> None:
+    """Decode the jobs that arrive on standard input."""
+    decode = decoder_of(engine, given)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps({"counts": decode(json.loads(line))}) + "\n")
+        sys.stdout.flush()
+
+
+def engines_of(given: argparse.Namespace, stack: ExitStack) -> dict[str, Decode]:
+    """Start all engines for which there are programs."""
+    running = {name: stack.enter_context(worker(name, sys.executable)) for name in TRANSFORMERS}
+    own = [name for name in OWN if given.drafter or name in ("autoregressive", "lookup")]
+    running |= {name: stack.enter_context(worker(name, sys.executable)) for name in own}
+    for name in ("vllm", "vllm, n-grams") if given.vllm else ():
+        running[name] = stack.enter_context(worker(name, given.vllm))
+    for name in ("llama.cpp", "llama.cpp, n-grams") if given.llama_server else ():
+        running[name] = stack.enter_context(llama_server(name, given))
+    return running
+
+
+def measure(
+    engines: dict[str, Decode], groups: Sequence[list[list[int]]], given: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the tokens per second of each engine for each group; the first group warms up."""
+    speeds: dict[str, list[float]] = {name: [] for name in engines}
+    for number, prompts in enumerate([groups[0], *groups]):
+        job = {"prompts": prompts, "max_new_tokens": given.max_new_tokens, "seed": number}
+        job["temperature"] = given.temperature
+        order = [name for name in engines if name != "transformers-lookup" or len(prompts) == 1]
+        for name in random.Random(number).sample(order, len(order)):
+            started = time.perf_counter()
+            counts = engines[name](job)
+            seconds = time.perf_counter() - started
+            if number > 0:
+                speeds[name].append(sum(counts) / seconds)
+    return {name: values for name, values in speeds.items() if values}
+
+
+def main() -> None:
+    """Measure all engines, print a table, and write all speeds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True, help="folder of the model")
+    parser.add_argument("--drafter", help="folder of a trained drafter")
+    parser.add_argument("--prompts", type=Path, help="lines with the key messages")
+    parser.add_argument("--num-prompts", type=int, default=16)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--vllm", help="python of an environment with vLLM")
+    parser.add_argument("--llama-server", help="server of llama.cpp")
+    parser.add_argument("--gguf", help="file for llama.cpp")
+    parser.add_argument("--out", type=Path, help="file to write")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.engine:
+        serve(given.engine, given)
+        return
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(given.target)
+    lines = given.prompts.read_text().splitlines()[: given.num_prompts]
+    prompts: list[Any] = [
+        tokenizer.apply_chat_template(
+            json.loads(line)["messages"], add_generation_prompt=True, return_dict=False
+        )
+        for line in lines
+    ]
+    document: dict[str, Any] = {}
+    with ExitStack() as stack:
+        engines = engines_of(given, stack)
+        for size in GROUP_SIZES:
+            groups = [prompts[i : i + size] for i in range(0, len(prompts) - size + 1, size)]
+            document[str(size)] = speeds = measure(engines, groups, given)
+            for name, values in speeds.items():
+                mean = sum(values) / len(values)
+                sys.stdout.write(f"{size} at once  {name:24} {mean:7.1f} tokens/s\n")
+                sys.stdout.flush()
+    if given.out:
+        given.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

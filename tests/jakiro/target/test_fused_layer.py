@@ -1,0 +1,93 @@
+"""Fused layers equal those of transformers, and layers that would differ stay as they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import EVERY_FAMILY, tiny_family, tiny_model
+from helpers.models import tiny_llama
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from jakiro.target import fused_layer
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.fused_layer import Design
+from jakiro.target.step import chain_step
+
+# Latent or interleaved attention, layers that share keys or read embeddings of their own, learned
+# positions: these families keep the layers of transformers.
+NOT_FUSED = {
+    "deepseek_v3",
+    "falcon",
+    "gemma3n",
+    "gemma4, heads of two widths",
+    "gemma4, shared rows",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "llama4",
+    "opt",
+    "opt, projected",
+}
+IDS = torch.arange(12)[None] % 7
+
+
+def _features(target: TargetAdapter, hidden_states: tuple[int, ...] = ()) -> list[Tensor]:
+    """Return features, stored keys, values and hidden states."""
+    cache = target.new_cache(1, 16, hidden_states)
+    with torch.inference_mode():
+        features = target.forward(chain_step(IDS, 0), cache).features
+    return [features, *cache._all_blocks]
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_fused_family_computes_the_same(family: str) -> None:
+    target = TargetAdapter(tiny_family(family))
+    states = () if target.spec.num_hidden_states is None else (1, target.spec.num_hidden_states - 1)
+    expected = _features(target, states)
+    target.fuse()
+    assert target.modules.num_fused == (0 if family in NOT_FUSED else target.spec.num_layers)
+    for got, own in zip(_features(target, states), expected, strict=True):
+        torch.testing.assert_close(got, own, atol=5e-5, rtol=1e-4)
+
+
+def test_layers_that_differ_only_at_late_positions_stay_as_they_are() -> None:
+    rope = {"rope_theta": 1e4, "rope_type": "default", "original_max_position_embeddings": 32}
+    for beta, count in ((0.0, 4), (0.5, 0)):  # the factor of queries by their position
+        scaled = rope | {"llama_4_scaling_beta": beta}
+        model = tiny_model("Ministral3ForCausalLM", head_dim=8, rope_parameters=scaled)
+        target = TargetAdapter(model)
+        target.fuse()
+        assert target.modules.num_fused == count
+
+
+def _scaled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, x: 1.01 * forward(self, x)
+
+
+def test_a_layer_with_a_forward_of_its_own_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaMLP, "forward", _scaled(LlamaMLP.forward))
+    target = TargetAdapter(tiny_llama())
+    target.fuse()
+    assert target.modules.num_fused == 0
+
+
+@pytest.mark.parametrize("fault", ["epsilon", "order of norm and rotation", "rotation"])
+def test_a_fused_layer_that_would_be_wrong_is_not_used(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(fused_layer.FusedLayer):
+        def __init__(self, layer: nn.Module, make: Any, design: Design) -> None:
+            if fault == "order of norm and rotation":
+                design = design._replace(rotates_first=True)
+            if fault == "rotation":
+                design = design._replace(rotation="neighbours")
+            super().__init__(layer, make, design)
+            if fault == "epsilon":
+                self.first.keywords["eps"] *= 100
+
+    monkeypatch.setattr(fused_layer, "FusedLayer", Wrong)
+    target = TargetAdapter(tiny_model("Qwen3ForCausalLM", head_dim=8, rms_norm_eps=1e-3))
+    target.fuse()
+    assert target.modules.num_fused == 0
