@@ -506,7 +506,7 @@ def _rotate(x: Heads, cos: Tensor, signed_sin: Tensor, rotation: Rotation) -> He
         other = torch.cat((second, first), dim=-1)
     else:
         other = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x * cos, other, signed_sin)
+    return torch.addcmul(x * cos, other, signed_sin).to(x.dtype)  # OLMo's angles are float32
 
 
 def _in_float32(values: Any) -> Any:

@@ -1,6 +1,7 @@
 """Fused layers equal those of transformers, and layers that would differ stay as they are."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,16 @@ def test_a_fused_family_computes_the_same(family: str) -> None:
     assert target.modules.num_fused == (0 if family in NOT_FUSED else target.spec.num_layers)
     for got, own in zip(_features(target, states), expected, strict=True):
         torch.testing.assert_close(got, own, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_fused_family_keeps_half_precision(family: str) -> None:
+    target = TargetAdapter(tiny_family(family, seed=1).to(torch.bfloat16))
+    target.fuse()
+    step = replace(chain_step(IDS, 0), start=None)  # as for sequences of several lengths
+    with torch.inference_mode():
+        features = target.forward(step, target.new_cache(1, 16)).features
+    assert features.dtype == torch.bfloat16
 
 
 def test_layers_that_differ_only_at_late_positions_stay_as_they_are() -> None:
