@@ -40,7 +40,6 @@ Rotation = Literal["halves", "halves, once", "neighbours", "neighbours, once", "
 ROTATIONS: tuple[Rotation, ...] = get_args(Rotation)
 TOLERANCE = 1e-4  # largest difference in float32, in proportion to the largest number
 
-
 NORMS = (
     "input_layernorm",
     "post_attention_layernorm",  # behind attention, or before the feed-forward part
@@ -91,6 +90,18 @@ class Trial(NamedTuple):
 
 class Unfusable(Exception):
     """A layer has a part that a fused layer does not compute."""
+
+
+# What the code of an unknown family may raise in a trial; the layer then stays as it is.
+FAILURES = (
+    Unfusable,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class JoinedProduct(nn.Module):
@@ -289,8 +300,10 @@ def fuse_layers(decoder: nn.Module, trial: Trial, make: MakeProduct | None) -> i
     if not isinstance(layers, nn.ModuleList):
         return 0
     kinds: dict[str, list[nn.Module]] = {}
-    for layer in layers:
+    for layer in filter(_has_known_parts, layers):
         kinds.setdefault(_kind_of(layer), []).append(layer)
+    if not kinds:
+        return 0
     calls = _observed(decoder, [alike[0] for alike in kinds.values()], trial)
     count = 0
     for alike in kinds.values():
@@ -303,6 +316,14 @@ def fuse_layers(decoder: nn.Module, trial: Trial, make: MakeProduct | None) -> i
             layer.forward = fused.forward
         count += len(alike)
     return count
+
+
+def _has_known_parts(layer: nn.Module) -> bool:
+    try:
+        FusedLayer(layer, None, Design("none", False))
+    except FAILURES:
+        return False
+    return True
 
 
 class _Call(NamedTuple):
@@ -383,13 +404,13 @@ def _design_of(
     with torch.inference_mode():
         try:
             expected = _outputs(original, calls, hidden, shapes)
-        except TypeError:  # its outputs or arguments are none that a fused layer has
+        except FAILURES:  # its outputs or arguments are none that a fused layer has
             return None
         for design in map(Design._make, product(ROTATIONS, (False, True))):
             try:
                 fused = FusedLayer(original, None, design)
                 got = _outputs(fused, calls, hidden, shapes)
-            except (Unfusable, AttributeError, TypeError, ValueError, RuntimeError):
+            except FAILURES:
                 continue
             if all(_are_close(*pair) for pair in zip(got, expected, strict=True)):
                 return design

@@ -9,7 +9,7 @@ import torch
 from helpers.families import EVERY_FAMILY, tiny_family, tiny_model
 from helpers.models import tiny_llama
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from jakiro.target import fused_layer
 from jakiro.target.adapter import TargetAdapter
@@ -71,6 +71,19 @@ def test_layers_that_differ_only_at_late_positions_stay_as_they_are() -> None:
         target = TargetAdapter(model)
         target.fuse()
         assert target.modules.num_fused == count
+
+
+class _OtherAttention(LlamaAttention):
+    """Attention in a file without an attention function, unlike those of transformers."""
+
+
+def test_layers_of_unknown_code_stay_as_they_are() -> None:
+    model = tiny_llama()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = _OtherAttention
+    target = TargetAdapter(model)
+    target.fuse()
+    assert target.modules.num_fused == 0
 
 
 def _scaled(forward: Callable[..., Any]) -> Callable[..., Any]:
