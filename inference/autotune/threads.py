@@ -8,10 +8,9 @@ from typing import Literal
 
 import torch
 
-from inference.autotune.measurement import kept, shortest_seconds, verifications
+from inference.autotune.measurement import shortest_seconds, verifications
 from inference.engine.threads import num_threads
 from jakiro.target.adapter import TargetAdapter
-from jakiro.utils.settings import Settings
 
 TREE_NODES = 8  # number of nodes of the tree whose verification is timed
 TREE_TAU = 2.0  # mean acceptance length that is assumed for such trees in the choice
@@ -53,29 +52,21 @@ def other_threads(threads: int | None) -> list[int]:
     return [1] if threads > 1 else [most]
 
 
-class ThreadSeconds(Settings):
-    """The expected seconds for each token with each number of threads."""
-
-    by_number: dict[int, float]
-
-
 def _seconds(target: TargetAdapter, *, drafts: bool) -> dict[int | None, float]:
+    """Return the expected seconds for each token with each number of threads.
+
+    They are not kept, because they depend on what else the machine does.
+    """
     most = torch.get_num_threads()
     numbers = sorted({1, max(1, most // 2), most})
     if target.device.type != "cpu" or len(numbers) == 1:
         return {None: 0.0}
-
-    def measure() -> ThreadSeconds:
-        works: dict[tuple[int, int], Callable[[], object]] = {}
-        for number in numbers:
-            for count, step in verifications(target, (0, TREE_NODES) if drafts else (0,)).items():
-                works[number, count] = num_threads(number)(step)
-        taken = shortest_seconds(works, SECONDS)
-        return ThreadSeconds(
-            by_number={
-                number: sum(seconds for (own, _), seconds in taken.items() if own == number)
-                for number in numbers
-            }
-        )
-
-    return dict(kept(ThreadSeconds, target, [drafts], measure).by_number.items())
+    works: dict[tuple[int, int], Callable[[], object]] = {}
+    for number in numbers:
+        for count, step in verifications(target, (0, TREE_NODES) if drafts else (0,)).items():
+            works[number, count] = num_threads(number)(step)
+    taken = shortest_seconds(works, SECONDS)
+    return {
+        number: sum(seconds for (own, _), seconds in taken.items() if own == number)
+        for number in numbers
+    }

@@ -33,9 +33,7 @@ class Modules(NamedTuple):
     """Layers and output embeddings to compute with.
 
     Attributes:
-        is_packed: whether the weights are copies that are joined and reordered for the CPU.
-        num_fused: number of layers that compute with few operators; see `fused_layer`.
-        versions: versions of the parameters when they were copied.
+        versions: versions of the model's parameters when they were copied; empty without copies.
     """
 
     layers: nn.Module

@@ -32,6 +32,7 @@ Heads = Float[Tensor, "batch queries heads dim"]
 Angles = Float[Tensor, "batch queries dim"]
 # Function from the weight and the bias of a linear layer to a module that computes the layer.
 MakeProduct = Callable[[Tensor, Tensor | None], nn.Module]
+Norm = Callable[[Tensor], Tensor]
 
 # Which numbers of a query or a key are rotated together: those of the first half with those of the
 # second, or neighbours. Angles are given for each number, or once for both; for neighbours, the
@@ -261,7 +262,7 @@ class FusedLayer(nn.Module):
         query, key = heads.split(self.heads[:2], dim=2)
         return torch.cat((self.head_norms[0](query), self.head_norms[1](key)), dim=2)
 
-    def _plus(self, x: States, product: JoinedProduct, inner: Tensor, norm: "Norm") -> States:
+    def _plus(self, x: States, product: JoinedProduct, inner: Tensor, norm: Norm) -> States:
         """Return a residual stream after the addition of a product, in one operator if possible."""
         if norm is _identity and self.residual_multiplier == 1:
             return product(inner, x)
@@ -327,10 +328,9 @@ def _has_known_parts(layer: nn.Module) -> bool:
 
 
 class _Call(NamedTuple):
-    """The arguments of a layer in a step, in float32."""
+    """Arguments of a layer in a step, in float32; the hidden states are random."""
 
     step: StepInput
-    num_visible: int
     hidden: Tensor
     more: tuple[Any, ...]
     options: dict[str, Any]
@@ -346,28 +346,23 @@ def _observed(
     """
     weight = next(layers[0].parameters())
     calls: dict[nn.Module, list[_Call]] = {layer: [] for layer in layers}
+
+    def observe(layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        given: Tensor = args[0] if args else options["hidden_states"]
+        hidden = torch.randn(given.shape, generator=torch.Generator().manual_seed(0))
+        caches = [name for name, value in options.items() if isinstance(value, SlotCache)]
+        others = {name: options[name] for name in options.keys() - {*caches, "hidden_states"}}
+        more, others = _in_float32((args[1:], others))
+        calls[layer].append(_Call(step, hidden.to(given.device), more, others, caches))
+
+    hooks = [layer.register_forward_pre_hook(observe, with_kwargs=True) for layer in layers]
     with torch.inference_mode():
         for step in _trial_steps(trial.max_position, weight.device):
             cache = SlotCache(trial.shapes, 1, 16, weight.dtype, weight.device)
             cache.set_slots(step.slots, cache.capacity)
-
-            def observe(
-                layer: nn.Module,
-                args: tuple[Any, ...],
-                options: dict[str, Any],
-                step: StepInput = step,
-                cache: SlotCache = cache,
-            ) -> None:
-                hidden: Tensor = args[0] if args else options.pop("hidden_states")
-                caches = [name for name, value in options.items() if value is cache]
-                others = {name: options[name] for name in options.keys() - caches}
-                hidden, more, others = _in_float32((hidden, args[1:], others))
-                calls[layer].append(_Call(step, cache.capacity, hidden, more, others, caches))
-
-            hooks = [layer.register_forward_pre_hook(observe, with_kwargs=True) for layer in layers]
             trial.run(decoder, step, cache, cache.capacity)
-            for hook in hooks:
-                hook.remove()
+    for hook in hooks:
+        hook.remove()
     return calls
 
 
@@ -397,19 +392,15 @@ def _design_of(
         for weight in original.parameters():
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight), alpha=0.1)
-    hidden = [
-        torch.randn(call.hidden.shape, generator=torch.Generator().manual_seed(0)).to(call.hidden)
-        for call in calls
-    ]
     with torch.inference_mode():
         try:
-            expected = _outputs(original, calls, hidden, shapes)
+            expected = _outputs(original, calls, shapes)
         except FAILURES:  # its outputs or arguments are none that a fused layer has
             return None
         for design in map(Design._make, product(ROTATIONS, (False, True))):
             try:
                 fused = FusedLayer(original, None, design)
-                got = _outputs(fused, calls, hidden, shapes)
+                got = _outputs(fused, calls, shapes)
             except FAILURES:
                 continue
             if all(_are_close(*pair) for pair in zip(got, expected, strict=True)):
@@ -418,18 +409,15 @@ def _design_of(
 
 
 def _outputs(
-    layer: nn.Module,
-    calls: Sequence[_Call],
-    hidden: Sequence[Tensor],
-    shapes: tuple[HeadShape, ...],
+    layer: nn.Module, calls: Sequence[_Call], shapes: tuple[HeadShape, ...]
 ) -> list[Tensor]:
     """Return the outputs of a layer, and the keys and values that it stored."""
     outputs: list[Tensor] = []
-    cache = SlotCache(shapes, 1, 16, torch.float32, hidden[0].device)
-    for call, states in zip(calls, hidden, strict=True):
-        cache.set_slots(call.step.slots, call.num_visible)
+    cache = SlotCache(shapes, 1, 16, torch.float32, calls[0].hidden.device)
+    for call in calls:
+        cache.set_slots(call.step.slots, cache.capacity)
         caches = dict.fromkeys(call.caches, cache)
-        output = layer(states, *call.more, **caches, **call.options)
+        output = layer(call.hidden, *call.more, **caches, **call.options)
         if not isinstance(output, Tensor):
             raise TypeError
         outputs.append(output)
@@ -457,9 +445,6 @@ def _attention_options(attention: Any) -> dict[str, Any]:
     if getattr(attention, "sinks", None) is not None:
         options["s_aux"] = attention.sinks
     return options
-
-
-Norm = Callable[[Tensor], Tensor]
 
 
 def _fast_norm(norm: nn.Module | None) -> Norm:
@@ -502,7 +487,7 @@ def _prepared(angles: tuple[Angles, Angles], rotation: Rotation) -> tuple[Tensor
     All layers of a step share them.
     """
     cos, sin = angles
-    known: dict[str, tuple[Tensor, Tensor, Rotation]] = getattr(sin, "_prepared", {})
+    owner, known = sin, getattr(sin, "_prepared", {})
     if rotation not in known:
         half = sin.shape[-1] // 2
         if rotation == "halves":
@@ -514,8 +499,9 @@ def _prepared(angles: tuple[Angles, Angles], rotation: Rotation) -> tuple[Tensor
                 cos, sin = (each[..., :half].repeat_interleave(2, dim=-1) for each in (cos, sin))
             signed = torch.stack((-sin[..., ::2], sin[..., 1::2]), dim=-1).flatten(-2)
         known[rotation] = cos.unsqueeze(2), signed.unsqueeze(2), rotation
-        angles[1]._prepared = known  # type: ignore[attr-defined]
-    return known[rotation]
+        owner._prepared = known  # type: ignore[attr-defined]
+    prepared: tuple[Tensor, Tensor, Rotation] = known[rotation]
+    return prepared
 
 
 def _rotate(x: Heads, cos: Tensor, signed_sin: Tensor, rotation: Rotation) -> Heads:

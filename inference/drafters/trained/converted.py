@@ -21,14 +21,13 @@ from jakiro.target.weight_forms import (
     allows_form,
     product_with,
 )
-from jakiro.target.wrapped_linear import WrappedLinear
 
 FEWEST_OUTPUTS = 16  # layers with fewer outputs, such as routers, keep their own format
 
 Source = nn.Linear | nn.Parameter  # a linear layer, or a stack of the experts' matrices
 
 
-class ConvertedLinear(WrappedLinear):
+class ConvertedLinear(nn.Module):
     """Computes a linear layer with a copy of its weight in another format.
 
     The copy is made again if the weight or the bias is replaced or changed in place. The result has
@@ -36,8 +35,19 @@ class ConvertedLinear(WrappedLinear):
     """
 
     def __init__(self, layer: nn.Linear, form: WeightForm) -> None:
-        super().__init__(layer)
+        super().__init__()
+        self.layer = layer
         self._product = WeightCopy.shared(layer, CONVERT[form])
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's own weight, shape [out_features, in_features]."""
+        return self.layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's own bias, shape [out_features]; None if there is none."""
+        return self.layer.bias
 
     def forward(
         self, x: Float[Tensor, "*batch in_features"]
