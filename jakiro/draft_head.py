@@ -1,5 +1,6 @@
 """Logits of the tokens that may be drafted, computed from a drafter's features."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -69,7 +70,7 @@ class DraftHead:
         self, features: Float[Tensor, "*batch hidden"]
     ) -> Float[Tensor, "*batch drafted"]:
         """Return the float32 log-probabilities of the draft vocabulary."""
-        return self.logits(features).float().log_softmax(dim=-1)
+        return self.logits(features).log_softmax(dim=-1, dtype=torch.float32)
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:

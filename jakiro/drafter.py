@@ -34,6 +34,7 @@ from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import LOADING_ERRORS, reason_of, refuse_files_elsewhere
 from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
+from moa.norm import RMSNorm
 from moa.target_kv import with_rotated_keys
 from moa.trunk import Trunk, TrunkInputs
 
@@ -95,7 +96,7 @@ class JakiroDrafter(PreTrainedModel):
         self.transfers = settings.schedule.heads == "transfer"
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
-            self.head_norm = torch.nn.RMSNorm(target.hidden_size, eps=settings.norm_eps)
+            self.head_norm = RMSNorm(target.hidden_size, eps=settings.norm_eps)
         size = config.draft_vocab_size
         self.own_head: torch.nn.Linear | None = None
         if settings.experts.head == "own":

@@ -3,12 +3,12 @@
 from typing import Literal, NamedTuple
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from moa.feed_forward import ExpertSlots
+from moa.norm import RMSNorm
 
 Combine = Literal["sum", "mixture"]
 
@@ -42,6 +42,8 @@ class ExpertsOutput(NamedTuple):
     @property
     def mean_feature(self) -> Float[Tensor, "*batch hidden"]:
         """The feature at the query's own position, averaged over components: `sum_e w_e F1_e`."""
+        if self.features.shape[-2] == 1:
+            return self.features[..., 0, 0, :]
         weights = self.log_weights.exp()
         return torch.einsum("...c,...ch->...h", weights, self.features[..., 0, :, :])
 
@@ -101,7 +103,7 @@ class MixtureOfExperts(nn.Module):
         contrast = contrastive_head and self.num_active > 1 and num_parallel > 0
         self.published_contrast = contrast and combine == "sum"
         own_levels = num_parallel - int(self.published_contrast)
-        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
+        self.norm = RMSNorm(hidden, eps=norm_eps)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
         # If only some experts run, each has its own matrices, so that those of others are not read.
         self.gate_up: nn.Linear | nn.Parameter = (
@@ -118,12 +120,13 @@ class MixtureOfExperts(nn.Module):
             if contrast and not self.published_contrast
             else None
         )
-        self.output_norm = nn.RMSNorm(hidden, eps=norm_eps) if output_norm else None
+        self.output_norm = RMSNorm(hidden, eps=norm_eps) if output_norm else None
 
     def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> ExpertsOutput:
         """Return the features and weights of all levels for each trunk vector."""
         normed = self.norm(trunk)
-        scores = self.router(normed)
+        is_alone = self.num_experts == 1 and not torch.is_grad_enabled()
+        scores = torch.zeros_like(normed[..., :1]) if is_alone else self.router(normed)
         gate = scores[..., : self.num_experts].softmax(dim=-1)
         weights = gate
         chosen: Tensor | None = None
@@ -167,9 +170,7 @@ class MixtureOfExperts(nn.Module):
 
     def _inner(self, normed: Tensor) -> Tensor:
         assert isinstance(self.gate_up, nn.Module)
-        gate, up = rearrange(
-            self.gate_up(normed), "... (e two w) -> two ... e w", two=2, e=self.num_experts
-        )
+        gate, up = self.gate_up(normed).unflatten(-1, (self.num_experts, 2, -1)).unbind(-2)
         return silu(gate) * up
 
     def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:

@@ -3,12 +3,12 @@
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from moa import AttentionBias
+from moa.norm import RMSNorm
 from moa.rotary import Rotary
 
 MOST_GROUPED = 64  # largest number of queries that are worth a copy of their mask for every head
@@ -91,8 +91,8 @@ class CrossAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
-        self.memory_norm = nn.RMSNorm(hidden, eps=norm_eps)
+        self.norm = RMSNorm(hidden, eps=norm_eps)
+        self.memory_norm = RMSNorm(hidden, eps=norm_eps)
         self.query = nn.Linear(hidden, num_heads * head_dim, bias=False)
         self.key_value = nn.Linear(hidden, 2 * num_kv_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
@@ -118,10 +118,10 @@ class CrossAttention(nn.Module):
         """Return the residual stream after each query has attended to memory."""
         queries = self.rotary(self._heads(self.query(self.norm(stream))), positions)
         mixed = self.attend(queries, memory, mask)
-        return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+        return stream + self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, flat: Tensor) -> Tensor:
-        return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)
+        return flat.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class SelfAttention(nn.Module):
@@ -155,13 +155,13 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         width = hidden if input_width is None else input_width
-        self.norm = nn.RMSNorm(width, eps=norm_eps) if has_norm else nn.Identity()
+        self.norm = RMSNorm(width, eps=norm_eps) if has_norm else nn.Identity()
         # One matrix for queries, keys and values, in this order.
         projected = (num_heads + 2 * num_kv_heads) * head_dim
         self.project = nn.Linear(width, projected, bias=bias != "none")
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=bias == "all")
-        self.query_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.key_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.query_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.key_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.rotary = rotary or Rotary(head_dim, rope_theta)
         self.attend: Attend = attend_masked
 
@@ -204,10 +204,10 @@ class SelfAttention(nn.Module):
         kv = store(KV(own_keys, heads[:, -self.num_kv_heads :]))
         mixed = self.attend(queries, kv, mask)
         stream = embeddings if residual is None else residual
-        return stream + self.output(rearrange(mixed, "b h q d -> b q (h d)"))
+        return stream + self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, flat: Tensor) -> Tensor:
-        return rearrange(flat, "b q (h d) -> b h q d", d=self.head_dim)
+        return flat.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _normed(self, heads: Tensor) -> Tensor:
         """Return queries followed by keys, normalized if this attention has norms for them."""

@@ -5,6 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from moa.norm import RMSNorm
+
 _MOST_STATIC_ROWS = 1024  # with more slots, waiting for the GPU costs less than static shapes
 
 
@@ -13,7 +15,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden: int, width: int, norm_eps: float = 1e-6) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
+        self.norm = RMSNorm(hidden, eps=norm_eps)
         self.gate_up = nn.Linear(hidden, 2 * width, bias=False)
         self.down = nn.Linear(width, hidden, bias=False)
 

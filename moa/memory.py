@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from moa import FusionNorm
+from moa.norm import RMSNorm
 from moa.rotary import Rotary
 
 
@@ -32,10 +33,10 @@ class LayerSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.attention_norm = nn.RMSNorm(width, eps=norm_eps)
+        self.attention_norm = RMSNorm(width, eps=norm_eps)
         self.query_key_value = nn.Linear(width, 3 * num_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, width, bias=False)
-        self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
+        self.mlp_norm = RMSNorm(width, eps=norm_eps)
         self.gate_up = nn.Linear(width, 2 * mlp_width, bias=False)
         self.down = nn.Linear(mlp_width, width, bias=False)
         self.rotary = rotary or Rotary(head_dim, base=10_000.0)
@@ -67,7 +68,7 @@ class LayerProjection(nn.Module):
         self, num_layers: int, width: int, common_width: int, norm_eps: float = 1e-6
     ) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(width, eps=norm_eps)
+        self.norm = RMSNorm(width, eps=norm_eps)
         self.weight = nn.Parameter(torch.randn(num_layers, width, common_width) * width**-0.5)
 
     def forward(

@@ -38,15 +38,16 @@ class Rotary(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:
             cos, sin = cos * self.scale, sin * self.scale
-        cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        other = heads.roll(self.head_dim // 2, dims=-1)
+        return torch.addcmul(heads * cos.to(heads.dtype), other, sin.to(heads.dtype))
 
-    def _on(self, device: torch.device) -> Tensor:
+    def _on(self, device: torch.device) -> Float[Tensor, " dim"]:
+        """Return the frequency of each number, below 0 for numbers from which is subtracted."""
         if self._frequencies is None or self._frequencies.device != device:
             if self.given is not None:
-                self._frequencies = torch.tensor(self.given, dtype=torch.float32, device=device)
-                return self._frequencies
-            exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
-            self._frequencies = self.base ** (-exponents / self.head_dim)
+                once = torch.tensor(self.given, dtype=torch.float32, device=device)
+            else:
+                exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+                once = self.base ** (-exponents / self.head_dim)
+            self._frequencies = torch.cat((-once, once))
         return self._frequencies

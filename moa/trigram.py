@@ -5,6 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from moa.norm import RMSNorm
+
 NUM_EARLIER = 2  # number of tokens before its own that a trigram contains
 
 
@@ -17,7 +19,7 @@ class TrigramInput(nn.Module):
     def __init__(self, hidden: int, norm_eps: float = 1e-6) -> None:
         super().__init__()
         width = (1 + NUM_EARLIER) * hidden
-        self.norm = nn.RMSNorm(width, eps=norm_eps)
+        self.norm = RMSNorm(width, eps=norm_eps)
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, hidden, bias=False)
 

@@ -17,6 +17,7 @@ from moa.attention import (
     no_history,
 )
 from moa.feed_forward import FeedForward
+from moa.norm import RMSNorm
 from moa.rotary import Rotary
 from moa.trigram import TrigramInput
 
@@ -52,8 +53,8 @@ class FeatureInput(nn.Module):
         residual: Residual = "feature",
     ) -> None:
         super().__init__()
-        self.token_norm = nn.RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
-        self.feature_norm = nn.RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
+        self.token_norm = RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
+        self.feature_norm = RMSNorm(hidden, eps=norm_eps) if input_norms else nn.Identity()
         self.join = nn.Linear(2 * hidden, hidden, bias) if kind == "join" else None
         self.is_residual_normed = residual == "normed"
 

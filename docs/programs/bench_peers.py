@@ -30,6 +30,7 @@ OWN = {"autoregressive": None, "lookup": "lookup", "trained": "{0}", "both": "lo
 TRANSFORMERS = ("transformers", "transformers-compiled", "transformers-lookup")
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 LLAMA_NGRAMS = ("--spec-type", "ngram-simple")
+VLLM_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 GROUP_SIZES = (1, 4, 8)
 PORT = 8137
 
@@ -89,8 +90,10 @@ def _transformers(engine: str, given: argparse.Namespace) -> Decode:
 def _vllm(engine: str, given: argparse.Namespace) -> Decode:
     from vllm import LLM, SamplingParams
 
-    drafts = {"speculative_config": NGRAMS} if engine == "vllm, n-grams" else {}
-    model = LLM(given.target, dtype="bfloat16", max_model_len=2048, max_num_seqs=8, **drafts)
+    how: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 8, "dtype": "bfloat16"}
+    if engine == "vllm, n-grams":
+        how["speculative_config"] = NGRAMS
+    model = LLM(given.target, enable_prefix_caching=False, **how)  # others keep no prompts either
 
     def decode(job: Job) -> list[int]:
         limits = {"max_tokens": job["max_new_tokens"], "temperature": job["temperature"]}
@@ -125,12 +128,14 @@ def llama_server(engine: str, given: argparse.Namespace) -> Iterator[Decode]:
             return list(pool.map(one, job["prompts"]))
 
     try:
-        for _ in range(240):
+        while process.poll() is None:
             try:
                 ask("health")
                 break
             except OSError:
                 time.sleep(0.5)
+        else:
+            sys.exit(f"{given.llama_server} has ended with status {process.returncode}")
         yield decode
     finally:
         process.kill()
@@ -141,7 +146,7 @@ def llama_server(engine: str, given: argparse.Namespace) -> Iterator[Decode]:
 def worker(engine: str, python: str) -> Iterator[Decode]:
     """Start a process with an engine, and yield a function that sends it a job."""
     command = [python, __file__, *sys.argv[1:], "--engine", engine]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, **VLLM_SETTINGS, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     )

@@ -19,6 +19,8 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import StepInput, StepOutput
 
 PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
+# On a CPU, this many tokens of a prompt take as long alone as beside others, without padding.
+LONG_ON_CPU = 64
 
 
 class _Verified(NamedTuple):
@@ -118,15 +120,27 @@ class Context:
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
         rows = [index for index, ids in enumerate(read) if ids]
+        is_slow = self.target.device.type == "cpu" and count >= LONG_ON_CPU
+        features: dict[int, Tensor] = {}
+        for together in [[index] for index in rows] if is_slow else [rows]:
+            features |= self._read_together(together, read, starts)
+        nothing = features[rows[0]][:0]
+        return [features.get(index, nothing) for index in range(len(read))]
+
+    def _read_together(
+        self, rows: list[int], read: list[list[int]], starts: list[int]
+    ) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """Run the target over the tokens of some sequences, and return their features."""
+        width = max(len(read[index]) for index in rows)
         # Padding is written to slots that the sequence overwrites before any token attends to them.
-        padded = [[*read[index], *[0] * (count - len(read[index]))] for index in rows]
+        padded = [[*read[index], *[0] * (width - len(read[index]))] for index in rows]
         own_starts = [starts[index] for index in rows]
         step = self._chain(self._on_device(padded), self._on_device(own_starts), max(own_starts))
         if len(rows) < len(read):
             step = replace(step, rows=self._on_device(rows))
         features = self.target.forward(step, self.cache).features
-        own = iter(features)
-        return [next(own)[: len(ids)] if ids else features[0, :0] for ids in read]
+        pairs = zip(rows, features, strict=True)
+        return {index: own[: len(read[index])] for index, own in pairs}
 
     def propose(
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom

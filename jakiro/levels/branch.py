@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from jakiro.experts import ExpertsOutput
 from moa.feed_forward import FeedForward
+from moa.norm import RMSNorm
 from moa.trunk import TrunkInputs
 
 
@@ -25,8 +26,8 @@ class LevelHeads(nn.Module):
 
     def __init__(self, hidden: int, width: int, num_levels: int, norm_eps: float = 1e-6) -> None:
         super().__init__()
-        self.token_norm = nn.RMSNorm(hidden, eps=norm_eps)
-        self.feature_norm = nn.RMSNorm(hidden, eps=norm_eps)
+        self.token_norm = RMSNorm(hidden, eps=norm_eps)
+        self.feature_norm = RMSNorm(hidden, eps=norm_eps)
         self.joins = nn.ModuleList(
             nn.Linear(4 * hidden, hidden, bias=False) for _ in range(num_levels)
         )

@@ -29,7 +29,7 @@ from jakiro.target.checks import (
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
 from jakiro.target.ends import TargetEnds
-from jakiro.target.fused_layer import Trial
+from jakiro.target.fused_decoder import Trial
 from jakiro.target.key_rotation import KeyRotation, measured_rotation
 from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
 from jakiro.target.step import (

@@ -1,7 +1,7 @@
 """The target's key/value cache of preallocated slots, and the target states read from it."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -28,8 +28,16 @@ def write_kv(
     kv: Float[Tensor, "rows heads tokens dim"],
     slots: Int[Tensor, "rows tokens"],
     rows: Int[Tensor, " rows"] | None = None,
+    start: int | None = None,
 ) -> None:
-    """Store keys or values of sequences at the given slots, in place."""
+    """Store keys or values of sequences at the given slots, in place.
+
+    Args:
+        start: first slot, if the slots of all sequences are the same and follow each other.
+    """
+    if start is not None:
+        buffer.narrow(2, start, kv.shape[2]).copy_(kv)
+        return
     if rows is None and buffer.is_cuda and not torch.compiler.is_compiling():
         buffer.scatter_(2, slots[:, None, :, None].expand_as(kv), kv)
         return
@@ -78,29 +86,36 @@ class SlotLayer(CacheLayerMixin):
         self.slots: Tensor | None = None
         self.num_visible = 0
         self.rows: Tensor | None = None
-        self.run: slice | None = None
+        self.views: tuple[Tensor, ...] = ()
 
     def set_slots(
-        self, slots: Tensor, num_visible: int, rows: Tensor | None, run: slice | None
+        self,
+        slots: Tensor,
+        num_visible: int,
+        rows: Tensor | None,
+        views: tuple[Tensor, ...] = (),
     ) -> None:
         """Set the slots of the next update.
 
         Args:
             num_visible: number of slots, starting from slot 0, that the update returns.
-            run: the slots of every sequence, if they are the same and follow each other.
+            views: keys and values to write, then those that are visible, if these slots follow
+                each other in all sequences.
         """
-        self.slots, self.num_visible, self.rows, self.run = slots, num_visible, rows, run
+        self.slots, self.num_visible, self.rows, self.views = slots, num_visible, rows, views
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write new keys and values to the slots and return those of all visible slots."""
         assert self.slots is not None
-        if self.run is not None:
-            self.keys[:, :, self.run], self.values[:, :, self.run] = key_states, value_states
-        else:
-            write_kv(self.keys, key_states, self.slots, self.rows)
-            write_kv(self.values, value_states, self.slots, self.rows)
+        if self.views:
+            own_keys, own_values, keys, values = self.views
+            own_keys.copy_(key_states)
+            own_values.copy_(value_states)
+            return keys, values
+        write_kv(self.keys, key_states, self.slots, self.rows)
+        write_kv(self.values, value_states, self.slots, self.rows)
         return self._visible(self.keys), self._visible(self.values)
 
     def _visible(self, buffer: Tensor) -> Tensor:
@@ -168,6 +183,14 @@ class SlotCache(SequenceStorages, Cache):
         absent = self.slot_layers[:1] * first_layer  # placeholders that are never written to
         super().__init__(layers=[*absent, *self.slot_layers])
 
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values of a layer, and return those of all visible slots."""
+        layer: Any = self.layers[layer_idx]
+        keys, values = layer.update(key_states, value_states)
+        return keys, values
+
     @property
     def bytes_per_token(self) -> int:
         """The number of bytes that one cached token occupies in all layers together."""
@@ -193,11 +216,13 @@ class SlotCache(SequenceStorages, Cache):
             num_visible: number of slots, starting from slot 0, that the forward pass reads.
             start: see `StepInput`.
         """
-        run = None
-        if start is not None and rows is None and slots.device.type == "cpu":
-            run = slice(start, start + slots.shape[1])
-        for layer in self.slot_layers:
-            layer.set_slots(slots, num_visible, rows, run)
+        views: dict[int, tuple[Tensor, ...]] = {}
+        is_run = start is not None and slots.device.type == "cpu" and not torch.is_grad_enabled()
+        if is_run and (rows is None or len(rows) == 1):
+            row = None if rows is None else int(rows)
+            views = self._views_of_run(row, start or 0, slots.shape[1], num_visible)
+        for index, layer in enumerate(self.slot_layers):
+            layer.set_slots(slots, num_visible, rows, views.get(index, ()))
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the number of slots, in whole buckets, that includes `highest_slot`."""
@@ -211,6 +236,23 @@ class SlotCache(SequenceStorages, Cache):
             for members, keys, values in pairs
             for index, layer in enumerate(members)
         }
+
+    def _views_of_run(
+        self, row: int | None, start: int, count: int, num_visible: int
+    ) -> dict[int, tuple[Tensor, ...]]:
+        """Return each layer's keys and values of consecutive slots, and of all visible ones.
+
+        Args:
+            row: index of the only sequence; None for all sequences.
+        """
+        views: dict[int, tuple[Tensor, ...]] = {}
+        pairs = zip(self._members, self._blocks[::2], self._blocks[1::2], strict=True)
+        for members, keys, values in pairs:
+            both = [block if row is None else block[:, row : row + 1] for block in (keys, values)]
+            parts = [block.narrow(3, start, count).unbind() for block in both]
+            parts += [block.narrow(3, 0, num_visible).unbind() for block in both]
+            views |= dict(zip(members, zip(*parts, strict=True), strict=True))
+        return views
 
     @property
     def _all_blocks(self) -> list[Tensor]:

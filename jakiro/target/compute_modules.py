@@ -1,10 +1,12 @@
 """The modules that a target computes with: the model's own, or copies that share its tensors."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import psutil
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
@@ -14,17 +16,19 @@ from jakiro.target.attention import (
     obstacle_to_invariance,
 )
 from jakiro.target.checks import CausalLM
-from jakiro.target.fused_layer import Trial, fuse_layers
+from jakiro.target.fused_decoder import Trial, are_alike, fuse_decoder
 from jakiro.target.independent_rows import SMALL, DoubleLinear, with_independent_rows
 from jakiro.target.packed_linear import (
     PackedLinear,
     can_pack,
     has_adapters,
+    joined_weights,
     packed_bytes,
     with_products,
 )
 from jakiro.target.sharing import sharing_copy, with_attention
 from jakiro.target.weight_copies import version_of
+from jakiro.utils.mapped_memory import MappedMemory
 
 MEMORY_SHARE = 0.5  # largest share of the available memory that copied weights may take
 
@@ -126,12 +130,14 @@ class ComputeModules:
         output = sharing_copy(self._own.output)
         most = MEMORY_SHARE * psutil.virtual_memory().available
         is_packed = self._reorders and can_pack(self._model) and packed_bytes(self._model) <= most
-        make = self._product if is_packed else None
-        num_fused = fuse_layers(layers, self._trial, make)
-        if num_fused and not self._trial.are_equal(layers, self._decoder):
+        make = partial(self._product, MappedMemory()) if is_packed else None
+        like = next(self._decoder.parameters())
+        expected = self._trial.features(self._decoder, like)
+        num_fused = fuse_decoder(layers, self._trial, make)
+        if num_fused and not are_alike(self._trial.features(layers, like), expected):
             layers, num_fused = self._with_attention(sharing_copy(self._decoder)), 0
-        if is_packed:  # the layers that are not fused, too
-            layers, output = (with_products(part, self._product) for part in (layers, output))
+        if make is not None:  # the layers that are not fused, too
+            layers, output = (with_products(part, make) for part in (layers, output))
         if self.is_batch_invariant:
             dtype = self._model.dtype
             layers, output = (with_independent_rows(part, dtype) for part in (layers, output))
@@ -143,10 +149,14 @@ class ComputeModules:
         is_sdpa = self._model.config.get_text_config()._attn_implementation == "sdpa"
         return with_attention(layers, GROUPED) if is_sdpa else layers
 
-    def _product(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def _product(self, mapped: MappedMemory, layers: Sequence[nn.Linear]) -> nn.Module:
+        weight, bias = joined_weights(layers)
         if self.is_batch_invariant and weight.numel() <= SMALL:
             return DoubleLinear(weight, bias)
-        return PackedLinear(weight, bias)
+        product = PackedLinear(weight, bias)
+        for layer in layers:
+            mapped.give_back(layer.weight)
+        return product
 
 
 # By model, and by whether they are batch-invariant and may be reordered.

@@ -37,9 +37,14 @@ class DoubleLinear(nn.Module):
         self.dtype = weight.dtype
         self._weight, self._bias = weight, bias
 
-    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        """Return the product with the weight, plus the bias."""
-        return _product(x, self._weight, self._bias)
+    def forward(
+        self,
+        x: Float[Tensor, "*batch inputs"],
+        residual: Float[Tensor, "*batch outputs"] | None = None,
+    ) -> Float[Tensor, "*batch outputs"]:
+        """Return the product with the weight, plus the bias, plus another tensor."""
+        product = _product(x, self._weight, self._bias)
+        return product if residual is None else residual + product
 
 
 def with_independent_rows(module: nn.Module, dtype: torch.dtype) -> nn.Module:

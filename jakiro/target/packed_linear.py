@@ -5,12 +5,16 @@ the verification of a small tree is slow. With weights that were reordered once,
 little more than one. The results differ only by rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+# Function from linear layers with the same input to one module, which returns the outputs of all
+# layers, one after the other.
+MakeProduct = Callable[[Sequence[nn.Linear]], nn.Module]
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 16  # number of tokens that the layout is chosen for; any number can be multiplied
@@ -61,12 +65,22 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
-def with_products(
-    module: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module]
-) -> nn.Module:
+def joined_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Return the weights and biases of layers with the same input, as those of one layer."""
+    weights = [layer.weight.detach() for layer in layers]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    if all(layer.bias is None for layer in layers):
+        return weight, None
+    zeros = (layer.weight.new_zeros(layer.out_features) for layer in layers)
+    pairs = zip(layers, zeros, strict=True)
+    biases = [zero if layer.bias is None else layer.bias.detach() for layer, zero in pairs]
+    return weight, torch.cat(biases)
+
+
+def with_products(module: nn.Module, make: MakeProduct) -> nn.Module:
     """Replace the linear layers of a copied model with copies of their weights."""
     if type(module) is nn.Linear:
-        return make(module.weight.detach(), None if module.bias is None else module.bias.detach())
+        return make([module])
     for name, child in module.named_children():
         setattr(module, name, with_products(child, make))
     return module

@@ -36,7 +36,7 @@ class TrainedChain:
             num_nodes=1,
             sampled=session.is_sampled,
         )
-        self._pass = session.start_tree(num_passes=longest + 1)
+        self._pass = session.start_tree(longest + 1, breadth=1)
         self.draft_ids = self._pass.draft_ids
         self._count = 0  # number of tokens that follow the root
         self._last: TreeLevel | None = None  # the last of them; None for the root

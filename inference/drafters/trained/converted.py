@@ -74,13 +74,17 @@ class ConvertedStack(nn.Module):
         self, inner: Float[Tensor, "*batch experts width"]
     ) -> Float[Tensor, "*batch_levels experts hidden"]:
         """Return the product of each expert's activation with its matrix, for each level."""
-        experts = inner.unbind(-2)
         products = self._products.current()
-        outputs = [
-            product(experts[index % len(experts)].contiguous())
-            for index, product in enumerate(products)
-        ]
-        return torch.stack(outputs, dim=-2).unflatten(-2, self.stack.shape[:-2]).to(inner.dtype)
+        if len(products) == 1:
+            joined = products[0](inner)
+        else:
+            experts = inner.unbind(-2)
+            outputs = [
+                product(experts[index % len(experts)].contiguous())
+                for index, product in enumerate(products)
+            ]
+            joined = torch.stack(outputs, dim=-2)
+        return joined.unflatten(-2, self.stack.shape[:-2]).to(inner.dtype)
 
 
 @cache

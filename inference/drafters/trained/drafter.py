@@ -194,6 +194,7 @@ class TrainedSession(DeviceSession):
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
         self.cache = DrafterCache(drafter.network, drafter.tail, batch, capacity + self.scratch)
         self.root: Tensor | None = None
+        self.start: int | None = None  # position of the root, if `DrafterCache.write` may know it
         self.base_length = torch.zeros(batch, dtype=torch.long, device=drafter.target.device)
         self.step_id = 0
 
@@ -207,11 +208,14 @@ class TrainedSession(DeviceSession):
         memory = committed.memory
         if memory is None or memory.encoder_version != self.drafter.version:
             raise ValueError("the memory was not encoded by this drafter")
-        committed.starts_after(self.lengths)
+        starts = committed.starts_after(self.lengths)
         positions = self._positions(committed)
         embeddings = self.drafter.embed(committed.token_ids)
         with without_cudnn(self.base_length.device):
-            self.cache.write(embeddings, memory.tensors, positions, max(committed.base_length))
+            highest = max(committed.base_length)
+            start = self._only(starts) if not committed.is_padded else None
+            self.cache.write(embeddings, memory.tensors, positions, highest, start)
+        self.start = None if start is None else highest
         self.lengths = committed.base_length
         self.root, self.base_length = committed.root, committed.end
 
@@ -231,25 +235,33 @@ class TrainedSession(DeviceSession):
             return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(cut, self.sampling, random)
         with without_cudnn(base_length.device):
-            passes = self.start_tree(cut.autoregressive_levels)
+            passes = self.start_tree(cut.autoregressive_levels, cut.breadth)
             return builder.build(passes, base_length, self.step_id)
 
-    def start_tree(self, num_passes: int | None = None) -> TreePass:
-        """Return the predictor of trees below the roots."""
+    def start_tree(self, num_passes: int | None = None, breadth: int | None = None) -> TreePass:
+        """Return the predictor of trees below the roots, of the session's shape by default."""
         assert self.root is not None, "advance before propose"
+        num_passes = num_passes or self.shape.autoregressive_levels
         return TreePass(
             self.cache,
             self.drafter.head,
-            num_passes or self.shape.autoregressive_levels,
+            num_passes,
+            1 + (num_passes - 1) * (breadth or self.shape.breadth),
             self.root,
             self.base_length,
             max(self.lengths),
+            self.start,
         )
+
+    def _only(self, starts: tuple[int, ...]) -> int | None:
+        """Return the start of the only sequence, for writes to consecutive slots on a CPU."""
+        is_on_cpu = self.base_length.device.type == "cpu"
+        return starts[0] if len(starts) == 1 and is_on_cpu else None
 
     def show_rows(self, sampling: BatchSampling) -> None:
         self.sampling, count = sampling, len(sampling.each)
         self.cache.show_rows(count, self._margin)
-        self.lengths, self.root = (0,) * count, None
+        self.lengths, self.root, self.start = (0,) * count, None, None
         self.base_length = self.base_length.new_zeros(count)
 
     def follow(
@@ -259,6 +271,7 @@ class TrainedSession(DeviceSession):
         root: Int[Tensor, "batch 1"],
     ) -> None:
         self.lengths, self.base_length, self.root = lengths, base_length, root
+        self.start = None
 
     def rollback(self, length: int) -> None:
         """Discard the tokens from position `length` on; the next `advance` starts there."""
@@ -277,7 +290,7 @@ class TrainedSession(DeviceSession):
         num_used = [length + self._margin for length in self.lengths]
         self.cache.select_sequences(indices, num_used)
         self.lengths = tuple(self.lengths[index] for index in indices)
-        self.sampling = self.sampling.of_sequences(indices)
+        self.sampling, self.start = self.sampling.of_sequences(indices), None
         index = torch.tensor(indices, dtype=torch.long, device=self.base_length.device)
         self.root = None if self.root is None else self.root[index]
         self.base_length = self.base_length[index]
@@ -287,6 +300,7 @@ class TrainedSession(DeviceSession):
         assert isinstance(other, TrainedSession)
         assert other.root is not None
         self.cache.append_sequences(other.cache)
+        self.start = None
         own_root = other.root[:0] if self.root is None else self.root
         self.root = torch.cat((own_root, other.root))
         self.base_length = torch.cat((self.base_length, other.base_length))

@@ -33,9 +33,10 @@ class KVBuffer(SequenceStorages):
         self,
         kept: Sequence[Float[Tensor, "batch _ tokens _"]],
         slots: Int[Tensor, "batch tokens"],
+        start: int | None = None,
     ) -> None:
         for buffer, new in zip(self._tensors, kept, strict=True):
-            write_kv(buffer, new, slots)
+            write_kv(buffer, new, slots, start=start)
 
     def prefix(self, count: int) -> tuple[Float[Tensor, "batch _ slots _"], ...]:
         """Return views of the first `count` slots, where `count` is rounded up to whole buckets."""
@@ -48,9 +49,11 @@ class KVBuffer(SequenceStorages):
         index = slots[:, None, :, None].expand(-1, last.shape[1], -1, last.shape[3])
         return last.gather(2, index)
 
-    def write_through(self, slots: Int[Tensor, "batch tokens"], count: int) -> "WriteThrough":
+    def write_through(
+        self, slots: Int[Tensor, "batch tokens"], count: int, start: int | None = None
+    ) -> "WriteThrough":
         """Return a key/value store that writes new tokens to this buffer."""
-        return WriteThrough(self, slots, count)
+        return WriteThrough(self, slots, count, start)
 
     def _update(self) -> None:
         self._tensors = tuple(in_place(storage.live) for storage in self._storages)
@@ -59,13 +62,13 @@ class KVBuffer(SequenceStorages):
 class WriteThrough:
     """A `moa.attention.KVStore` over a buffer of keys and values."""
 
-    def __init__(self, buffer: KVBuffer, slots: Tensor, count: int) -> None:
-        self.buffer, self.slots = buffer, slots
+    def __init__(self, buffer: KVBuffer, slots: Tensor, count: int, start: int | None) -> None:
+        self.buffer, self.slots, self.start = buffer, slots, start
         self.count = min(bucketed(count), buffer.capacity)
 
     def __call__(self, kv: KV) -> KV:
         """Store keys and values, and return all keys and values that queries may attend to."""
-        self.buffer.write(kv, self.slots)
+        self.buffer.write(kv, self.slots, self.start)
         return KV(*self.buffer.prefix(self.count))
 
 
@@ -197,31 +200,34 @@ class DrafterCache:
         kept: Sequence[Float[Tensor, "batch _ verified _"]],
         positions: Int[Tensor, "batch verified"],
         highest: int,
+        start: int | None = None,
     ) -> None:
         """Add verified tokens.
 
         Args:
+            start: first position, if the positions of all sequences are the same and follow each
+                other.
             kept: encoded memory: the tensors that the trunk reads, followed by those that the
                 target's last layers read.
         """
         count = len(self.model.memory_shapes)
-        self.kept.write(kept[:count], positions)
+        self.kept.write(kept[:count], positions, start)
         if self.tokens is not None:
-            self.tokens.write((embeddings.unsqueeze(1),), positions)
+            self.tokens.write((embeddings.unsqueeze(1),), positions, start)
         inputs = self._inputs(positions)
         if len(self.layers) > 1:
             self._run_layers(embeddings, positions, highest, inputs)
         elif self.layers:
             own = self.model.trunk.kv(embeddings, positions, inputs.previous, inputs.earlier)
-            self.layers[0].write(own, positions)
+            self.layers[0].write(own, positions, start)
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
     def write_through(
-        self, slots: Int[Tensor, "batch tokens"], count: int
+        self, slots: Int[Tensor, "batch tokens"], count: int, start: int | None = None
     ) -> tuple[WriteThrough, ...]:
         """Return a store of new keys and values for each layer of the trunk's self-attention."""
-        return tuple(layer.write_through(slots, count) for layer in self.layers)
+        return tuple(layer.write_through(slots, count, start) for layer in self.layers)
 
     def num_visible(self, count: int) -> int:
         """Return the number of slots in the stores for queries that may attend to `count` slots."""

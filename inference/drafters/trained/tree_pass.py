@@ -1,7 +1,7 @@
 """The trained drafter's passes over one tree, and the parallel levels of the last pass."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
@@ -27,9 +27,11 @@ class TreePass:
         cache: DrafterCache,
         head: DraftHead,
         num_passes: int,
+        most_expanded: int,
         root: Int[Tensor, "batch 1"],
         lengths: Int[Tensor, " batch"],
         highest: int,
+        start: int | None = None,
     ) -> None:
         self.cache = cache
         self.head = head
@@ -40,8 +42,10 @@ class TreePass:
         self.highest = highest
         self.inputs = TreeTrunkInputs(cache.model, cache.kept, cache.tokens, lengths, highest)
         self.output: ExpertsOutput | None = None
-        self.positions = root[:, :0]  # positions of the expanded nodes
-        self.seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)
+        self.start = start
+        self.num_visible = cache.num_visible(highest + most_expanded)
+        self.positions: list[Tensor] = []  # positions of the expanded nodes, pass by pass
+        self.mask: Tensor | None = None  # slots that the queries of the last pass attend to
         # for each expanded node, the index of its ancestor among the queries of the last pass
         self.ancestor = torch.zeros_like(root)
 
@@ -58,8 +62,10 @@ class TreePass:
         else:
             assert frontier is not None
             log_probs = self._read_parallel(level, frontier)
-        self.last_joint = log_probs + self.log_weights.float().unsqueeze(-1)
-        return self.last_joint
+        if log_probs.shape[2] > 1:
+            log_probs = log_probs + self.log_weights.float().unsqueeze(-1)
+        self.last_joint = log_probs
+        return log_probs
 
     def _predict(self, depth: int, frontier: TreeLevel | None) -> Tensor:
         """Return the log-probabilities of the next level from a pass of the trunk."""
@@ -82,31 +88,34 @@ class TreePass:
 
     def _run_drafter(self, depth: int, frontier: TreeLevel | None) -> ExpertsOutput:
         token_ids = self.root if frontier is None else frontier.token_ids
-        count = token_ids.shape[1]
-        self._extend_seen(count, frontier)
         base, model = self.lengths[:, None], self.cache.model
         positions = (base + (depth - 1)).expand_as(token_ids)
-        self.positions = torch.cat((self.positions, positions), dim=1)
-        written = base + torch.arange(self.positions.shape[1], device=base.device)
-        slots = written[:, -count:]
-        highest = self.highest + self.positions.shape[1]
-        stores = self.cache.write_through(slots, highest)
-        mask = slot_mask(self.lengths, written, self.seen, self.cache.num_visible(highest))
+        offset, count = sum(own.shape[1] for own in self.positions), token_ids.shape[1]
+        self.positions.append(positions)
+        slots = base + torch.arange(offset, offset + count, device=base.device)
+        start = None if self.start is None else self.start + offset
+        stores = self.cache.write_through(slots, self.num_visible, start)
+        mask = self.mask = self._mask(slots, frontier)
         embeddings = self.head.target.embed(token_ids).to(model.dtype)
         output: ExpertsOutput = model(
             embeddings,
             positions,
-            self._own_mask(mask).unsqueeze(1),
+            (mask if model.attends_first else mask & self._is_later).unsqueeze(1),
             self.inputs.of(embeddings, positions, frontier, self.output),
             stores,
         )
         return self._through_tail(output, positions, slots, mask)
 
-    def _own_mask(self, mask: Tensor) -> Tensor:
-        """Return the mask of self-attention, which may exclude position 0, whose slot is 0."""
-        if self.cache.model.attends_first:
-            return mask
-        return mask & (torch.arange(mask.shape[2], device=mask.device) > 0)
+    def _mask(
+        self, slots: Tensor, frontier: TreeLevel | None
+    ) -> Bool[Tensor, "batch queries slots"]:
+        """Return what queries attend to: all that their parents attend to, and themselves."""
+        if frontier is None or self.mask is None:
+            each = torch.arange(self.num_visible, device=slots.device)
+            self._is_later = each > 0
+            return (each <= self.lengths[:, None]).unsqueeze(1)
+        parents = frontier.origin[:, :, None].expand(-1, -1, self.num_visible)
+        return self.mask.gather(1, parents).scatter_(2, slots.unsqueeze(2), True)
 
     def _through_tail(
         self, output: ExpertsOutput, positions: Tensor, slots: Tensor, mask: Tensor
@@ -118,8 +127,9 @@ class TreePass:
         if self.cache.model.transfers:
             return self._through_layers(output, positions, tail, cache)
         cache.set_slots(slots, mask.shape[2])
-        written = self.lengths[:, None] + torch.arange(self.positions.shape[1], device=slots.device)
-        seen = positions_in_slots(written, self.positions, mask.shape[2])
+        known = torch.cat(self.positions, dim=1)
+        written = self.lengths[:, None] + torch.arange(known.shape[1], device=slots.device)
+        seen = positions_in_slots(written, known, mask.shape[2])
         return output.with_tail_output(
             tail.forward(output.mean_feature, positions, mask, seen, cache)
         )
@@ -136,13 +146,3 @@ class TreePass:
         cache.set_slots(slots, num_visible)
         seen = positions_in_slots(slots, rows.positions, num_visible)
         return with_features(output, tail.forward(*rows[:2], mask, seen, cache))
-
-    def _extend_seen(self, count: int, frontier: TreeLevel | None) -> None:
-        """Let each new query attend to itself and to the nodes that its parent attended to."""
-        own = torch.eye(count, dtype=torch.bool, device=self.root.device)
-        own = own.expand(len(self.root), -1, -1)
-        if frontier is None:
-            self.seen = own
-            return
-        index = frontier.origin[:, :, None].expand(-1, -1, self.seen.shape[2])
-        self.seen = torch.cat((self.seen.gather(1, index), own), dim=2)

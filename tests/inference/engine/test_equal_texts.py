@@ -23,7 +23,7 @@ from inference.outputs import GenerateOutput
 from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetNotSupported
-from jakiro.target import independent_rows
+from jakiro.target import compute_modules, independent_rows
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import (
     BATCH_INVARIANT,
@@ -221,8 +221,10 @@ def test_the_comparison_notices_attention_that_depends_on_the_number_of_queries(
     undrafted = _undrafted("llama, grouped heads")
     monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
     AttentionInterface.register(BATCH_INVARIANT, stock)
+    compute_modules._copies.clear()
     try:
         drafted = _drafted("llama, grouped heads", "small model")
     finally:
         AttentionInterface.register(BATCH_INVARIANT, batch_invariant_attention)
+        compute_modules._copies.clear()
     assert not _are_equal(drafted, undrafted)

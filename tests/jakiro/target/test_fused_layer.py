@@ -11,7 +11,7 @@ from helpers.models import tiny_llama
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from jakiro.target import fused_layer
+from jakiro.target import fused_decoder, fused_layer
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.fused_layer import Design
 from jakiro.target.step import chain_step
@@ -111,7 +111,7 @@ def test_a_fused_layer_that_would_be_wrong_is_not_used(
             if fault == "epsilon":
                 self.first.keywords["eps"] *= 100
 
-    monkeypatch.setattr(fused_layer, "FusedLayer", Wrong)
+    monkeypatch.setattr(fused_decoder, "FusedLayer", Wrong)
     target = TargetAdapter(tiny_model("Qwen3ForCausalLM", head_dim=8, rms_norm_eps=1e-3))
     target.fuse()
     assert target.modules.num_fused == 0

@@ -49,17 +49,19 @@ def test_products_are_close_to_those_of_the_layer(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("levels", "batch"), [((), (1, 4)), ((2,), ())], ids=str)
+@pytest.mark.parametrize(
+    ("stacked", "batch"), [((3,), (1, 4)), ((2, 3), ()), ((1, 1), (2,))], ids=str
+)
 @torch.inference_mode()
 def test_stacks_multiply_each_expert_by_its_own_matrix(
-    form: WeightForm, levels: tuple[int, ...], batch: tuple[int, ...]
+    form: WeightForm, stacked: tuple[int, ...], batch: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    stack = nn.Parameter(torch.randn(*levels, 3, 64, 32) / 8)
-    inner = torch.randn(*batch, 3, 64)
+    stack = nn.Parameter(torch.randn(*stacked, 64, 32) / 8)
+    inner = torch.randn(*batch, stacked[-1], 64)
     product = expert_products(inner, ConvertedStack(stack, form))
     expected = expert_products(inner, stack)
-    assert product.shape == (*batch, *levels, 3, 32)
+    assert product.shape == (*batch, *stacked, 32)
     torch.testing.assert_close(product, expected, atol=BOUNDS[form], rtol=BOUNDS[form])
 
 
