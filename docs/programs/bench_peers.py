@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import numpy as np
+
 Job = dict[str, Any]  # prompts (lists of token ids), max_new_tokens, temperature, seed
 Decode = Callable[[Job], list[int]]  # returns the number of new tokens of each prompt
 
@@ -205,10 +207,32 @@ def measure(
     return {name: values for name, values in speeds.items() if values}
 
 
+def ratio(own: Sequence[float], other: Sequence[float]) -> str:
+    """Return the mean ratio of speeds for the same groups, with a 95% bootstrap interval."""
+    logs = np.log(own) - np.log(other)
+    draws = np.random.default_rng(0).integers(len(logs), size=(4000, len(logs)))
+    low, high = np.exp(np.quantile(logs[draws].mean(axis=1), (0.025, 0.975)))
+    return f"{np.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def table(document: dict[str, dict[str, list[float]]]) -> str:
+    """Return a table of speeds, and of their ratios to that of the first engine."""
+    sizes = list(document)
+    heads = [f"tokens/s at {size} | speed-up" for size in sizes]
+    lines = [f"| engine | {' | '.join(heads)} |", "|---" * (1 + 2 * len(sizes)) + "|"]
+    for name in document[sizes[0]]:
+        cells = [name]
+        for speeds in document.values():
+            own, first = speeds.get(name), next(iter(speeds.values()))
+            cells += [f"{np.mean(own):.1f}", ratio(own, first)] if own else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure all engines, print a table, and write all speeds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", required=True, help="folder of the model")
+    parser.add_argument("--target", help="folder of the model")
     parser.add_argument("--drafter", help="folder of a trained drafter")
     parser.add_argument("--prompts", type=Path, help="lines with the key messages")
     parser.add_argument("--num-prompts", type=int, default=16)
@@ -218,8 +242,12 @@ def main() -> None:
     parser.add_argument("--llama-server", help="server of llama.cpp")
     parser.add_argument("--gguf", help="file for llama.cpp")
     parser.add_argument("--out", type=Path, help="file to write")
+    parser.add_argument("--show", type=Path, help="earlier result, of which to print the table")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.show:
+        sys.stdout.write(table(json.loads(given.show.read_text())) + "\n")
+        return
     if given.engine:
         serve(given.engine, given)
         return
@@ -243,6 +271,7 @@ def main() -> None:
                 mean = sum(values) / len(values)
                 sys.stdout.write(f"{size} at once  {name:24} {mean:7.1f} tokens/s\n")
                 sys.stdout.flush()
+    sys.stdout.write(table(document) + "\n")
     if given.out:
         given.out.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -23,7 +23,7 @@ from jakiro.target.fused_layer import (
     FusedLayer,
     are_close,
 )
-from jakiro.target.packed_linear import MakeProduct
+from jakiro.target.packed_linear import MakeProduct, is_altered
 from jakiro.target.step import StepInput, chain_step
 
 
@@ -92,6 +92,8 @@ def fuse_decoder(decoder: nn.Module, trial: Trial, make: MakeProduct | None) -> 
 
 
 def _has_known_parts(layer: nn.Module) -> bool:
+    if any(map(is_altered, layer.modules())):
+        return False
     try:
         FusedLayer(layer, None, Design("none", False))
     except FAILURES:
@@ -261,10 +263,7 @@ def _fuse_frame(decoder: nn.Module, trial: Trial) -> None:
                 trial.run_step(decoder, step, weight)
     except FAILURES:
         is_equal = False
-    if is_equal:
-        decoder.forward = frame
-    else:
-        del decoder.forward
+    decoder.forward = frame if is_equal else own
 
 
 def _in_float32(values: Any) -> Any:

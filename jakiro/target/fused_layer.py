@@ -178,28 +178,28 @@ class FusedLayer(nn.Module):
         if self.mlp is not None:
             output = self.mlp(normalized)
             return self._add(x, self.after_mlp(output[0] if isinstance(output, tuple) else output))
-        gate, up = self.gate_up(normalized).chunk(2, dim=-1)
+        gate, up = self.gate_up.forward(normalized).chunk(2, dim=-1)
         return self._plus(x, self.down, self.activation(gate) * up, self.after_mlp)
 
     def _queries_keys_values(
         self, x: States, angles: tuple[Angles, Angles] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        joined = self.qkv(x)
+        joined = self.qkv.forward(x)
         if self.wide_norms:
             sizes = [count * self.dim for count in self.heads]
-            query, key, value = joined.split(sizes, dim=-1)
+            query, key, value = joined.split_with_sizes(sizes, -1)
             norms = self.wide_norms
             joined = torch.cat((norms[0](query), norms[1](key), value), dim=-1)
         heads = joined.view(*joined.shape[:2], -1, self.dim)
         num_queries, num_keys, num_values = self.heads
-        rotated, value = heads.split((num_queries + num_keys, num_values), dim=2)
+        rotated, value = heads.split_with_sizes((num_queries + num_keys, num_values), 2)
         if not self.design.rotates_first:
             rotated = self._normalized(rotated)
         if self.design.rotation != "none" and angles is not None:
             rotated = _rotate(rotated, *_prepared(angles, self.design.rotation))
         if self.design.rotates_first:
             rotated = self._normalized(rotated)
-        query, key = rotated.split((num_queries, num_keys), dim=2)
+        query, key = rotated.split_with_sizes((num_queries, num_keys), 2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _normalized(self, heads: Heads) -> Heads:
@@ -211,9 +211,9 @@ class FusedLayer(nn.Module):
     def _plus(self, x: States, product: nn.Module, inner: Tensor, norm: Norm) -> States:
         """Return a residual stream after the addition of a product, in one operator if possible."""
         if norm is _identity and self.residual_multiplier == 1:
-            total: Tensor = product(inner, x)
+            total: Tensor = product.forward(inner, x)
             return total
-        return self._add(x, norm(product(inner)))
+        return self._add(x, norm(product.forward(inner)))
 
     def _add(self, x: States, update: States) -> States:
         multiplier = self.residual_multiplier

@@ -29,14 +29,15 @@ class PackedLinear(nn.Module):
         self.dtype = weight.dtype
         self._reordered = reordered(weight)
         self._bias = bias
+        operator = torch.ops.mkldnn._linear_pointwise
+        self._multiply, self._multiply_and_add = operator.default, operator.binary
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the product with the weight, plus the bias, plus another tensor."""
         if residual is None:
-            return packed_product(x, self._reordered, self._bias)
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-            x, residual, self._reordered, self._bias, "add"
-        )
+            product: Tensor = self._multiply(x, self._reordered, self._bias, "none", (), "")
+            return product
+        total: Tensor = self._multiply_and_add(x, residual, self._reordered, self._bias, "add")
         return total
 
 
@@ -55,6 +56,13 @@ def can_pack(model: nn.Module) -> bool:
 def has_adapters(model: nn.Module) -> bool:
     """Return whether a model has PEFT adapters, which may be switched on and off."""
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Return whether a module has hooks or a `forward` that its class does not have."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    others = [hook for hook in hooks if not str(hook.__module__).startswith("transformers.")]
+    return bool(others) or "forward" in vars(module)
 
 
 def packed_bytes(model: nn.Module) -> int:
@@ -79,7 +87,7 @@ def joined_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def with_products(module: nn.Module, make: MakeProduct) -> nn.Module:
     """Replace the linear layers of a copied model with copies of their weights."""
-    if type(module) is nn.Linear:
+    if type(module) is nn.Linear and not is_altered(module):
         return make([module])
     for name, child in module.named_children():
         setattr(module, name, with_products(child, make))

@@ -97,6 +97,19 @@ def test_a_layer_with_a_forward_of_its_own_stays_as_it_is(monkeypatch: pytest.Mo
     assert target.modules.num_fused == 0
 
 
+@pytest.mark.parametrize("place", ["mlp", "self_attn.q_proj", ""])
+def test_a_layer_with_a_hook_stays_as_it_is(place: str) -> None:
+    model = tiny_llama()
+    watched = model.model.layers[-1].get_submodule(place)
+    watched.register_forward_hook(lambda module, args, output: 1.001 * output)
+    target = TargetAdapter(model)
+    expected = _features(target)
+    target.fuse()
+    assert target.modules.num_fused == target.spec.num_layers - 1
+    for got, own in zip(_features(target), expected, strict=True):
+        torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("fault", ["epsilon", "order of norm and rotation", "rotation"])
 def test_a_fused_layer_that_would_be_wrong_is_not_used(
     fault: str, monkeypatch: pytest.MonkeyPatch
