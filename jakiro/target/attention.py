@@ -45,8 +45,8 @@ def grouped_attention(
 ) -> tuple[Attended, None]:
     """Return what `sdpa` attention of transformers returns, without repeated keys and values.
 
-    Calls without a mask that all heads share, without key heads that query heads share, with options
-    such as dropout, or with many queries on a GPU are passed on to transformers.
+    Calls without a mask that all heads share, without key heads that query heads share, with
+    options such as dropout, or with many queries on a GPU are passed on to transformers.
     """
     groups, is_cuda = query.shape[1] // key.shape[1], query.is_cuda
     is_special = options.get("dropout") or options.get("softcap") or options.get("cache")
