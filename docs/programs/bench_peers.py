@@ -130,14 +130,14 @@ def llama_server(engine: str, given: argparse.Namespace) -> Iterator[Decode]:
             return list(pool.map(one, job["prompts"]))
 
     try:
-        while process.poll() is None:
+        for _ in range(240):
             try:
                 ask("health")
                 break
             except OSError:
                 time.sleep(0.5)
         else:
-            sys.exit(f"{given.llama_server} has ended with status {process.returncode}")
+            sys.exit(f"{given.llama_server} does not answer")
         yield decode
     finally:
         process.kill()
@@ -248,6 +248,8 @@ def main() -> None:
     if given.show:
         sys.stdout.write(table(json.loads(given.show.read_text())) + "\n")
         return
+    if not given.target:
+        parser.error("--target or --show is needed")
     if given.engine:
         serve(given.engine, given)
         return

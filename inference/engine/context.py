@@ -120,9 +120,11 @@ class Context:
         ends = [start + count for start in starts]
         read = [list(ids[a:b]) for ids, a, b in zip(token_ids, starts, ends, strict=True)]
         rows = [index for index, ids in enumerate(read) if ids]
-        is_slow = self.target.device.type == "cpu" and count >= LONG_ON_CPU
+        is_on_cpu = self.target.device.type == "cpu"
+        long = [index for index in rows if is_on_cpu and len(read[index]) >= LONG_ON_CPU]
+        others = [index for index in rows if index not in long]
         features: dict[int, Tensor] = {}
-        for together in [[index] for index in rows] if is_slow else [rows]:
+        for together in [*([index] for index in long), *([others] if others else [])]:
             features |= self._read_together(together, read, starts)
         nothing = features[rows[0]][:0]
         return [features.get(index, nothing) for index in range(len(read))]

@@ -24,7 +24,7 @@ from jakiro.target.packed_linear import has_adapters
 from jakiro.target.split_attention import attend
 from jakiro.utils.dtype_names import dtype_name
 
-MOST_QUERIES = 64  # with more queries than this on a GPU, repeated keys cost little in comparison
+MOST_QUERIES = 64  # with more queries than this, repeated keys cost little in comparison
 CHUNK = 128  # number of queries whose scores are computed together in float64
 
 Queries = Float[Tensor, "batch heads queries dim"]
@@ -46,14 +46,15 @@ def grouped_attention(
     """Return what `sdpa` attention of transformers returns, without repeated keys and values.
 
     Calls without a mask that all heads share, without key heads that query heads share, with
-    options such as dropout, or with many queries on a GPU are passed on to transformers.
+    options such as dropout, or with many queries are passed on to transformers.
     """
     groups, is_cuda = query.shape[1] // key.shape[1], query.is_cuda
     is_special = options.get("dropout") or options.get("softcap") or options.get("cache")
     is_special = is_special or options.get("position_bias") is not None
-    if is_cuda:  # a GPU may process the keys in several parts
-        is_special = is_special or query.shape[2] > MOST_QUERIES
-    elif groups == 1:
+    # A mask for every group must not be larger than the keys and values that it saves.
+    most = MOST_QUERIES if is_cuda else max(MOST_QUERIES, 2 * key.shape[1] * key.shape[3])
+    is_special = is_special or query.shape[2] > most
+    if groups == 1 and not is_cuda:  # a GPU may process the keys in several parts
         is_special = True
     if is_special or not _is_shared(attention_mask):
         attended, _ = sdpa_attention_forward(

@@ -35,7 +35,7 @@ def write_kv(
     Args:
         start: first slot, if the slots of all sequences are the same and follow each other.
     """
-    if start is not None:
+    if not torch.compiler.is_compiling() and start is not None:
         buffer.narrow(2, start, kv.shape[2]).copy_(kv)
         return
     if rows is None and buffer.is_cuda and not torch.compiler.is_compiling():
@@ -95,7 +95,7 @@ class SlotLayer(CacheLayerMixin):
         rows: Tensor | None,
         views: tuple[Tensor, ...] = (),
     ) -> None:
-        """Set the slots of the next update.
+        """Set the slots of updates.
 
         Args:
             num_visible: number of slots, starting from slot 0, that the update returns.
@@ -109,7 +109,8 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write new keys and values to the slots and return those of all visible slots."""
         assert self.slots is not None
-        if self.views:
+        # A compiled step would keep the addresses of the views with which it was compiled.
+        if not torch.compiler.is_compiling() and self.views:
             own_keys, own_values, keys, values = self.views
             own_keys.copy_(key_states)
             own_values.copy_(value_states)
@@ -217,10 +218,10 @@ class SlotCache(SequenceStorages, Cache):
             start: see `StepInput`.
         """
         views: dict[int, tuple[Tensor, ...]] = {}
-        is_run = start is not None and slots.device.type == "cpu" and not torch.is_grad_enabled()
-        if is_run and (rows is None or len(rows) == 1):
+        can_slice = slots.device.type == "cpu" and not torch.is_grad_enabled()
+        if start is not None and can_slice and (rows is None or len(rows) == 1):
             row = None if rows is None else int(rows)
-            views = self._views_of_run(row, start or 0, slots.shape[1], num_visible)
+            views = self._views_of_run(row, start, slots.shape[1], num_visible)
         for index, layer in enumerate(self.slot_layers):
             layer.set_slots(slots, num_visible, rows, views.get(index, ()))
 
@@ -274,7 +275,8 @@ class SlotCache(SequenceStorages, Cache):
     def _update(self) -> None:
         self._hidden_views = self._marked_hidden()
         for index, (keys, values) in self._views().items():
-            self.slot_layers[index].keys, self.slot_layers[index].values = keys, values
+            layer = self.slot_layers[index]
+            layer.keys, layer.values, layer.views = keys, values, ()
 
     def move(
         self, source: Int[Tensor, "batch tokens"], destination: Int[Tensor, "batch tokens"]

@@ -86,7 +86,7 @@ def fuse_decoder(decoder: nn.Module, trial: Trial, make: MakeProduct | None) -> 
             layer._modules = {"fused": fused}
             layer.forward = fused.forward
         count += len(alike)
-    if count == len(layers):
+    if count == len(layers) and "forward" not in vars(decoder):
         _fuse_frame(decoder, trial)
     return count
 
@@ -220,8 +220,10 @@ class _Frame:
     """
 
     def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
+        # Not the decoder itself, which refers to its frame: both are freed with the last reference.
+        self._embed, self._rotate = decoder.embed_tokens, decoder.rotary_emb
         self._layers = [layer.forward for layer in decoder.layers]
+        self._norm = decoder.norm
 
     def __call__(
         self,
@@ -232,21 +234,20 @@ class _Frame:
         output_hidden_states: bool,
         use_cache: bool = True,
     ) -> _Output:
-        decoder = self._decoder
-        x = decoder.embed_tokens(input_ids)
-        angles = decoder.rotary_emb(x, position_ids)
+        x = self._embed(input_ids)
+        angles = self._rotate(x, position_ids)
         states = [x]
         for layer in self._layers:
             x = layer(x, attention_mask, position_ids, past_key_values, angles)
             states.append(x)
-        states[-1] = x = decoder.norm(x)
+        states[-1] = x = self._norm(x)
         return _Output(x, tuple(states) if output_hidden_states else None)
 
 
 def _fuse_frame(decoder: nn.Module, trial: Trial) -> None:
     """Leave out the code of transformers around the layers if all outputs are the same bits."""
     weight = next(decoder.parameters())
-    own, frame, is_equal = decoder.forward, _Frame(decoder), True
+    own, is_equal = decoder.forward, True
 
     def both(**arguments: Any) -> Any:
         nonlocal is_equal
@@ -256,14 +257,18 @@ def _fuse_frame(decoder: nn.Module, trial: Trial) -> None:
         is_equal = is_equal and all(torch.equal(*pair) for pair in pairs)
         return output
 
-    decoder.forward = both
     try:
+        frame = _Frame(decoder)
+        decoder.forward = both
         with torch.inference_mode():
+            # The last positions suffice: the frame has no numbers of its own.
             for step in list(_trial_steps(trial.max_position, weight.device))[-2:]:
                 trial.run_step(decoder, step, weight)
     except FAILURES:
         is_equal = False
-    decoder.forward = frame if is_equal else own
+    vars(decoder).pop("forward", None)
+    if is_equal:
+        decoder.forward = frame
 
 
 def _in_float32(values: Any) -> Any:

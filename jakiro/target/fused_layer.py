@@ -279,7 +279,7 @@ def _fast_rms_norm(scale: Float[Tensor, " dim"], dtype: torch.dtype, eps: float)
     """Return an RMS norm with a scale, which stays in float32 where rounding would change it."""
     rounded = scale.to(dtype)
     is_exact = torch.equal(rounded.float(), scale)
-    if not scale.is_cuda:
+    if scale.device.type == "cpu":
         twice = (rounded if is_exact else scale).repeat(2)
         return partial(rms_norm_on_cpu, weight=twice, eps=eps)
     if is_exact:

@@ -59,7 +59,10 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def is_altered(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a `forward` that its class does not have."""
+    """Return whether a module has hooks or a `forward` that its class does not have.
+
+    Hooks with which transformers collects hidden states do not count.
+    """
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     others = [hook for hook in hooks if not str(hook.__module__).startswith("transformers.")]
     return bool(others) or "forward" in vars(module)

@@ -15,11 +15,17 @@ _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ [1-9]\d* +/")  # a part
 
 
 class MappedMemory:
-    """The parts of this process' memory that show files and were not written to; none off Linux."""
+    """The parts of this process' memory that show files and were not written to so far.
+
+    There are none on other systems than Linux.
+    """
 
     def __init__(self) -> None:
-        smaps = Path("/proc/self/smaps")
-        self._parts = _unchanged(smaps.read_text()) if smaps.exists() else []
+        try:
+            smaps = Path("/proc/self/smaps").read_text(errors="replace")
+        except OSError:
+            smaps = ""
+        self._parts = _unchanged(smaps)
 
     def give_back(self, tensor: Tensor) -> None:
         """Give back the pages of a tensor, if they show a file; the tensor stays usable."""
@@ -37,6 +43,7 @@ def _unchanged(smaps: str) -> list[tuple[int, int]]:
     parts = re.split(r"^(?=[0-9a-f]+-)", smaps, flags=re.MULTILINE)
     found = []
     for part in parts:
-        if (head := _HEAD.match(part)) and re.search(r"^Anonymous: +0 kB", part, re.MULTILINE):
+        is_unchanged = all(re.search(f"^{key}: +0 kB", part, re.M) for key in ("Anonymous", "Swap"))
+        if is_unchanged and (head := _HEAD.match(part)):
             found.append((int(head[1], 16), int(head[2], 16)))
     return found

@@ -194,7 +194,7 @@ class TrainedSession(DeviceSession):
         self.scratch = 2 + max(shape.breadth for shape in drafter.plan.shapes) * (MAX_PASSES - 1)
         self.cache = DrafterCache(drafter.network, drafter.tail, batch, capacity + self.scratch)
         self.root: Tensor | None = None
-        self.start: int | None = None  # position of the root, if `DrafterCache.write` may know it
+        self.start: int | None = None  # position of the only root, if it is exact and on a CPU
         self.base_length = torch.zeros(batch, dtype=torch.long, device=drafter.target.device)
         self.step_id = 0
 

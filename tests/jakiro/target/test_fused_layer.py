@@ -110,6 +110,31 @@ def test_a_layer_with_a_hook_stays_as_it_is(place: str) -> None:
         torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-5)
 
 
+def _frame_of(target: TargetAdapter) -> object:
+    return vars(target.modules.layers).get("forward")
+
+
+@pytest.mark.parametrize(
+    ("family", "has_frame"),
+    [("llama, tied", True), ("gemma", True), ("gemma3", False), ("granite", False)],
+)
+def test_what_is_around_the_layers_is_left_out_only_if_it_changes_nothing(
+    family: str, has_frame: bool
+) -> None:
+    target = TargetAdapter(tiny_family(family))
+    target.fuse()
+    assert isinstance(_frame_of(target), fused_decoder._Frame) is has_frame
+
+
+def test_a_replaced_decoder_is_not_left_out() -> None:
+    model = tiny_llama()
+    model.model.forward = model.model.forward
+    target = TargetAdapter(model)
+    target.fuse()
+    assert target.modules.num_fused == target.spec.num_layers
+    assert not isinstance(_frame_of(target), fused_decoder._Frame)
+
+
 @pytest.mark.parametrize("fault", ["epsilon", "order of norm and rotation", "rotation"])
 def test_a_fused_layer_that_would_be_wrong_is_not_used(
     fault: str, monkeypatch: pytest.MonkeyPatch
