@@ -53,13 +53,15 @@ def test_prompts_are_complete_after_their_last_chunk(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(("long", "expected_rows"), [(64, [3, 2, 1, 1]), (2, [1] * 7)])
 def test_sequences_take_no_part_in_chunks_after_their_prompts(
-    monkeypatch: pytest.MonkeyPatch,
+    long: int, expected_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = TargetAdapter(tiny_llama(vocab=11))
     settings = tiny_settings(trunk={"kind": "hybrid"}, source="hidden")
     drafter = TrainedDrafter(tiny_drafter(target, settings), target, TreeShape())
     monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
+    monkeypatch.setattr("inference.engine.context.LONG_ON_CPU", long)
     together = _prefill(target, PROMPTS, drafter)
     forward, num_rows = target.forward, []
 
@@ -70,7 +72,7 @@ def test_sequences_take_no_part_in_chunks_after_their_prompts(
     monkeypatch.setattr(target, "forward", counted)
     while not together.is_complete:
         together.read_chunk()
-    assert num_rows == [3, 2, 1, 1]  # of 3, 7 and 1 tokens
+    assert num_rows == expected_rows  # of 3, 7 and 1 tokens
     cache = together.context.cache
     assert cache.hidden_states
     for index, prompt in enumerate(PROMPTS):
