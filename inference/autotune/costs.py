@@ -1,6 +1,7 @@
 """Seconds of verification and drafting on this machine, timed at the start and interpolated."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import LogitsProcessorList
@@ -130,21 +131,22 @@ def _draftings(
     greedy = Sampling(LogitsProcessorList(), do_sample=False)
     timed, budgets = _timed_trees(target, drafter)
 
-    def start(budget: Budget, num_read: int) -> Callable[[], object]:
-        held = Context(target, timed, greedy, 1, length + 1)
-        with torch.inference_mode():
-            fill(target, held.cache, length)
-        held.lengths = [length]
+    held = Context(target, timed, greedy, 1, length + 1)
+    with torch.inference_mode():
+        fill(target, held.cache, length)
+    held.lengths = [length]
 
-        def draft() -> object:
-            if held.session is not None and held.session.lengths == (length,):
-                held.session.rollback(length - num_read)
-            return held.propose([tokens], budget, StepRandom()).token_ids.tolist()
+    def draft(budget: Budget, num_read: int) -> object:
+        if held.session is not None and held.session.lengths == (length,):
+            held.session.rollback(length - num_read)
+        return held.propose([tokens], budget, StepRandom()).token_ids.tolist()
 
-        return draft
-
-    works = {("draft", passes): start(budget, 2) for passes, budget in enumerate(budgets, start=1)}
-    return works | {("read", 1): start(budgets[0], length)}
+    works: dict[tuple[str, int], Callable[[], object]] = {
+        ("draft", passes): partial(draft, budget, 2)
+        for passes, budget in enumerate(budgets, start=1)
+    }
+    works["read", 1] = partial(draft, budgets[0], length)
+    return works
 
 
 def _timed_trees(
