@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -178,15 +179,15 @@ def serve(engine: str, given: argparse.Namespace) -> None:
 
 
 def engines_of(given: argparse.Namespace, stack: ExitStack) -> dict[str, Decode]:
-    """Start all engines for which there are programs."""
-    running = {name: stack.enter_context(worker(name, sys.executable)) for name in TRANSFORMERS}
+    """Start all engines that are asked for, and for which there are programs."""
     own = [name for name in OWN if given.drafter or name in ("autoregressive", "lookup")]
-    running |= {name: stack.enter_context(worker(name, sys.executable)) for name in own}
+    starts = {name: partial(worker, name, sys.executable) for name in (*TRANSFORMERS, *own)}
     for name in ("vllm", "vllm, n-grams") if given.vllm else ():
-        running[name] = stack.enter_context(worker(name, given.vllm))
+        starts[name] = partial(worker, name, given.vllm)
     for name in ("llama.cpp", "llama.cpp, n-grams") if given.llama_server else ():
-        running[name] = stack.enter_context(llama_server(name, given))
-    return running
+        starts[name] = partial(llama_server, name, given)
+    asked = given.engines or list(starts)
+    return {name: stack.enter_context(starts[name]()) for name in asked}
 
 
 def measure(
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--vllm", help="python of an environment with vLLM")
     parser.add_argument("--llama-server", help="server of llama.cpp")
     parser.add_argument("--gguf", help="file for llama.cpp")
+    parser.add_argument("--engines", nargs="+", help="names of engines; all, if not given")
     parser.add_argument("--out", type=Path, help="file to write")
     parser.add_argument("--show", type=Path, help="earlier result, of which to print the table")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
