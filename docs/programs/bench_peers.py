@@ -268,7 +268,7 @@ def main() -> None:
     document: dict[str, Any] = {}
     with ExitStack() as stack:
         engines = engines_of(given, stack)
-        for size in GROUP_SIZES:
+        for size in [size for size in GROUP_SIZES if size <= len(prompts)]:
             groups = [prompts[i : i + size] for i in range(0, len(prompts) - size + 1, size)]
             document[str(size)] = speeds = measure(engines, groups, given)
             for name, values in speeds.items():
