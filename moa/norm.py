@@ -7,14 +7,13 @@ from torch import Tensor, nn
 class RMSNorm(nn.RMSNorm):
     """An RMS norm whose result differs from that of torch only by rounding."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__(size, eps=eps)
+    eps: float
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of each vector."""
         if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
-        return rms_norm_on_cpu(x, None, self.eps or 0.0) * self.weight
+        return rms_norm_on_cpu(x, None, self.eps) * self.weight
 
 
 def rms_norm_on_cpu(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -230,10 +230,10 @@ def table(document: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure all engines, print a table, and write all speeds."""
+def arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", help="folder of the model")
+    parser.add_argument("--target", required=True, help="folder of the model")
     parser.add_argument("--drafter", help="folder of a trained drafter")
     parser.add_argument("--prompts", type=Path, help="lines with the key messages")
     parser.add_argument("--num-prompts", type=int, default=16)
@@ -244,14 +244,13 @@ def main() -> None:
     parser.add_argument("--gguf", help="file for llama.cpp")
     parser.add_argument("--engines", nargs="+", help="names of engines; all, if not given")
     parser.add_argument("--out", type=Path, help="file to write")
-    parser.add_argument("--show", type=Path, help="earlier result, of which to print the table")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.show:
-        sys.stdout.write(table(json.loads(given.show.read_text())) + "\n")
-        return
-    if not given.target:
-        parser.error("--target or --show is needed")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure all engines, print a table, and write all speeds."""
+    given = arguments()
     if given.engine:
         serve(given.engine, given)
         return

@@ -29,15 +29,14 @@ class PackedLinear(nn.Module):
         self.dtype = weight.dtype
         self._reordered = reordered(weight)
         self._bias = bias
-        operator = torch.ops.mkldnn._linear_pointwise
-        self._multiply, self._multiply_and_add = operator.default, operator.binary
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the product with the weight, plus the bias, plus another tensor."""
         if residual is None:
-            product: Tensor = self._multiply(x, self._reordered, self._bias, "none", (), "")
-            return product
-        total: Tensor = self._multiply_and_add(x, residual, self._reordered, self._bias, "add")
+            return packed_product(x, self._reordered, self._bias)
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            x, residual, self._reordered, self._bias, "add"
+        )
         return total
 
 

@@ -261,7 +261,7 @@ class TrainedSession(DeviceSession):
     def show_rows(self, sampling: BatchSampling) -> None:
         self.sampling, count = sampling, len(sampling.each)
         self.cache.show_rows(count, self._margin)
-        self.lengths, self.root, self.start = (0,) * count, None, None
+        self.lengths, self.root = (0,) * count, None
         self.base_length = self.base_length.new_zeros(count)
 
     def follow(

@@ -124,6 +124,7 @@ def test_what_is_around_the_layers_is_left_out_only_if_it_changes_nothing(
     target = TargetAdapter(tiny_family(family))
     target.fuse()
     assert isinstance(_frame_of(target), fused_decoder._Frame) is has_frame
+    assert target.modules.num_fused == target.spec.num_layers
 
 
 def test_a_replaced_decoder_is_not_left_out() -> None:
