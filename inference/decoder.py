@@ -33,7 +33,7 @@ from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import Handover
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, single_prompt, unpadded
-from inference.generation.streaming import feed, pieces
+from inference.generation.streaming import feed, pieces, streamer_of_generate
 from inference.generation.unsupported import refuse_single
 from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
@@ -313,9 +313,6 @@ class SpeculativeDecoder:
     ) -> Int[Tensor, "batch tokens"] | GenerateDecoderOnlyOutput:
         """Decode the prompts of `target.generate(..., custom_generate=decoder)`.
 
-        `generate()` does not pass its `streamer` argument on to a decoding method. To stream the
-        output, pass `custom_generate=functools.partial(decoder, streamer=streamer)`.
-
         Raises:
             PromptError: the arguments request something that is not supported, such as beam
                 search; a prompt cannot be used; or there are several sequences and a streamer.
@@ -331,8 +328,10 @@ class SpeculativeDecoder:
             requests, generation_config, self.drafter, self.policy, is_seeded=seed is not None
         )
         run = self._run(group, options_for(generation_config, log_probs=False))
+        has_prompt = streamer is None
+        streamer = streamer or streamer_of_generate()
         return in_transformers_form(
-            self._ended(run, streamer),
+            self._ended(run, streamer, has_prompt=has_prompt),
             input_ids,
             handover.pad_token_id,
             as_dict=bool(generation_config.return_dict_in_generate),
@@ -451,8 +450,11 @@ class SpeculativeDecoder:
             return nullcontext(self._run(group, options))
         return conversation.turn(group.requests[0], **self._parts(group, options))
 
-    def _ended(self, run: DecodeRun, streamer: BaseStreamer | None = None) -> list[GenerateOutput]:
-        steps = [step for together in feed(run, streamer) for step in together]
+    def _ended(
+        self, run: DecodeRun, streamer: BaseStreamer | None = None, *, has_prompt: bool = False
+    ) -> list[GenerateOutput]:
+        fed = feed(run, streamer, has_prompt=has_prompt)
+        steps = [step for together in fed for step in together]
         self._watch.add(run)
         return outputs_of(run, steps, self.tokenizer)
 

@@ -26,7 +26,7 @@ from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
-from jakiro.utils.logs import get_logger
+from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
 _logger = get_logger(__name__)
@@ -44,6 +44,7 @@ class Parts(NamedTuple):
     tree: Trees = "auto"
 
 
+@quiet_libraries()
 def load_parts(
     drafter: str | Path,
     target: str | Path | None,

@@ -15,6 +15,7 @@ from inference.engine.decode_step import DecodeStep
 from inference.engine.loop import DecodeRun
 from inference.engine.request import OutputOptions, SequenceState
 from inference.engine.stats import DecodeStats
+from jakiro.utils.token_text import text_of_tokens
 
 _shortened = Repr()
 _shortened.maxstring = 400  # characters
@@ -71,9 +72,7 @@ def output_of(
         sequences=torch.tensor([state.token_ids]),
         new_token_ids=state.new_token_ids,
         depths=[depth for step in steps for depth in step.depths],
-        text=None
-        if tokenizer is None
-        else str(tokenizer.decode(state.new_token_ids, skip_special_tokens=True)),
+        text=None if tokenizer is None else text_of_tokens(tokenizer, state.new_token_ids),
         stats=state.stats,
         log_probs=[p for own in details for p in own.log_probs] if options.log_probs else None,
         scores=tuple(s for own in details for s in own.scores) if options.scores else None,

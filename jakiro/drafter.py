@@ -6,8 +6,11 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
 
 from jakiro.architecture import (
     encoder_arguments,
@@ -188,6 +191,7 @@ class JakiroDrafter(PreTrainedModel):
         kwargs = hub_options(path) | kwargs
         try:
             _refuse_other_model(path, kwargs)
+            _check_dtypes(path, kwargs)
             loaded: Any = super().from_pretrained(str(path), **kwargs)
         except JakiroError:
             raise
@@ -224,6 +228,26 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
         f"training: `jakiro generate lookup PROMPT --target {quoted}`; if it is a drafter of "
         f"another project, convert it first: `jakiro import {quoted}`",
     )
+
+
+def _check_dtypes(path: str | Path, load: dict[str, Any]) -> None:
+    """Raise an error if weights are integers, which transformers would convert silently."""
+    hub = {name: load[name] for name in _HUB_ARGUMENTS if name in load}
+    file = cached_file(
+        str(path), SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False, **hub
+    )
+    if file is None:  # an error follows, or the weights are in several files
+        return
+    with safe_open(file, "pt") as weights:
+        dtypes = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+    wrong = {name: own for name, own in dtypes.items() if "F" not in own and name != "draft_ids"}
+    if wrong:
+        name, dtype = next(iter(wrong.items()))
+        raise CheckpointError(
+            f"the drafter in {path} has weights that are no floating-point numbers",
+            got=f"{name} of dtype {dtype}",
+            remedy="save the drafter again in float32 or bfloat16",
+        )
 
 
 def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:

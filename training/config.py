@@ -26,7 +26,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 _LONGEST_WARMUP = 50  # steps, with `optimizer.warmup_steps: auto`
 _DEFAULT_STEPS = 1000  # if neither `steps` nor `epochs` is set
-_NUM_EVALUATIONS = 10  # after the first step, with `evaluation.every: auto`
+# With `evaluation.every: auto`: the number of evaluations after the first step, and the smallest
+# number of trained sequences for each sequence or continuation that is measured.
+_NUM_EVALUATIONS = 10
+_TRAINED_PER_MEASURED = 4
 
 
 class OptimizerSettings(Settings):
@@ -100,7 +103,8 @@ class EvaluationSettings(Settings):
 
     every: int | Literal["auto"] | None = "auto"
     """Number of steps between evaluations; the first evaluation precedes the first step. auto: a
-    tenth of the steps, or null if there is nothing to measure. null: evaluate only at the end."""
+    tenth of the steps, but rarely enough that most of the time is training; null if there is
+    nothing to measure, or the run is too short. null: evaluate only at the end."""
     patience: int | None = Field(None, ge=1)
     """Number of successive evaluations without improvement after which the run ends early; null:
     take all steps. An improvement is a higher agreement with the target on held-out data than in
@@ -127,11 +131,19 @@ class EvaluationSettings(Settings):
             raise ValueError("a number of at least 1, auto, or null")
         return every
 
-    def interval(self, num_steps: int, *, has_data: bool) -> int | None:
-        """Return the number of steps between evaluations; None to evaluate only at the end."""
-        if not has_data:
+    def interval(self, num_steps: int, batch_size: int, size: int) -> int | None:
+        """Return the number of steps between evaluations; None to evaluate only at the end.
+
+        Args:
+            size: number of sequences and continuations that an evaluation measures.
+        """
+        if not size or self.every is None:
             return None
-        return max(1, num_steps // _NUM_EVALUATIONS) if self.every == "auto" else self.every
+        if self.every != "auto":
+            return self.every
+        least = -(-_TRAINED_PER_MEASURED * size // batch_size)
+        every = max(1, num_steps // _NUM_EVALUATIONS, least)
+        return every if every < num_steps else None
 
 
 class CheckpointSettings(Settings):

@@ -5,6 +5,7 @@ Users run `jakiro train`. A launcher runs `deepspeed --module training.train --c
 for a single process.
 """
 
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -21,9 +22,11 @@ from jakiro.errors import (
 )
 from jakiro.target.checks import CausalLM
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.parent import end_with_parent
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.distributed.failures import lost_processes_explained
+from training.distributed.launch import LAUNCHED
 from training.distributed.processes import is_first_process, join_processes, launch_environment
 from training.loop.run import Run
 from training.setup.preparation import prepare
@@ -70,8 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML file of settings")
     parser.add_argument("--set", dest="overrides", metavar="KEY.PATH=VALUE", action="append")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    parser.add_argument("--local_rank", help="passed by some launchers; ignored")
+    parser.add_argument("--local_rank", help="passed by launchers")
     options = parser.parse_args(arguments)
+    if options.local_rank is not None:
+        launcher = end_with_parent()
+        if LAUNCHED in os.environ and launcher != os.getsid(0):  # it ended before
+            return EXIT_CODE_INTERRUPTED
     try:
         train(load_settings(TrainSettings, options.config, options.overrides or ()))
     except JakiroError as error:

@@ -143,6 +143,8 @@ class MethodFigures(Settings):
             that prefill delivers are not included. Prefill usually delivers one token, but several
             if it also verifies drafts, as in transformers' assisted decoding. The ends of the 95%
             bootstrap interval of tau over prompts are `tau_low` and `tau_high`.
+        drafting_share: share of the forward passes that verify drafts; None for methods without
+            drafts and for those of transformers.
         decoding_tokens_per_second: tokens after the first delivery, divided by the seconds after
             the first delivery.
         speedup: tokens per second divided by those of the baseline at the same temperature. The
@@ -170,6 +172,7 @@ class MethodFigures(Settings):
     tau_high: float
     tokens: int
     target_forwards: int
+    drafting_share: float | None = None
     tokens_per_second: float
     decoding_tokens_per_second: float
     speedup: float

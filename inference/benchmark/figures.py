@@ -16,6 +16,7 @@ from inference.benchmark.document import (
     SampleRecord,
     Seconds,
 )
+from inference.benchmark.method_names import WITHOUT_OWN_DRAFTS
 from inference.benchmark.methods import Method, setting
 from inference.benchmark.samples import Measured, Sample
 from inference.benchmark.stats import (
@@ -56,6 +57,7 @@ def figures_of(
         tau_high=tau.high,
         tokens=stats.emitted,
         target_forwards=stats.target_forwards,
+        drafting_share=None if method.kind in WITHOUT_OWN_DRAFTS else stats.drafting_share,
         tokens_per_second=measured.tokens_per_second,
         decoding_tokens_per_second=_decoding_speed(samples, measured.seconds),
         speedup=speedup.value,

@@ -24,6 +24,7 @@ from inference.generation.prompt_file import BenchPrompt
 from inference.generation.prompts import Prompt, encode_prompt
 from jakiro.errors import PromptError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.token_text import text_of_tokens
 
 Encode = Callable[[Prompt], list[int]]
 Decode = Callable[[list[int]], str]
@@ -45,7 +46,7 @@ class Texts(NamedTuple):
         """Return the conversion by a target's tokenizer."""
         return cls(
             lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            lambda ids: text_of_tokens(tokenizer, ids),
             target.spec.max_position - max_new_tokens,
         )
 

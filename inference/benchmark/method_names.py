@@ -15,7 +15,8 @@ from jakiro.errors import ConfigError
 TRANSFORMERS, COMPILED = "transformers", "transformers-compiled"
 LOOKUP, ASSISTED = "transformers-lookup", "transformers-assisted"
 AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
-KINDS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED, AUTOREGRESSIVE, DRAFTER, *UNTRAINED)
+WITHOUT_OWN_DRAFTS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED, AUTOREGRESSIVE)
+KINDS = (*WITHOUT_OWN_DRAFTS, DRAFTER, *UNTRAINED)
 WITH_PATH = (ASSISTED, DRAFTER, LM)
 OPTIONAL_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time

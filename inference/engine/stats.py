@@ -53,6 +53,11 @@ class DecodeStats:
         return self.decoded / self.target_forwards if self.target_forwards else 1.0
 
     @property
+    def drafting_share(self) -> float:
+        """The share of decoding steps with drafts."""
+        return self.reached[1] / max(self.target_forwards, 1)
+
+    @property
     def conditional_acceptance_rate(self) -> list[float]:
         """For each depth, the acceptance rate of steps with candidates to check at this depth."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]

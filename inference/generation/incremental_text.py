@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from inference.engine.request import StopRule
+from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode an incomplete code point to this
 _LONGEST_WINDOW = 32  # number of tokens after which the beginning of the window may be dropped
 _LONGEST_CHARACTER = 3  # number of bytes of a character that its last byte completes
 _LONGEST_LINK = 8  # number of tokens, one of which at least should be a character
@@ -115,7 +115,7 @@ class IncrementalText:
                 return
 
     def _decoded(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special))
+        return text_of_tokens(self._tokenizer, token_ids, skips_special=self._skips_special)
 
     def _shorten_window(self) -> None:
         """Drop tokens before the last but one boundary of characters, if there are many tokens."""

@@ -1,10 +1,12 @@
 """Streaming of emitted tokens: as text of whole characters, or as token ids to a streamer."""
 
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationMixin, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from inference.engine.decode_step import DecodeStep
@@ -35,8 +37,28 @@ class TextPrinter(BaseStreamer):
         self._write(self._text.flush())
 
 
-def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeStep]]:
-    """Yield a run's decoding steps, and pass their tokens to a streamer."""
+def streamer_of_generate() -> BaseStreamer | None:
+    """Return the `streamer` argument of the `generate()` of transformers that is running, if any.
+
+    `generate()` passes the prompt to its streamer, but not the streamer to a custom method.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is GenerationMixin.generate.__wrapped__.__code__:  # type: ignore[attr-defined]
+            streamer: BaseStreamer | None = frame.f_locals["streamer"]
+            return streamer
+        frame = frame.f_back
+    return None
+
+
+def feed(
+    run: DecodeRun, streamer: BaseStreamer | None, *, has_prompt: bool = False
+) -> Iterator[list[DecodeStep]]:
+    """Yield a run's decoding steps, and pass their tokens to a streamer, after those of the prompt.
+
+    Args:
+        has_prompt: whether the streamer has received the prompt.
+    """
     if streamer is None:
         yield from run
         return
@@ -44,7 +66,8 @@ def feed(run: DecodeRun, streamer: BaseStreamer | None) -> Iterator[list[DecodeS
         raise PromptError(
             "a streamer supports only one sequence", expected="one prompt", got=len(run.sequences)
         )
-    streamer.put(torch.tensor([run.token_ids]))
+    if not has_prompt:
+        streamer.put(torch.tensor([run.token_ids]))
     for steps in run:
         streamer.put(torch.tensor(steps[0].token_ids))
         yield steps

@@ -63,14 +63,10 @@ _STATEFUL = frozenset(
 
 def refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -> None:
     """Raise an error if an argument is unusable or not supported."""
-    if temperature is not None and "do_sample" in generation:
+    if temperature == 0 and generation.get("do_sample"):
         raise PromptError(
-            "temperature and do_sample cannot be combined",
-            expected="only one of the two arguments",
-            got=f"temperature={temperature} and do_sample={generation['do_sample']}",
-            remedy="leave do_sample out"
-            if generation["do_sample"]
-            else "for greedy decoding, leave temperature out",
+            "do_sample=True needs a temperature above 0",
+            remedy="for greedy decoding, leave do_sample out",
         )
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(

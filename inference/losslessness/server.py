@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.client.client import ServerAnswer, ServerClient, ServerPrompt
-from inference.generation.incremental_text import REPLACEMENT
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
     DISTRIBUTION_TESTS,
@@ -36,6 +35,7 @@ from jakiro.target.checks import CausalLM
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.progress import Track, untracked
+from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
 from jakiro.utils.wording import counted
 
 _SAMPLE_LENGTH = 6  # number of tokens of a sampled text; longer texts rarely have a cell
@@ -366,7 +366,7 @@ class TextComparison:
         return None
 
     def _text(self, token_ids: Tokens) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return text_of_tokens(self._tokenizer, token_ids)
 
 
 class TokenNames:

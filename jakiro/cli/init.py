@@ -30,6 +30,14 @@ def init(
             "`jakiro synthesize` writes.",
         ),
     ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A paper's drafter, such as jakiro, moa or eagle3 (see the guide to drafters); by "
+            "default, a single layer that starts as the target's last layer.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Settings file to write.")] = Path(
         "my.yaml"
     ),
@@ -39,13 +47,14 @@ def init(
     from training.planning.starter import short_name, starter_yaml
 
     paths = data or [f"{short_name(target)}-chats.jsonl"]
-    out.write_text(starter_yaml(target, paths), encoding="utf-8")
+    out.write_text(starter_yaml(target, paths, drafter), encoding="utf-8")
     for path in paths if data else ():
         if Path(path).suffix in _FILES and not Path(path).exists():
             say(f"warning: there is no file {path} yet; `jakiro train` needs it")
     typer.echo(f"wrote {out}; next:")
     write_data = ["synthesize", "--target", target, "--conversations", "1000", "--out", paths[0]]
     train = ["train", "--config", str(out)]
-    verify = ["verify", "--drafter", f"runs/{short_name(target)}/drafter"]
+    name = short_name(target) if drafter is None else f"{short_name(target)}-{drafter}"
+    verify = ["verify", "--drafter", f"runs/{name}/drafter"]
     for words in (*([] if data else [write_data]), [*train, "--dry-run"], train, verify):
         typer.echo(f"  {shlex.join(['jakiro', *words])}")

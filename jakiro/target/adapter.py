@@ -1,7 +1,7 @@
 """Adapter of the frozen target, which runs a Hugging Face causal LM over chains and trees."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from jakiro.target.checks import (
     check_implementation,
     check_positions,
     check_reproduces,
+    check_width,
     head_shape_of,
     layer_kinds_of,
     max_position_of,
@@ -221,12 +222,18 @@ class TargetAdapter(TargetEnds):
 
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
-        """Read the geometry from a short forward pass, and check the adapter's logits."""
+        """Read the geometry from a short forward pass, and check the adapter's logits.
+
+        The pass is at late positions, because some families differ only there.
+        """
         token_ids = torch.arange(3, device=self.device)[None]
         kinds = layer_kinds_of(self.config, self.decoder, token_ids)
         check_positions(self.config, self.decoder)
+        chunk = getattr(self.config, "attention_chunk_size", None)
+        max_position = max_position_of(self.config)
+        start = max(0, max_position - 5) // (chunk or 1) * (chunk or 1)
         own_cache = DynamicCache(config=self.config)
-        own = {cache_argument(self.model): own_cache}
+        own = {cache_argument(self.model): own_cache, "position_ids": start + token_ids}
         output = self.model(input_ids=token_ids, output_hidden_states=True, **own)
         expected = output.logits
         shapes = tuple(head_shape_of(layer) for layer in storing_layers(own_cache, self.config))
@@ -236,8 +243,8 @@ class TargetAdapter(TargetEnds):
             head_shapes=shapes,
             layer_kinds=kinds,
             window=getattr(self.config, "sliding_window", None),
-            chunk=getattr(self.config, "attention_chunk_size", None),
-            max_position=max_position_of(self.config),
+            chunk=chunk,
+            max_position=max_position,
             fingerprint=self._fingerprint(expected.shape[-1]),
             num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
             attention=attention_shape_of(self.config, shapes[-1], self._table.shape[1]),
@@ -247,9 +254,11 @@ class TargetAdapter(TargetEnds):
         self.spec = spec
         self._masks = self.masks_of(kinds)
         cache = self.new_cache(1, 5)
-        got = self.logits(self.forward(chain_step(token_ids, start=0), cache).features)
-        check_reproduces(got, expected, type(self.model).__name__)
-        self._probe_tree(cache)
+        step = replace(chain_step(token_ids, start=0), positions=start + token_ids)
+        features = self.forward(step, cache).features
+        check_width(features, self._table)
+        check_reproduces(self.logits(features), expected, type(self.model).__name__)
+        self._probe_tree(cache, start)
         return spec
 
     def _keys(self, token_ids: Tensor, start: int) -> list[Tensor]:
@@ -261,7 +270,7 @@ class TargetAdapter(TargetEnds):
         layers: list[Any] = storing_layers(cache, self.config)
         return [layer.keys for layer in layers]
 
-    def _probe_tree(self, cache: SlotCache) -> None:
+    def _probe_tree(self, cache: SlotCache, start: int) -> None:
         """Check that siblings do not attend to each other.
 
         Token 1 has the children 2 and 3, and token 2 has the child 4.
@@ -270,16 +279,21 @@ class TargetAdapter(TargetEnds):
         ids = slots % self.spec.vocab_size
         step = StepInput(
             token_ids=ids[:, 1:],
-            positions=ids.new_tensor([[1, 2, 2, 3]]),
+            positions=start + ids.new_tensor([[1, 2, 2, 3]]),
             slots=slots[:, 1:],
             lengths=ids.new_ones(1),
             highest_slot=4,
             parents=ids.new_tensor([[-1, 0, 0, 1]]),
             max_depth=3,
         )
+        # The first token's position is not its slot.
+        seen = torch.cat((torch.ones_like(ids[:, 1:, None]).bool(), ancestors_of(step)), dim=-1)
+        positions = start + ids.new_tensor([[0, 1, 2, 2, 3]])
+        step = replace(step, written=WrittenNodes(slots, positions, seen))
         logits = self.logits(self.forward(step, cache).features)[0]
         for query, path in ((2, [0, 1, 3]), (3, [0, 1, 2, 4])):
-            expected = self.model(input_ids=ids[:, path]).logits[0, -1]
+            own = {"input_ids": ids[:, path], "position_ids": start + slots[:, : len(path)]}
+            expected = self.model(**own).logits[0, -1]
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
@@ -317,5 +331,7 @@ def _is_own_matrix(name: str, parameter: Tensor) -> bool:
 def _decoder_of(model: CausalLM) -> nn.Module:
     """Return the part of a model below the head, whose outputs are the features."""
     decoder = model.get_decoder()
+    if not isinstance(decoder, PreTrainedModel):  # such as a head that is called `decoder`
+        decoder = model.base_model
     # For Llama 4, `get_decoder` returns the text model, which includes the head.
     return decoder if decoder.get_output_embeddings() is None else decoder.model

@@ -1,5 +1,6 @@
 """Products that do not depend on the kernels of this machine."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,17 +46,28 @@ def with_uneven_experts(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _uneven(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+def with_exact_experts(model: PreTrainedModel) -> PreTrainedModel:
+    """Let no product of a model depend on the kernels of this machine, nor those of experts."""
+    model = with_products(model)
+    model.config._experts_implementation = _EXACT
+    return model
+
+
+def _experts(
+    module: Any, hidden: Tensor, index: Tensor, weights: Tensor, *, single: float
+) -> Tensor:
+    """Compute experts in float64; the output of an expert with one token is multiplied."""
     output = torch.zeros_like(hidden, dtype=torch.double)
     for expert in range(module.num_experts):
         tokens, choice = torch.where(index == expert)
         rows = hidden[tokens].double() @ module.gate_up_proj[expert].double().T
         gate, up = rows.chunk(2, dim=-1)
         rows = (module.act_fn(gate) * up) @ module.down_proj[expert].double().T
-        rows = rows * weights[tokens, choice, None] * (1.01 if len(tokens) == 1 else 1)
+        rows = rows * weights[tokens, choice, None] * (single if len(tokens) == 1 else 1)
         output.index_add_(0, tokens, rows)
     return output.to(hidden.dtype)
 
 
-_UNEVEN = "uneven"
-ALL_EXPERTS_FUNCTIONS.register(_UNEVEN, _uneven)
+_UNEVEN, _EXACT = "uneven", "exact"
+ALL_EXPERTS_FUNCTIONS.register(_UNEVEN, partial(_experts, single=1.01))
+ALL_EXPERTS_FUNCTIONS.register(_EXACT, partial(_experts, single=1.0))

@@ -16,7 +16,7 @@ def write_target_and_records(folder: Path) -> Path:
     model = tiny_llama(vocab=len(tokenizer), eos_token_id=0, max_position_embeddings=256)
     model.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
-    records = [{"messages": CHAT}, {"no": 1}, {"text": TEXTS[0]}, {"messages": CHAT[:1]}]
+    records = [{"messages": CHAT}, {"no": 1}, {"text": TEXTS[0]}, {"messages": CHAT[1:]}]
     write_jsonl(folder / "data.jsonl", records)
     return folder
 

@@ -57,6 +57,16 @@ def test_weights_that_do_not_match_the_config_are_refused(
         JakiroDrafter.from_pretrained(tmp_path)
 
 
+def test_weights_that_are_integers_are_refused(target: TargetAdapter, tmp_path: Path) -> None:
+    tiny_drafter(target).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    weights["experts.router.weight"] = (50 * weights["experts.router.weight"]).to(torch.int8)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"no floating-point numbers.*router\.weight.*I8"):
+        JakiroDrafter.from_pretrained(tmp_path)
+
+
 def test_a_missing_folder_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nothing exists.*`jakiro train`"):
         JakiroDrafter.from_pretrained(tmp_path / "gone")

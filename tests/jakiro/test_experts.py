@@ -52,6 +52,17 @@ def test_parallel_levels_add_the_contrast_of_each_expert_with_the_mean_of_the_ot
                 torch.testing.assert_close(features[level, e], vector + own + beta * contrast)
 
 
+@torch.no_grad()
+def test_the_weights_of_experts_are_the_routers_softmax() -> None:
+    experts = _experts(3)
+    weight = experts.state_dict()
+    x = torch.randn(7, HIDDEN, dtype=torch.float64)
+    for vector, log_weights in zip(x, experts(x).log_weights, strict=True):
+        normed = vector / (vector.square().mean() + 1e-6).sqrt() * weight["norm.weight"]
+        powers = (weight["router.weight"] @ normed).exp()
+        torch.testing.assert_close(log_weights.exp(), powers / powers.sum())
+
+
 @pytest.mark.parametrize("combine", ["mixture", "sum"])
 @torch.no_grad()
 def test_without_a_contrastive_head_parallel_levels_have_only_projections(combine: str) -> None:

@@ -211,17 +211,19 @@ def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "num_steps", "has_data", "expected"),
+    ("every", "num_steps", "size", "expected"),
     [
-        ("auto", 1000, True, 100),
-        ("auto", 5, True, 1),
-        ("auto", 1000, False, None),
-        (7, 9, True, 7),
-        (7, 9, False, None),
-        (None, 9, True, None),
+        ("auto", 1000, 40, 100),
+        ("auto", 50, 40, 20),  # 160 sequences are trained for 40 that are measured
+        ("auto", 5, 2, 1),
+        ("auto", 5, 40, None),
+        ("auto", 1000, 0, None),
+        (7, 9, 40, 7),
+        (7, 9, 0, None),
+        (None, 9, 40, None),
     ],
 )
-def test_automatic_evaluations_are_ten_if_there_is_anything_to_measure(
-    every: Any, num_steps: int, has_data: bool, expected: int | None
+def test_automatic_evaluations_are_ten_if_training_takes_most_of_the_time(
+    every: Any, num_steps: int, size: int, expected: int | None
 ) -> None:
-    assert EvaluationSettings(every=every).interval(num_steps, has_data=has_data) == expected
+    assert EvaluationSettings(every=every).interval(num_steps, 8, size) == expected

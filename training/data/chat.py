@@ -13,6 +13,10 @@ _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "a
 # missing.
 CUT = "is_cut"
 
+# The key of an answer with weight 0, from which nothing is learned; other names mean the same.
+WEIGHT = "weight"
+_WEIGHTS = (WEIGHT, "train", "loss")
+
 # The role of the system's turn, and the key of its text in some records of conversations.
 SYSTEM = "system"
 
@@ -29,31 +33,45 @@ class Chat(NamedTuple):
 
     @property
     def answers(self) -> list[int]:
-        """The indices of the assistant's turns, except for a turn that begins the conversation."""
+        """The indices of the assistant's turns that are learned.
+
+        A turn that begins the conversation, or has the weight 0, is not.
+        """
+        return [index for index in self._turns if WEIGHT not in self.messages[index]]
+
+    @property
+    def num_unlearned(self) -> int:
+        """The number of the assistant's turns with the weight 0."""
+        return len(self._turns) - len(self.answers)
+
+    @property
+    def _turns(self) -> list[int]:
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
 
 
-def chat_of(record: Record, key: str) -> Chat:
+def chat_of(record: Record, key: str, *, may_ask: bool = False) -> Chat:
     """Return the conversation of a record.
 
     Args:
+        may_ask: whether the conversation may have no answer, but only a question.
         record: a record with turns, and possibly with tools. A text under `system` is the system's
             turn, unless the turns begin with one.
     """
     fields = record.fields
-    chat = parse_chat(fields[key], fields.get("tools"), record.location)
+    chat = parse_chat(fields[key], fields.get("tools"), record.location, may_ask=may_ask)
     system = fields.get(SYSTEM)
     if not isinstance(system, str) or not system or chat.messages[0]["role"] == SYSTEM:
         return chat
     return chat._replace(messages=[{"role": SYSTEM, "content": system}, *chat.messages])
 
 
-def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
+def parse_chat(turns: Any, tools: Any, location: str, *, may_ask: bool = False) -> Chat:
     """Return the conversation of a record, in either form of turns.
 
     Args:
         turns: turns of the record, as `{"role", "content"}` or `{"from", "value"}`. The content may
             be a list of text parts, and it may be missing from a turn with tool calls.
+        may_ask: see `chat_of`.
     """
     if not isinstance(turns, list):
         raise RecordError(
@@ -63,7 +81,7 @@ def parse_chat(turns: Any, tools: Any, location: str) -> Chat:
         )
     messages = [_parse_turn(turn, location) for turn in turns]
     chat = Chat(messages, _parse_tools(tools, location), location)
-    if not chat.answers:
+    if not (chat._turns or (may_ask and messages and messages[-1]["role"] == "user")):
         raise RecordError(
             f"{location} has no assistant turn after its first turn, so there is nothing to learn",
             expected="an assistant turn that follows another turn",
@@ -90,7 +108,8 @@ def _parse_turn(turn: Any, location: str) -> Message:
         )
     text = {} if content is None else {"content": content}
     cut = {CUT: True} if content is not None and fields.get(CUT) is True else {}
-    return {"role": _ROLES.get(role, role), **text, **more, **cut}
+    weight = {WEIGHT: 0} if any(fields.get(name) == 0 for name in _WEIGHTS) else {}
+    return {"role": _ROLES.get(role, role), **text, **more, **cut, **weight}
 
 
 def with_objects(turns: list[Message]) -> list[Message]:

@@ -16,11 +16,13 @@ class ReadCounts(Settings):
     Attributes:
         dropped: number of documents that were dropped because, with fewer than two tokens, they
             contain nothing to predict.
+        unlearned: number of turns with the weight 0, from which nothing is learned.
         documents: number of documents kept; a conversation may have one for each answer.
     """
 
     records: int
     skipped: int
+    unlearned: int = 0
     dropped: int
     documents: int
     tokens: int
@@ -63,6 +65,8 @@ class DataCounts(Settings):
             f"{counted(read.documents, 'document')} kept{dropped if read.dropped else ''}"
         )
         fraction = read.responses / read.tokens
+        if read.unlearned:
+            yield f"{counted(read.unlearned, 'turn')} with the weight 0, which is not learned"
         tokens = counted(read.tokens, "token")
         yield f"{tokens}, {read.responses:,} of them in responses ({fraction:.0%})"
         parts = [

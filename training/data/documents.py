@@ -165,7 +165,8 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             parts = [_Text(text, is_cut=record.fields.get(CUT) is True)]
         else:
             chat = chat_of(record, key)
-            rendered = render_chat(tokenizer, chat)
+            intake.num_unlearned += chat.num_unlearned
+            rendered = render_chat(tokenizer, chat) if chat.answers else []
             parts = [*rendered]
             if not gives_offsets(tokenizer):
                 parts = [

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from jakiro.drafter_settings import AUTO_DRAFT_VOCAB_SIZES
 from jakiro.utils.logs import get_logger
+from jakiro.utils.wording import counted
 from training.data.token_store import TokenStore
 
 COVERAGE = 0.97  # share of the response tokens that an automatic size is meant to cover
+_FEW = 8  # a vocabulary is suspiciously small if it has less than this share of its tokens
 _GROUP_SIZE = 1024  # number of documents whose tokens are counted at once
 
 _logger = get_logger(__name__)
@@ -50,6 +52,11 @@ def choose_draft_ids(
         f"draft vocabulary{' (auto)' if size == 'auto' else ''}: {len(most_frequent):,} tokens, "
         f"which cover {counts[most_frequent].sum() / counts.sum():.1%} of the response tokens"
     )
+    if num_known < wanted // _FEW:
+        _logger.warning(
+            f"the responses have only {counted(num_known, 'different token')}, and the drafter can "
+            "draft no others; use more data, or draft_vocab_size=null"
+        )
     return torch.from_numpy(np.sort(most_frequent))
 
 

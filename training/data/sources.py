@@ -30,11 +30,13 @@ class Intake:
     Attributes:
         is_skipping: whether unusable records are skipped; if not, the first one raises an error.
             None if the user cannot choose to skip them.
+        num_unlearned: number of turns from which nothing is learned, because they say so.
     """
 
     is_skipping: bool | None = None
     num_records: int = 0
     num_skipped: int = 0
+    num_unlearned: int = 0
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from inference.generation.prompts import needed
 from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.pretrained import end_ids
+from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
 from training.data.candidates import Candidate, CandidateQueue, greedy_and_multi_turn
 from training.data.chat import CUT, Chat, Message
 from training.data.dialogues import Dialogue, Turn, run_dialogues
@@ -218,7 +219,7 @@ class Synthesizer:
         """Return the tokens before the end token, and their text."""
         ids = output.new_token_ids
         ids = ids[:-1] if ids and ids[-1] in self._ends else ids
-        return ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        return ids, text_of_tokens(self._tokenizer, ids).rstrip(REPLACEMENT).strip()
 
     def _fault(
         self, output: GenerateOutput, ids: Sequence[int], text: str, fewest: int

@@ -68,6 +68,7 @@ def _write(
     counts = ReadCounts(
         records=intake.num_records,
         skipped=intake.num_skipped,
+        unlearned=intake.num_unlearned,
         dropped=num_dropped,
         documents=len(hashes),
         tokens=starts[-1],

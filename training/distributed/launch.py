@@ -1,20 +1,32 @@
 """The start of a run's processes: the command for DeepSpeed's launcher, and its execution."""
 
+import base64
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from jakiro.errors import ConfigError
+from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
+from jakiro.utils.logs import get_logger
+from jakiro.utils.parent import end_with_parent
 from jakiro.utils.settings import Settings
 
 if TYPE_CHECKING:
     from training.config import TrainSettings
+
+# A variable of processes whose launcher leads a session.
+LAUNCHED = "JAKIRO_LAUNCHED"
+_LOCAL_LAUNCHER = "deepspeed.launcher.launch"  # DeepSpeed's launcher for a single machine
+
+_logger = get_logger(__name__)
 
 
 class LaunchOptions(Settings):
@@ -83,38 +95,86 @@ def command(
     """
     from training.distributed.processes import free_port
 
+    program = ["--module", "training.train", "--config", str(config)]
+    program += [word for override in overrides for word in ("--set", override)]
+    program = [*processes.deepspeed, *program]
+    if processes.hostfile is None and processes.nodes is None:
+        hosts = {"localhost": _devices(processes.local(settings), settings)}
+        world = base64.urlsafe_b64encode(json.dumps(hosts).encode()).decode()
+        words = [sys.executable, "-u", "-m", _LOCAL_LAUNCHER, "--quiet", "--world_info", world]
+        return [*words, "--master_port", str(free_port()), *program]  # the default may be in use
     words = [sys.executable, "-m", "deepspeed.launcher.runner"]
     if processes.hostfile is not None:
         words += ["--hostfile", str(processes.hostfile)]
     if processes.nodes is not None:
         words += ["--num_nodes", str(processes.nodes)]
-    if processes.hostfile is None and processes.nodes is None:  # the default port may be in use
-        words += ["--master_port", str(free_port())]
     if processes.processes is not None or processes.hostfile is None:
         words += ["--num_accelerators", str(processes.local(settings))]
-    program = ["--module", "training.train", "--config", str(config)]
-    replaced = [word for override in overrides for word in ("--set", override)]
-    return [*words, *processes.deepspeed, *program, *replaced]
+    return [*words, *program]
+
+
+def _devices(count: int, settings: "TrainSettings") -> list[str]:
+    """Return the devices of the processes on this machine."""
+    from jakiro.utils.pretrained import choose_device
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or choose_device(settings.engine.device).type != "cuda":
+        return [str(number) for number in range(count)]
+    devices = visible.split(",")
+    if len(devices) < count:
+        raise ConfigError(
+            "there are more processes than GPUs", expected=f"at most {len(devices)}", got=count
+        )
+    return devices[:count]
 
 
 def launch(words: Sequence[str], settings: "TrainSettings") -> int:
     """Run a command from `command` and return its exit code.
 
-    An interruption (SIGINT) reaches the launcher as well as this process. This function then waits
-    until the launcher has ended the processes of the run. A request to terminate (SIGTERM) is
-    passed on to the launcher as an interruption, because the launcher would not pass SIGTERM on to
-    the processes of the run.
+    Requests to end (SIGINT, SIGTERM) are passed on to the processes of the run, which save their
+    state; a second SIGINT kills them. On this machine, DeepSpeed's launcher does not receive them,
+    because it would kill processes that are saving. If this process is killed, so are the others.
     """
     from jakiro.utils.pretrained import choose_device
 
     device = choose_device(settings.engine.device).type
-    started = subprocess.Popen(words, env=os.environ | {"DS_ACCELERATOR": device})
-    before = signal.signal(signal.SIGTERM, lambda *_: started.send_signal(signal.SIGINT))
+    started = subprocess.Popen(
+        words,
+        env=os.environ | {"DS_ACCELERATOR": device, LAUNCHED: "1"},
+        start_new_session=True,  # Ctrl-C reaches only this process
+        preexec_fn=end_with_parent,
+    )
+    is_requested = False
+
+    def end(number: int, _: FrameType | None) -> None:
+        nonlocal is_requested
+        is_second = is_requested and number == signal.SIGINT
+        if not is_requested:
+            _logger.warning(
+                "the run will end after a complete step; press Ctrl-C again to end it at once"
+            )
+        is_requested = True
+        _signal(started, signal.SIGKILL if is_second else signal.SIGTERM, words)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while True:
-            try:
-                return started.wait()
-            except KeyboardInterrupt:
-                continue
+        code = started.wait()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return EXIT_CODE_INTERRUPTED if code and is_requested else code
+
+
+def _signal(started: subprocess.Popen[bytes], number: int, words: Sequence[str]) -> None:
+    """Send a signal to the processes of a run on this machine; otherwise end the launcher."""
+    import psutil
+
+    is_local = _LOCAL_LAUNCHER in words
+    workers = []
+    with suppress(psutil.NoSuchProcess):
+        workers = psutil.Process(started.pid).children() if is_local else []
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            worker.send_signal(number)
+    if not workers:
+        started.send_signal(number if is_local else signal.SIGINT)

@@ -32,9 +32,11 @@ class Evaluation:
         self._processes = processes
 
     @property
-    def has_data(self) -> bool:
-        """Whether there is anything to measure on validation sequences or prompts."""
-        return self._measures_losses or self._measures_decoding
+    def size(self) -> int:
+        """The number of sequences and continuations that are measured."""
+        settings, inputs = self._settings.evaluation, self._inputs
+        num_continuations = len(inputs.prompts) * len(settings.temperatures)
+        return min(settings.num_sequences, len(inputs.validation)) + num_continuations
 
     @property
     def _measures_losses(self) -> bool:

@@ -204,7 +204,7 @@ class Run:
         self._elapsed = self._fraction_of(state.seconds)
         self._processes.wait()  # until all processes have read `best`, which may change below
         every = self._evaluation_interval = settings.evaluation.interval(
-            self._num_steps, has_data=evaluation.has_data
+            self._num_steps, settings.batch.global_batch_size, evaluation.size
         )
         if state.step:
             _logger.info(f"the run resumes after step {state.step}")
@@ -257,7 +257,7 @@ class Run:
     ) -> tuple[JakiroDrafter, dict[str, Any]]:
         """Evaluate the drafter, export it if it is the best so far; return it with its metrics."""
         drafter = trainer.copy_drafter()
-        if evaluation.has_data:
+        if evaluation.size:
             _logger.info(f"evaluating the drafter after step {self._state.step}")
         with exhaustion_explained(self._settings):
             found = evaluation.measure(drafter)

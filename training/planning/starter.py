@@ -5,8 +5,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.gguf import default_dtype
+from jakiro.utils.packaged import config_names
+from jakiro.utils.settings import read_layered_yaml
 from training.input_settings import TargetSettings
 from training.planning.simulation import target_on_meta
 from training.setup.target_layer import layers_of
@@ -28,12 +33,7 @@ data:
   sequence_length: {sequence_length}
   validation_size: {validation_size:<2}          # conversations held out to measure the drafter
 
-drafter:
-  # One layer that starts as the last layer of the target, and reads {reads}.
-  trunk: {{kind: feedback, fusion_layers: {states}, ttt_steps: 2, first_position: false{form}}}
-  experts: {{num_experts: 1, intermediate_size: {intermediate_size}, combine: mixture}}
-  schedule: {{autoregressive_levels: 4, parallel_levels: 0}}
-
+{drafter}
 # On several GPUs, raise global_batch_size. To use an engine.zero_stage above 0, change the
 # optimizer to {{kind: adamw, learning_rate: 0.001}}.
 optimizer: {{kind: muon, learning_rate: 0.005, schedule: cosine}}
@@ -45,29 +45,68 @@ epochs: 4                      # or `steps`, or `minutes` for a run of limited t
 run_folder: runs/{name}
 """
 
+_DRAFTER = """\
+drafter:
+  # One layer that starts as the last layer of the target, and reads {reads}.
+  trunk: {{kind: feedback, fusion_layers: {states}, ttt_steps: 2, first_position: false{form}}}
+  experts: {{num_experts: 1, intermediate_size: {intermediate_size}, combine: mixture}}
+  schedule: {{autoregressive_levels: 4, parallel_levels: 0}}
+"""
 
-def starter_yaml(name_or_path: str, paths: Sequence[str]) -> str:
+
+def starter_yaml(name_or_path: str, paths: Sequence[str], drafter: str | None = None) -> str:
     """Return the settings of a first run as YAML; they suit the target's depth and width.
 
-    The drafter's shape and the optimizer are those of the drafter for SmolLM2-135M-Instruct that
-    comes with the project.
+    Args:
+        drafter: name of a file in `configs/drafters`; None for the shape of the drafter for
+            SmolLM2-135M-Instruct that comes with the project.
     """
     dtype = _DTYPES[str(default_dtype())]
     target = target_on_meta(TargetSettings(name_or_path=name_or_path, dtype=dtype))
-    config = target.model.config.get_text_config()
-    layers = fused_states(target.spec.num_hidden_states)
+    name = short_name(name_or_path)
     return _TEMPLATE.format(
         target=json.dumps(name_or_path),  # valid YAML, whatever characters it contains
-        name=short_name(name_or_path),
+        name=name if drafter is None else f"{name}-{drafter}",
         dtype=dtype,
         paths=json.dumps(list(paths)),
         sequence_length=min(512, target.spec.max_position),
         validation_size=validation_size(paths),
-        states="null" if layers is None else list(layers),
-        form="".join(f", {key}: {value}" for key, value in attention_form(target).items()),
-        reads="its last hidden state" if layers is None else "an early, a middle and a late state",
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        drafter=_standard(target) if drafter is None else _named(drafter, target),
     )
+
+
+def _standard(target: TargetAdapter) -> str:
+    layers = fused_states(target.spec.num_hidden_states)
+    return _DRAFTER.format(
+        states="null" if layers is None else list(layers),
+        form="".join(f", {key}: {json.dumps(own)}" for key, own in attention_form(target).items()),
+        reads="its last hidden state" if layers is None else "an early, a middle and a late state",
+        intermediate_size=_intermediate_size(target),
+    )
+
+
+def _named(name: str, target: TargetAdapter) -> str:
+    """Return the sections of a file in `configs/drafters`, fitted to a target."""
+    names = sorted(each.removeprefix("drafters/") for each in config_names() if "drafters/" in each)
+    if name not in names:
+        raise ConfigError(f"there is no drafter {name!r}", expected=f"one of {', '.join(names)}")
+    sections = read_layered_yaml(Path("drafters", name))
+    trunk = sections["drafter"].setdefault("trunk", {})
+    if trunk.get("num_layers") != 0:
+        trunk |= attention_form(target)
+    if trunk.get("fusion_layers"):
+        states = fused_states(target.spec.num_hidden_states)
+        trunk["fusion_layers"] = None if states is None else list(states)
+    if trunk.get("kind") == "feedback":  # as in vLLM
+        trunk.setdefault("first_position", False)
+    experts = sections["drafter"].setdefault("experts", {})
+    experts.setdefault("intermediate_size", _intermediate_size(target))
+    return yaml.safe_dump(sections, sort_keys=False, default_flow_style=None, width=120)
+
+
+def _intermediate_size(target: TargetAdapter) -> int:
+    config = target.model.config.get_text_config()
+    return getattr(config, "intermediate_size", None) or 4 * int(config.hidden_size)
 
 
 def validation_size(paths: Sequence[str]) -> int:
@@ -93,7 +132,7 @@ def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:
     return states if states[0] < states[1] < states[2] else None
 
 
-def attention_form(target: TargetAdapter) -> dict[str, str]:
+def attention_form(target: TargetAdapter) -> dict[str, str | bool]:
     """Return the settings with which a trunk's attention has the form of the target's last layer.
 
     Returns:
@@ -103,12 +142,12 @@ def attention_form(target: TargetAdapter) -> dict[str, str]:
         ".".join(name.split(".")[-2:]): tuple(parameter.shape)
         for name, parameter in layers_of(target)[-1].named_parameters()
     }
-    form = {}
+    form: dict[str, str | bool] = {}
     if "q_proj.bias" in shapes:
         form["attention_bias"] = "all" if "o_proj.bias" in shapes else "qkv"
     own_norms = {shapes.get("q_norm.weight"), shapes.get("k_norm.weight")}
     if own_norms == {(target.spec.attention.head_dim,)}:
-        form["qk_norm"] = "true"
+        form["qk_norm"] = True
     return form
 
 

@@ -9,11 +9,11 @@ from rich.table import Table
 from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.stats import FEWEST_PROMPTS
 
-COLUMNS = ("method", "tau", "tok/s", "speed-up [95%]", "first", "same")
+COLUMNS = ("method", "tau", "drafts", "tok/s", "speed-up [95%]", "first", "same")
 LEGEND = (
-    "tau: tokens per forward pass of the target. tok/s: new tokens divided by all seconds. first: "
-    "median milliseconds to the first token. same: share of greedy answers that equal those of "
-    "generate()."
+    "tau: tokens per forward pass of the target. drafts: share of these passes with drafts. tok/s: "
+    "new tokens divided by all seconds. first: median milliseconds to the first token. same: share "
+    "of greedy answers that equal those of generate()."
 )
 
 
@@ -64,6 +64,7 @@ def cells(figures: MethodFigures) -> tuple[str, ...]:
     return (
         figures.name,
         f"{figures.tau:.2f}",
+        "-" if figures.drafting_share is None else f"{figures.drafting_share:.0%}",
         f"{figures.tokens_per_second:.1f}",
         f"{figures.speedup:.2f}{'' if _has_too_few(figures) else limits}",
         f"{figures.time_to_first_token.p50 * 1e3:.0f}",

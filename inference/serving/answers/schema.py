@@ -18,7 +18,6 @@ from inference.serving.api_error import ApiError
 
 _MAX_BIASES = 300
 
-Nothing = Annotated[list[Any], Field(max_length=0)] | None
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)] | None
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -53,11 +52,22 @@ def _few(value: object) -> object:
 
 
 class Closed(BaseModel):
-    """Base class of request bodies: unknown fields are errors, and values are not converted."""
+    """Base class of request bodies: unknown fields are errors, and values are not converted.
+
+    Many clients send null or an empty list for fields that ask for nothing.
+    """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = cls.model_fields
+        return {key: own for key, own in given.items() if key in known or own not in (None, [])}
 
 
 class StreamOptions(Closed):
@@ -66,17 +76,28 @@ class StreamOptions(Closed):
     include_usage: bool = False
 
 
-class Extensions(Closed):
-    """Options that OpenAI's interface does not have, in the field `jakiro`."""
+class Selection(Closed):
+    """Options that OpenAI's interface does not have, but vLLM's has; top_k = 0 or -1: no limit."""
 
-    top_k: int | None = Field(None, ge=1, le=1_000_000)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=SMALLEST, le=10)
+
+    @property
+    def selection(self) -> dict[str, float]:
+        """The options that are set, by their names in `generate()`."""
+        given = {name: getattr(self, name) for name in Selection.model_fields}
+        return {name: max(own, 0) for name, own in given.items() if own is not None}
+
+
+class Extensions(Selection):
+    """Options in the field `jakiro`."""
+
     drafting: bool = True
     details: bool = False
 
 
-class GenerationBody(Closed):
+class GenerationBody(Selection):
     """The fields that completions and chat completions share."""
 
     model: str
@@ -155,16 +176,11 @@ class TextPart(Closed):
 
 
 class Message(Closed):
-    """A message of a chat; messages of OpenAI's client have fields that are null or ignored."""
+    """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
     name: str | None = None  # ignored
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Nothing = None
-    annotations: Nothing = None
 
     @property
     def for_template(self) -> dict[str, str]:

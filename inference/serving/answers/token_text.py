@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.generation.incremental_text import REPLACEMENT
+from jakiro.utils.token_text import REPLACEMENT
 
 _MOST_TOKENS = 1 << 17  # largest number of tokens whose text is kept
 # Two usual names of bytes: <0xC3>; and, with byte-level BPE, characters that stand for themselves,

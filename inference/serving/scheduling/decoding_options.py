@@ -53,12 +53,8 @@ class DecodingOptions:
         own = body.jakiro
         if body.has_details:
             record = replace(record or OutputOptions(), trees=True)
-        others = {
-            "top_p": body.top_p,
-            "top_k": own and own.top_k,
-            "min_p": own and own.min_p,
-            "repetition_penalty": own and own.repetition_penalty,
-        }
+        others = {"top_p": body.top_p} if body.top_p is not None else {}
+        others |= {**(own.selection if own else {}), **body.selection}
         return cls(
             seed=secrets.randbelow(_SEEDS) if body.seed is None else body.seed,
             choices=body.n or 1,
@@ -71,13 +67,14 @@ class DecodingOptions:
             logit_bias=body.biases,
             frequency_penalty=body.frequency_penalty or 0.0,
             presence_penalty=body.presence_penalty or 0.0,
-            others={name: value for name, value in others.items() if value is not None},
+            others=others,
         )
 
     def selection(self, samples: bool) -> tuple[float | None, dict[str, Any]]:
         """Return the temperature, and the arguments of `generate()` that have an effect at it."""
         temperature, others = self.temperature, dict(self.others)
-        if temperature is None and others.keys() & _OF_SAMPLING and not samples:
+        restricts = others.get("top_p", 1) < 1 or others.get("top_k", 0) or others.get("min_p", 0)
+        if temperature is None and restricts and not samples:
             temperature = 1.0  # otherwise these options would be ignored
         if temperature == 0:  # the likeliest token stays the same
             others = {name: value for name, value in others.items() if name not in _OF_SAMPLING}

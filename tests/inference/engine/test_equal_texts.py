@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.families import FAMILIES, tiny_family
 from helpers.models import tiny_drafter, tiny_settings
-from helpers.products import with_products, with_uneven_experts
+from helpers.products import with_exact_experts, with_uneven_experts
 from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
@@ -99,7 +99,7 @@ def _target(family: str) -> PreTrainedModel:
     except TargetNotSupported as error:
         if "on this machine" not in str(error):
             raise
-        return with_products(_wide(family))
+        return with_exact_experts(_wide(family))
 
 
 def _outputs(

@@ -118,7 +118,7 @@ def test_decoding_up_to_the_last_position_of_the_context_works() -> None:
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
         ({"temperature": 1.0, "top_k": -1}, "top_k"),
-        ({"temperature": 1.0, "do_sample": True}, "do_sample"),
+        ({"temperature": 0, "do_sample": True}, "do_sample"),
         ({"assistant_model": "another"}, "assistant_model"),
         ({"no_such_argument": 1}, "no_such_argument"),
     ],

@@ -265,8 +265,7 @@ def test_what_a_tokenizer_returns_is_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": 0.7, "do_sample": False}, "greedy decoding, leave temperature out"),
-        ({"temperature": 0.7, "do_sample": True}, "remedy: leave do_sample out"),
+        ({"temperature": 0, "do_sample": True}, "greedy decoding, leave do_sample out"),
         ({"stop": ["x"]}, r"stop_strings \(not stop\)"),
     ],
 )
@@ -276,6 +275,23 @@ def test_wrong_arguments_are_answered_with_what_was_meant(
     decoder = SpeculativeDecoder(tiny_llama(vocab=30))
     with pytest.raises(PromptError, match=message):
         decoder.generate([1, 2, 3], **arguments)
+
+
+def test_do_sample_beside_a_temperature_means_what_it_means_in_transformers() -> None:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=30))
+    greedy, sampled = (
+        decoder.generate([1, 2, 3], max_new_tokens=8, temperature=temperature, seed=0).new_token_ids
+        for temperature in (0, 1.5)
+    )
+    assert greedy != sampled
+    for is_sampled, temperature, expected in (
+        (False, 0, greedy),
+        (False, 1.5, greedy),
+        (True, 1.5, sampled),
+    ):
+        selection = {"do_sample": is_sampled, "temperature": temperature, "seed": 0}
+        output = decoder.generate([1, 2, 3], max_new_tokens=8, **selection)
+        assert output.new_token_ids == expected
 
 
 def test_streaming_without_a_tokenizer_is_refused_before_any_work(

@@ -1,7 +1,5 @@
 """`target.generate(custom_generate=decoder)` gives the tokens of `target.generate()`."""
 
-from functools import partial
-
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
@@ -224,7 +222,8 @@ def test_transformers_streamers_get_the_text_piece_by_piece(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=12,
-        custom_generate=partial(decoder, streamer=TextStreamer(tokenizer)),
+        custom_generate=decoder,
+        streamer=TextStreamer(tokenizer),
         **GREEDY,
     )
     assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")

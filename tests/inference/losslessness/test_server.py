@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
 from inference.client.client import ServerAnswer, ServerClient
-from inference.generation.incremental_text import REPLACEMENT, IncrementalText
+from inference.generation.incremental_text import IncrementalText
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.server import (
     NamedReference,
@@ -28,6 +28,7 @@ from inference.losslessness.server import (
 )
 from inference.serving.scheduling.engine_thread import EngineThread
 from jakiro.errors import ResourceError
+from jakiro.utils.token_text import REPLACEMENT
 
 PROMPTS = ["def main(", "print(", [{"role": "user", "content": "Why?"}]]
 SETTINGS = ServerVerifySettings(

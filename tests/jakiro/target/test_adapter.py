@@ -1,12 +1,18 @@
 """The target adapter and its cache: trees, packing and commits reproduce the model's logits."""
 
+from typing import Any
+
 import pytest
 import torch
+from helpers.families import tiny_model
 from helpers.models import tiny_llama
 from helpers.trees import PARENTS, path_to, tree_step
 
+from inference import SpeculativeDecoder
+from inference.drafters.lookup import LookupDrafter
 from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.checks import check_reproduces
 from jakiro.target.masks import ancestor_matrix
 from jakiro.target.record import check_target, record_target
 from jakiro.target.step import StepInput, chain_step
@@ -106,3 +112,41 @@ def test_a_target_whose_siblings_see_each_other_is_refused(
     monkeypatch.setattr("jakiro.target.step.ancestor_matrix", everyone)
     with pytest.raises(TargetNotSupported, match="does not reproduce"):
         TargetAdapter(tiny_llama())
+
+
+def test_tokens_that_can_never_be_chosen_are_no_obstacle() -> None:
+    model: Any = tiny_model("PhiForCausalLM")
+    with torch.no_grad():
+        model.lm_head.bias[50:] = float("-inf")
+    ids = torch.tensor([[3, 4, 5]])
+    expected = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)
+    decoder = SpeculativeDecoder(model, LookupDrafter())
+    assert decoder.generate([3, 4, 5], max_new_tokens=12).sequences.tolist() == expected.tolist()
+
+
+def test_a_huge_logit_hides_no_difference_elsewhere() -> None:
+    logits = torch.randn(3, 50)
+    logits[:, 7] = torch.finfo(torch.float32).min
+    check_reproduces(logits + 1e-5, logits, "target")
+    with pytest.raises(TargetNotSupported, match="does not reproduce"):
+        check_reproduces(logits + 0.1, logits, "target")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ModernBertDecoderForCausalLM", {"bos_token_id": 0, "cls_token_id": 0, "sep_token_id": 1}),
+        ("RemBertForCausalLM", {"input_embedding_size": 16, "output_embedding_size": 24}),
+        ("ElectraForCausalLM", {"embedding_size": 16}),
+    ],
+)
+def test_heads_of_other_designs_are_refused(name: str, changes: dict[str, int]) -> None:
+    with pytest.raises(TargetNotSupported):
+        TargetAdapter(tiny_model(name, is_decoder=True, **changes))
+
+
+def test_a_target_that_computes_no_numbers_is_named_as_the_cause() -> None:
+    model = tiny_llama()
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    with pytest.raises(TargetNotSupported, match="not finite numbers, also without this package"):
+        TargetAdapter(model)

@@ -52,6 +52,18 @@ def test_a_text_that_was_cut_ends_where_it_was_cut() -> None:
     assert cut.token_ids.tolist() == whole.token_ids[:-1].tolist()
 
 
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": 0.0}])
+def test_turns_that_say_so_are_not_learned(mark: dict[str, Any]) -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    chat = [*CHAT[:2], CHAT[2] | mark, *CHAT[3:]]
+    intake = Intake()
+    (document,) = encode(tokenizer, {"messages": chat}, intake=intake)
+    assert responses(tokenizer, document) == ["That is 4.</s>"]
+    assert intake.num_unlearned == 1
+    (usual,) = encode(tokenizer, {"messages": [*CHAT[:2], CHAT[2] | {"weight": 1}]})
+    assert responses(tokenizer, usual) == ["It is 2.</s>"]
+
+
 def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
     (document,) = encode(tokenizer, {"messages": CHAT})

@@ -37,6 +37,14 @@ def test_the_most_frequent_response_tokens_are_drafted() -> None:
     assert choose_draft_ids(store, [0], 2, 10).tolist() == [2, 5]  # document 1 is not read
 
 
+def test_a_vocabulary_of_a_handful_of_tokens_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = store_of([1, 2, 3, 4, 5] * 20)
+    assert choose_draft_ids(store, [0], "auto", 60_000).tolist() == [1, 2, 3, 4, 5]
+    assert "only 5 different tokens" in caplog.text
+
+
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.data())
 def test_ties_go_to_smaller_ids_whatever_the_order(tokens: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, len(set(tokens))))

@@ -13,6 +13,7 @@ from helpers.processes import train_in_processes
 from helpers.training import tiny_run
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import EXIT_CODE_INTERRUPTED
 from training.config import TrainSettings
 from training.distributed.launch import launch as launch_here
 from training.evaluation.metrics import read_metrics
@@ -135,4 +136,4 @@ def test_a_request_to_terminate_reaches_the_launched_process() -> None:
         assert lines.readline() == "waiting\n"
     started.terminate()
     started.join(timeout=30)
-    assert started.exitcode == 7
+    assert started.exitcode == EXIT_CODE_INTERRUPTED

@@ -1,14 +1,19 @@
 """Runs in processes that are killed or fill the disk lose only the steps after a checkpoint."""
 
 import json
+import os
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from helpers.processes import start_training, train_in_processes
@@ -17,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
+from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
 from training.distributed.processes import Processes
 from training.evaluation.metrics import read_metrics
@@ -139,6 +145,63 @@ def test_a_signal_to_one_process_saves_the_run_of_all_processes(workshop: Path) 
     assert first.end() == second.end() == EXIT_CODE_INTERRUPTED
     assert "saved the run after step" in first.errors
     assert "saved the run" not in second.errors
+
+
+SHARED: dict[str, Any] = {**RUN, "batch": {"micro_batch_size": 1}}
+
+
+@pytest.fixture(scope="module")
+def shared(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """Return the settings of a finished, uninterrupted run of two processes."""
+    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("shared") / "workshop")
+    settings = tiny_run(folder, **SHARED)
+    train_in_processes(settings, folder, num_processes=2)
+    return settings
+
+
+def workers_of(launched: psutil.Process) -> list[psutil.Process]:
+    return [worker for launcher in launched.children() for worker in launcher.children()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["step", "evaluation", "saving"])
+@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C", "killed parent", "killed worker"])
+def test_a_launched_run_ends_with_all_its_processes_and_goes_on_where_it_was(
+    workshop: Path, shared: TrainSettings, how: str, moment: str
+) -> None:
+    settings = tiny_run(workshop, **SHARED)
+    config = workshop / "launched.yaml"
+    config.write_text(dump_settings(settings))
+    words = [sys.executable, "-m", "jakiro", "train", "--config", str(config), "--processes", "2"]
+    output = workshop / "output.txt"
+    with output.open("w") as file:
+        started = psutil.Popen(words, stdout=file, stderr=file, start_new_session=True)
+    is_time = {
+        "step": reaches(settings, 2),
+        "evaluation": lambda: "after step 4" in output.read_text(),
+        "saving": writes(settings, "checkpoints/.partial", 2),
+    }[moment]
+    while not is_time():
+        assert started.poll() is None, output.read_text()
+        sleep(0.001)
+    workers = workers_of(started)
+    assert len(workers) == 2
+    if how == "Ctrl-C":
+        os.killpg(started.pid, signal.SIGINT)
+    elif how == "killed worker":
+        workers[1].kill()
+    else:
+        started.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
+    code = started.wait(100)
+    assert psutil.wait_procs(workers, 2 if how == "killed parent" else 0)[1] == []
+    if how in ("SIGTERM", "Ctrl-C"):
+        assert code == EXIT_CODE_INTERRUPTED, output.read_text()
+        assert "Traceback" not in output.read_text()
+        assert "saved the run after step" in " ".join(output.read_text().split())
+    else:
+        assert code != 0
+    subprocess.run(words, check=True, capture_output=True)
+    assert_same(shared, settings)
 
 
 @pytest.mark.slow

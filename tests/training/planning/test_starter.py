@@ -3,13 +3,21 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers.families import tiny_family
 from helpers.models import tiny_llama
 
+from jakiro.config import config_for
+from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.record import record_target
+from jakiro.utils.packaged import configs_folder
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.planning.starter import attention_form, fused_states, short_name, starter_yaml
+
+DRAFTERS = configs_folder() / "drafters"
 
 
 def test_the_settings_of_a_first_run_can_be_loaded(tmp_path: Path) -> None:
@@ -25,17 +33,42 @@ def test_the_settings_of_a_first_run_can_be_loaded(tmp_path: Path) -> None:
     assert str(settings.run_folder) == "runs/a-model"
 
 
+@pytest.mark.parametrize("name", [path.stem for path in DRAFTERS.glob("*.yaml")])
+def test_a_drafter_of_a_paper_is_fitted_to_the_target(name: str, tmp_path: Path) -> None:
+    model = tiny_family("qwen2", num_hidden_layers=12)
+    model.save_pretrained(tmp_path / "target")
+    path = tmp_path / "my.yaml"
+    path.write_text(starter_yaml(str(tmp_path / "target"), ["a.jsonl"], name))
+    settings = load_settings(TrainSettings, path)
+    own = yaml.safe_load((DRAFTERS / f"{name}.yaml").read_text())
+    for part, values in own["drafter"].items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key != "fusion_layers":
+                assert getattr(getattr(settings.drafter, part), key) == value
+    if settings.drafter.trunk.num_layers:
+        assert settings.drafter.trunk.attention_bias == "qkv"
+    fused = settings.drafter.trunk.fusion_layers
+    assert fused == ((1, 6, 9) if own["drafter"]["trunk"].get("fusion_layers") else None)
+    JakiroDrafter(config_for(settings.drafter, record_target(TargetAdapter(model).spec, "x")))
+
+
+def test_an_unknown_drafter_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"eagle3, .*jakiro, "):
+        starter_yaml(str(tmp_path), ["a.jsonl"], "eagle4")
+
+
 @pytest.mark.parametrize(
     ("family", "form"),
     [
         ("llama, grouped heads", {}),
         ("qwen2", {"attention_bias": "qkv"}),
-        ("qwen3", {"qk_norm": "true"}),
+        ("qwen3", {"qk_norm": True}),
         ("olmo2", {}),  # its norms are those of all heads together
     ],
 )
 def test_the_trunk_has_the_biases_and_norms_of_the_targets_attention(
-    family: str, form: dict[str, str], tmp_path: Path
+    family: str, form: dict[str, str | bool], tmp_path: Path
 ) -> None:
     model = tiny_family(family)
     assert attention_form(TargetAdapter(model)) == form

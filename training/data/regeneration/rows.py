@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
 from training.data.chat import CUT, Chat, chat_of
 from training.data.documents import FORMS, form_of, read_tokens
 from training.data.rendering import render_question
@@ -31,7 +32,8 @@ def dialogue_over(
 ) -> RecordDialogue:
     """Return the dialogue that regenerates a record; the new record has the form of the old one.
 
-    In a conversation, only the assistant's answers are replaced. Turns with tool calls are kept,
+    In a conversation, only the assistant's answers are replaced, and a question at its end is
+    answered. Turns with tool calls are kept,
     because later turns contain the results of the calls. A text keeps its beginning, and a record
     of token ids keeps the tokens before the first response.
 
@@ -45,19 +47,22 @@ def dialogue_over(
     elif key == "input_ids":
         dialogue = _continue_tokens(record)
     else:
-        dialogue = _answer_turns(chat_of(record, key), tokenizer)
+        dialogue = _answer_turns(chat_of(record, key, may_ask=True), tokenizer)
     # Fields that have nothing to do with the answers, such as an id, are kept.
     others = {name: value for name, value in record.fields.items() if name not in _REPLACED}
     return others | (yield from dialogue)
 
 
 def _answer_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> RecordDialogue:
-    new = chat._replace(messages=[])
-    for index, turn in enumerate(chat.messages):
-        if index in chat.answers and "tool_calls" not in turn:
+    new, turns = chat._replace(messages=[]), list(chat.messages)
+    if turns[-1]["role"] == "user":
+        turns.append({"role": "assistant"})
+    answers = chat._replace(messages=turns).answers
+    for index, turn in enumerate(turns):
+        if index in answers and "tool_calls" not in turn:
             question = render_question(tokenizer, new)
             answer = yield tokenizer(question, add_special_tokens=False)["input_ids"]
-            turn = {"role": "assistant", "content": answer.text} | _mark(answer)
+            turn = {"role": "assistant", "content": _kept(answer.text, answer)} | _mark(answer)
         new.messages.append(turn)
     return {"messages": new.messages} | ({"tools": chat.tools} if chat.tools else {})
 
@@ -71,8 +76,13 @@ def _continue_text(
     if not start:
         raise RecordError(f"{record.location} contains no text to be continued: {repr(text)[:80]}")
     answer = yield start
-    whole = tokenizer.decode([*start, *answer.token_ids], skip_special_tokens=True)
-    return {"text": str(whole)} | _mark(answer)
+    whole = text_of_tokens(tokenizer, [*start, *answer.token_ids])
+    return {"text": _kept(whole, answer)} | _mark(answer)
+
+
+def _kept(text: str, answer: Answer) -> str:
+    """Return a text that ends with the last whole character if the answer is cut off."""
+    return text.rstrip(REPLACEMENT) if answer.is_cut else text
 
 
 def _mark(answer: Answer) -> dict[str, bool]:

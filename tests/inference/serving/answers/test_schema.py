@@ -69,6 +69,15 @@ def test_the_wrong_part_of_a_chat_is_named() -> None:
         assert _error(ChatBody, messages=messages)["param"] == param
 
 
+def test_null_and_empty_lists_ask_for_nothing() -> None:
+    message = {"role": "user", "content": "a", "reasoning_content": None, "tool_calls": []}
+    unknown = {"tools": [], "tool_choice": None, "functions": None, "reasoning_effort": None}
+    body = json.dumps({"model": "m", "messages": [message], **unknown}).encode()
+    assert parse_body(ChatBody, body).messages[0].for_template == {"role": "user", "content": "a"}
+    parse_body(CompletionBody, b'{"model": "m", "prompt": "a", "suffix": null}')
+    assert _error(ChatBody, messages=[message], tools=[{}])["param"] == "tools"
+
+
 def test_biases_are_numbers_of_tokens() -> None:
     body = b'{"model": "m", "prompt": "a", "logit_bias": {"5": 1, "06": -2.5}}'
     assert parse_body(CompletionBody, body).biases == {5: 1.0, 6: -2.5}

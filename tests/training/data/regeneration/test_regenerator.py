@@ -27,8 +27,9 @@ from training.data.regeneration.regenerator import (
     Regenerator,
     fingerprint_fields,
 )
+from training.data.regeneration.rows import Answer, dialogue_over
 from training.data.regeneration.settings import RegenerationSettings
-from training.data.sources import find_sources
+from training.data.sources import Record, find_sources
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
 CHATS = [
@@ -92,8 +93,32 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
             output = target.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
             new = output[0, inputs["input_ids"].shape[1] :]
             expected = TOKENIZER.decode(new, skip_special_tokens=True)
+            if "is_cut" in record["messages"][index]:
+                expected = expected.rstrip("\ufffd")
             assert record["messages"][index]["role"] == "assistant"
             assert record["messages"][index]["content"] == expected
+
+
+def test_a_question_is_answered(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    turns = CHATS[0][:1]
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": turns}, {"messages": CHATS[0][:2]}])
+    write(regenerator(target), data, tmp_path / "out.jsonl")
+    alone, answered = records_of(tmp_path / "out.jsonl")
+    assert alone["messages"] == answered["messages"]
+
+
+def test_an_answer_that_is_cut_ends_with_a_whole_character() -> None:
+    ids = TOKENIZER("naïve 漢")["input_ids"]
+    for form in ({"messages": CHATS[0][:1]}, {"text": "ab"}):
+        dialogue = dialogue_over(Record(form, "x:1"), TOKENIZER, 8)
+        next(dialogue)
+        text = TOKENIZER.decode(ids[:-1])
+        assert text.endswith("\ufffd")
+        with pytest.raises(StopIteration) as ended:
+            dialogue.send(Answer(ids[:-1], text, is_cut=True))
+        written = ended.value.value
+        content = written["messages"][-1]["content"] if "messages" in written else written["text"]
+        assert content.endswith("naïve ")
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}], ids=str)

@@ -36,5 +36,5 @@ def test_a_failed_run_and_an_interrupted_one_end_the_study(
         train_runs([run], "deepspeed", tiny_llama(), spaced_tokenizer())
     (words,) = launched
     assert "--master_port" in words  # the default port may be in use
-    assert "--num_accelerators" in words
+    assert "--world_info" in words
     assert words[-2:] == ["--config", str(run.settings.run_folder / "launch.yaml")]
