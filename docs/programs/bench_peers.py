@@ -38,8 +38,9 @@ LLAMA_NGRAMS = ("--spec-type", "ngram-simple")
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # as our command line sets it, for all engines
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # as our command line sets it
 }
+TOP = {"top_k": 50, "top_p": 1.0, "min_p": 0.0}  # as in `generate()` by default
 PORT = 8137
 
 
@@ -106,7 +107,7 @@ def _vllm(engine: str, given: argparse.Namespace) -> Decode:
     model = LLM(given.target, enable_prefix_caching=False, **how)  # others keep no prompts either
 
     def decode(job: Job) -> list[int]:
-        limits = {"max_tokens": job["max_new_tokens"], "temperature": job["temperature"]}
+        limits = {"max_tokens": job["max_new_tokens"], "temperature": job["temperature"], **TOP}
         prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
         outputs = model.generate(prompts, SamplingParams(**limits), use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
@@ -131,7 +132,7 @@ def llama_server(engine: str, given: argparse.Namespace) -> Iterator[Decode]:
     def decode(job: Job) -> list[int]:
         def one(ids: list[int]) -> int:
             body = {"prompt": ids, "n_predict": job["max_new_tokens"], "cache_prompt": False}
-            body |= {"temperature": job["temperature"], "seed": job["seed"]}
+            body |= {"temperature": job["temperature"], "seed": job["seed"], **TOP}
             return int(ask("completion", body)["tokens_predicted"])
 
         with ThreadPoolExecutor(len(job["prompts"])) as pool:
@@ -261,7 +262,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True, help="folder of the model")
     parser.add_argument("--drafter", help="folder of a trained drafter")
-    parser.add_argument("--prompts", type=Path, nargs="+", help="lines with the key messages")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="lines with messages or turns")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])

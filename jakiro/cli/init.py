@@ -34,7 +34,7 @@ def init(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A paper's drafter, such as jakiro, moa or eagle3 (see the guide to drafters); by "
+            help="A paper's drafter, such as jakiro, moa or eagle3 (see the page Drafter); by "
             "default, a single layer that starts as the target's last layer.",
         ),
     ] = None,

@@ -132,15 +132,17 @@ def launch(words: Sequence[str], settings: "TrainSettings") -> int:
     """Run a command from `command` and return its exit code.
 
     Requests to end (SIGINT, SIGTERM) are passed on to the processes of the run, which save their
-    state; a second SIGINT kills them. On this machine, DeepSpeed's launcher does not receive them,
-    because it would kill processes that are saving. If this process is killed, so are the others.
+    state; a second SIGINT kills those on this machine. DeepSpeed's launcher for a single machine
+    does not receive them, because it would kill processes that are saving. If this process is
+    killed, so are the others on this machine.
     """
     from jakiro.utils.pretrained import choose_device
 
     device = choose_device(settings.engine.device).type
+    leads = {LAUNCHED: "1"} if _LOCAL_LAUNCHER in words else {}
     started = subprocess.Popen(
         words,
-        env=os.environ | {"DS_ACCELERATOR": device, LAUNCHED: "1"},
+        env={**os.environ, "DS_ACCELERATOR": device, **leads},
         start_new_session=True,  # Ctrl-C reaches only this process
         preexec_fn=end_with_parent,
     )
