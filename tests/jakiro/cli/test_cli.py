@@ -1,5 +1,6 @@
 """The command line answers fast and reports every mistake of a caller in one line."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,3 +124,14 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_messages_cannot_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("the server has\nfailed: \x1b[2Jgone\x9b31m")
     assert capsys.readouterr().err == "the server has failed: [2Jgone31m\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have another C library")
+def test_the_command_line_starts_again_with_large_pages() -> None:
+    code = "import os; print(os.getenv('GLIBC_TUNABLES')); import jakiro.cli as c; c.main()"
+    own = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    words = [sys.executable, "-c", code, "--version"]
+    printed = subprocess.run(words, env=own, capture_output=True, text=True, check=True).stdout
+    *_, setting, version = printed.splitlines()
+    assert setting == "glibc.malloc.hugetlb=1"
+    assert version.startswith("jakiro ")

@@ -114,6 +114,19 @@ def test_a_target_whose_siblings_see_each_other_is_refused(
         TargetAdapter(tiny_llama())
 
 
+def test_a_target_is_tried_at_its_last_positions() -> None:
+    model = tiny_llama()
+    last: list[int] = []
+
+    def note(module: object, args: object, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("position_ids") is not None:
+            last.append(int(kwargs["position_ids"].max()))
+
+    model.model.register_forward_pre_hook(note, with_kwargs=True)
+    spec = TargetAdapter(model).spec
+    assert max(last) == spec.max_position - 2  # of the deepest node of the tree
+
+
 def test_tokens_that_can_never_be_chosen_are_no_obstacle() -> None:
     model: Any = tiny_model("PhiForCausalLM")
     with torch.no_grad():
