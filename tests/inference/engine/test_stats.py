@@ -19,6 +19,11 @@ def test_the_summary_names_tokens_drafts_tau_and_speed() -> None:
     )
 
 
+def test_the_share_of_steps_with_drafts_counts_trees_with_a_first_level() -> None:
+    stats = DecodeStats(emitted=9, target_forwards=4, reached=Counter({1: 3, 2: 1}))
+    assert stats.drafting_share == 0.75
+
+
 def test_only_nodes_that_a_token_followed_count_as_reached() -> None:
     children = {ROOT: [0, 1], 0: [2], 2: [3]}
     parent, depth, proposer = [-1, -1, 0, 2], [1, 1, 2, 3], [0, 1, 1, 0]

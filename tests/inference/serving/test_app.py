@@ -134,12 +134,17 @@ def test_a_slash_at_the_end_redirects_nobody(server: Running, path: str) -> None
 def test_sampling_options_have_an_effect(client: OpenAI, server: Running) -> None:
     body = _body(temperature=1.0, seed=3, max_tokens=20)
     own = {"top_k": 3, "min_p": 0.05, "repetition_penalty": 1.2}
-    found = client.completions.create(**body, top_p=0.7, extra_body={"jakiro": own})
     decoder = server.server.engine.decoder
     expected = decoder.generate(
         body["prompt"], temperature=1.0, seed=3, max_new_tokens=20, top_p=0.7, **own
     )
-    assert found.choices[0].text == expected.text
+    for extra in ({"jakiro": own}, own):  # also at the top level, as in vLLM
+        found = client.completions.create(**body, top_p=0.7, extra_body=extra)
+        assert found.choices[0].text == expected.text
+    # vLLM's value for no limit implies nothing.
+    greedy = decoder.generate(body["prompt"], temperature=0, max_new_tokens=20)
+    free = {"model": MODEL, "prompt": body["prompt"], "max_tokens": 20, "extra_body": {"top_k": -1}}
+    assert client.completions.create(**free).choices[0].text == greedy.text
     # The target's generation config does not sample: top_p implies a temperature of 1.
     implied = client.completions.create(
         model=MODEL, prompt=body["prompt"], seed=3, max_tokens=20, top_p=0.7
