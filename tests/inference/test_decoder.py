@@ -1,5 +1,7 @@
 """The public decoder: loading, text in and out, streaming."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,24 @@ def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) ->
     pieces = list(decoder.stream("def main(", **arguments))
     assert "".join(pieces) == decoder.generate("def main(", **arguments).text
     assert len(pieces) > 1
+
+
+def test_loading_shows_no_bar(drafter_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    SpeculativeDecoder.from_pretrained(drafter_path)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_another_process_gives_the_same_text_for_a_seed(drafter_path: Path) -> None:
+    program = (
+        "import sys; from inference import SpeculativeDecoder; "
+        "decoder = SpeculativeDecoder.from_pretrained(sys.argv[1], tree='fixed'); "
+        "print(decoder.generate('def main(', max_new_tokens=24, seed=11).new_token_ids)"
+    )
+    decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
+    here = decoder.generate("def main(", max_new_tokens=24, seed=11).new_token_ids
+    there = subprocess.check_output([sys.executable, "-c", program, drafter_path], text=True)
+    assert there.strip() == str(here)
 
 
 def test_an_abandoned_stream_frees_its_caches(

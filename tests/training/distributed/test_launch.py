@@ -1,5 +1,7 @@
 """Two processes train like one with any ZeRO stage, and runs start under DeepSpeed's launcher."""
 
+import base64
+import json
 import os
 import shutil
 import sys
@@ -15,6 +17,7 @@ from helpers.training import tiny_run
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import EXIT_CODE_INTERRUPTED
 from training.config import TrainSettings
+from training.distributed.launch import LaunchOptions, command
 from training.distributed.launch import launch as launch_here
 from training.evaluation.metrics import read_metrics
 from training.train import main, train
@@ -137,3 +140,14 @@ def test_a_request_to_terminate_reaches_the_launched_process() -> None:
     started.terminate()
     started.join(timeout=30)
     assert started.exitcode == EXIT_CODE_INTERRUPTED
+
+
+def test_a_launch_takes_the_first_of_the_visible_gpus(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings = tiny_run(workshop, engine={"device": "cuda"})
+    words = command(settings, Path("run.yaml"), (), LaunchOptions(processes=2))
+    world = words[words.index("--world_info") + 1]
+    assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": ["2", "5"]}
