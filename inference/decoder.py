@@ -24,7 +24,6 @@ from inference.autotune.threads import Threads
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.forms import FormChoice
-from inference.engine.captured_run import CapturedRun
 from inference.engine.decode_step import DecodeStep
 from inference.engine.details import options_for
 from inference.engine.loop import DecodeRun
@@ -435,9 +434,7 @@ class SpeculativeDecoder:
 
     def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
         parts = self._parts(group, options)
-        if self._pipelines is not None:
-            return CapturedRun(requests=group.requests, pipelines=self._pipelines, **parts)
-        return DecodeRun(requests=group.requests, **parts)
+        return DecodeRun(requests=group.requests, pipelines=self._pipelines, **parts)
 
     def _opened(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
+from inference.engine.captured import CapturedSteps
 from inference.engine.context import Context
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.details import Recorded, details_of
@@ -26,6 +27,8 @@ from jakiro.errors import RequestError
 
 class DecodeBatch:
     """Sequences that are decoded together; a sequence that is complete or has failed leaves."""
+
+    captured: CapturedSteps | None = None  # None if all steps are ordinary ones
 
     def __init__(
         self,
@@ -45,9 +48,14 @@ class DecodeBatch:
         most_nodes = self.drafter.max_nodes if self.drafter else 0
         self._num_uniforms = 1 + most_nodes  # most that a step needs
 
-    @torch.inference_mode()
     def step(self) -> list[DecodeStep]:
         """Draft trees, verify them in one forward pass of the target, and emit accepted tokens."""
+        if self.captured is not None and self.captured.can_step:
+            return self.captured.step()
+        return self._ordinary_step()
+
+    @torch.inference_mode()
+    def _ordinary_step(self) -> list[DecodeStep]:
         started = time.perf_counter()
         self.num_steps += 1
         for state in self.live:
@@ -55,18 +63,18 @@ class DecodeBatch:
         random = StepRandom(
             [state.stream_key for state in self.live], self.target.device, self._num_uniforms
         )
-        with self._clock("draft"):
-            budget = self._next_budget()
+        with self.clock("draft"):
+            budget = self.next_budget()
             tree = self._draft(random, budget)
-        with self._clock("verify"):
+        with self.clock("verify"):
             logits = self._verify(tree)
-        with self._clock("commit"):
+        with self.clock("commit"):
             accepted = accept_trees(tree, logits, self.live, random)
-            self._check(accepted.results)
+            self.check(accepted.results)
             for state in self.live:
                 state.stats.target_forwards += 1
             steps = self._advance(tree, accepted)
-        return self._learned(accepted.results, steps, time.perf_counter() - started, budget)
+        return self.learned(accepted.results, steps, time.perf_counter() - started, budget)
 
     @torch.inference_mode()
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
@@ -82,12 +90,12 @@ class DecodeBatch:
         try:
             self._check_room(sequences)
             results = prefill.select_first(sequences)
-            self._check(results)
-            steps = self._emit_all(sequences, results)
+            self.check(results)
+            steps = self.emit_all(sequences, results)
             is_finished = [state.is_finished for state in sequences]
             if is_own:
                 self.live += sequences
-                self._retire(is_finished)
+                self.retire(is_finished)
             else:
                 _notify_finished(context, sequences)
                 if len(context.lengths) > 1 and any(is_finished):
@@ -111,6 +119,8 @@ class DecodeBatch:
         """
         if not sequences:
             return
+        if self.captured is not None:
+            self.captured.discard_step()
         count = len(self.live)
         are_alone = len(context.lengths) == len(sequences)
         groups = [sequences] if are_alone else [[state] for state in sequences]
@@ -145,14 +155,24 @@ class DecodeBatch:
         return self.threads if self.target.modules.is_batch_invariant else None
 
     @property
+    def most_per_step(self) -> int:
+        """The largest number of tokens that a step can emit for a sequence."""
+        return 1 + (self.drafter.max_depth if self.drafter else 0)
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether no step may start before the one under way has been read."""
+        return any(state.is_finished for state in self.live)
+
+    @property
     def _commits_last(self) -> bool:
         """Whether the last tokens of the last sequences are needed afterwards."""
         return False
 
-    def _check(self, results: Sequence[AcceptResult]) -> None:
+    def check(self, results: Sequence[AcceptResult]) -> None:
         """Check the outcomes of a step before any token is emitted."""
 
-    def _learned(
+    def learned(
         self,
         results: Sequence[AcceptResult],
         steps: list[DecodeStep],
@@ -166,7 +186,7 @@ class DecodeBatch:
             self.policy.learn(trees, paths, seconds, budget)
         return steps
 
-    def _next_budget(self) -> Budget | None:
+    def next_budget(self) -> Budget | None:
         drafts = any(state.request.drafts for state in self.live)
         return self.policy.next_budget(self._progress()) if drafts else None
 
@@ -204,15 +224,15 @@ class DecodeBatch:
 
     def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
-        steps = self._emit_all(self.live, accepted.results)
+        steps = self.emit_all(self.live, accepted.results)
         # Without later steps, nothing has to be committed.
         if self._commits_last or not all(step.finished for step in steps):
             self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
         self._notify(accepted.results, steps)
-        self._retire([step.finished for step in steps])
+        self.retire([step.finished for step in steps])
         return steps
 
-    def _retire(self, is_finished: Sequence[bool]) -> None:
+    def retire(self, is_finished: Sequence[bool]) -> None:
         """Remove complete sequences, after an adaptive session has learned from them as a whole."""
         session = self.context.session
         finished = [index for index, ended in enumerate(is_finished) if ended]
@@ -232,19 +252,21 @@ class DecodeBatch:
         self.live = [self.live[index] for index in still]
 
     def _select(self, indices: Sequence[int]) -> None:
+        if self.captured is not None:
+            self.captured.stop()
         self.context.select_sequences(indices)
 
-    def _record_of(self, request: Request) -> OutputOptions | None:
+    def record_of(self, request: Request) -> OutputOptions | None:
         return request.record or self.record
 
-    def _emit_all(
+    def emit_all(
         self, states: Sequence[SequenceState], results: Sequence[AcceptResult]
     ) -> list[DecodeStep]:
         pairs = zip(states, results, strict=True)
         steps = [self._emit(state, result) for state, result in pairs]
         recorded = {}
         for index, (state, result, step) in enumerate(zip(states, results, steps, strict=True)):
-            record = self._record_of(state.request)
+            record = self.record_of(state.request)
             if record is not None and step.token_ids:
                 recorded[index] = Recorded(record, result, step.token_ids)
         if recorded:
@@ -301,7 +323,7 @@ class DecodeBatch:
         session.on_verified(verified)
 
     @contextmanager
-    def _clock(self, part: str) -> Iterator[None]:
+    def clock(self, part: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - started

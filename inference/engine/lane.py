@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from inference.engine.batch import DecodeBatch
+from inference.engine.captured import CapturedSteps
 from inference.engine.context import Context
 from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
 from inference.engine.prefill import Prefill
@@ -23,6 +24,7 @@ class Lane(DecodeBatch):
 
     Args:
         sampling: options with which all requests must be able to share a session of the drafter.
+        captured: whether steps are recorded as CUDA graphs on a GPU (see `CapturedSteps`).
         policy: policy that decides when and how much to draft; None to draft in every step, as much
             as the drafter allows. With a policy that never drafts, the drafter takes neither memory
             nor time.
@@ -37,6 +39,8 @@ class Lane(DecodeBatch):
         capacity: int,
         policy: DraftPolicy | None = None,
         threads: int | None = None,
+        *,
+        captured: bool = False,
     ) -> None:
         self.sampling = sampling
         self.places = places
@@ -46,9 +50,13 @@ class Lane(DecodeBatch):
         self._policies: dict[int, StepPolicy] = {}  # policies by number of sequences
         policies = [self._policy_for(count) for count in (1, places)]
         drafts = any(not isinstance(own, AlwaysDraft) or own.budget is not None for own in policies)
-        context = Context(target, drafter if drafts else None, sampling, places, capacity)
+        drafter = drafter if drafts else None
+        # A captured step that is discarded may have written further tokens.
+        spare = 1 + (drafter.max_depth if drafter else 0) if captured else 0
+        context = Context(target, drafter, sampling, places, capacity + spare)
         self.num_bytes = _num_bytes(context)
         super().__init__(context, self._policy_for(places), threads)
+        self.captured = CapturedSteps(self) if captured else None
         with torch.inference_mode():
             self._select([])
 
@@ -81,14 +89,14 @@ class Lane(DecodeBatch):
         context = Context(self.target, self.drafter, sampling, 1, length)
         return Prefill(context, [first], follows=True)
 
-    def _next_budget(self) -> Budget | None:
+    def next_budget(self) -> Budget | None:
         """Return the limits for this number of sequences; for a full lane if any of them samples.
 
         Sampled text depends on the trees, and must not depend on the number of sequences.
         """
         samples = any(state.request.sampling.do_sample for state in self.live)
         self.policy = self._policy_for(self.places if samples else len(self.live))
-        return super()._next_budget()
+        return super().next_budget()
 
     def _policy_for(self, count: int) -> StepPolicy:
         if count not in self._policies:
@@ -109,11 +117,21 @@ class Lane(DecodeBatch):
 
     @torch.inference_mode()
     def remove(self, sequences: Sequence[SequenceState]) -> None:
-        """Free the places of sequences between two steps, complete or not."""
+        """Free the places of sequences between two steps, complete or not.
+
+        After captured steps, complete sequences leave by themselves after the step that is under
+        way, which is discarded only if any other sequence has a place.
+        """
         gone = {id(state) for state in sequences}
+        if self.captured is not None:
+            if all(state.is_finished for state in self.live if id(state) in gone):
+                return
+            self.captured.discard_step()
         self._keep([id(state) not in gone for state in self.live])
 
     def close(self) -> None:
+        if self.captured is not None:
+            self.captured.forget()
         self.live = []
         self.context.close()
 

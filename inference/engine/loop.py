@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from inference.engine.acceptance import AcceptResult
+from inference.engine.acceptance import AcceptResult, never_waits
 from inference.engine.batch import DecodeBatch
+from inference.engine.captured import CapturedSteps
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
+from inference.engine.pipeline import Pipeline, PipelinePool
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
@@ -29,6 +31,8 @@ class DecodeRun(DecodeBatch):
     Args:
         context: context of an earlier chat turn, for a run with a single request. The context
             remains open at the end of the run. None for a new context.
+        pipelines: caches and recorded steps of earlier runs, for a run with captured steps (see
+            `CapturedSteps`); None for ordinary steps.
     """
 
     def __init__(
@@ -40,24 +44,38 @@ class DecodeRun(DecodeBatch):
         context: Context | None = None,
         record: OutputOptions | None = None,
         threads: int | None = None,
+        pipelines: PipelinePool | None = None,
     ) -> None:
         several = [requests] if isinstance(requests, Request) else list(requests)
         longest = max(request.max_length for request in several)
         self.sampling = several[0].sampling
         self.draft_policy = policy or AlwaysDraft.with_all_of(drafter)
         self.is_context_lent = context is not None
+        self._pipelines = pipelines
+        pipeline: Pipeline | None = None
+        if pipelines and context is None and record is None and never_waits(self.sampling):
+            capacity = longest + 1 + (drafter.max_depth if drafter else 0)
+            pipeline = pipelines.take(target, drafter, self.sampling, len(several), capacity)
+            context = pipeline.context
         super().__init__(
             context or Context(target, drafter, self.sampling, len(several), longest),
             self.draft_policy.new_run(self.sampling, len(several)),
             threads,
             record,
         )
+        self.captured = CapturedSteps(self, pipeline) if pipelines else None
+        self._is_sound = True  # False within a step; after an error, the caches may contain NaN
         self.context.reserve(longest)
         self.sequences: list[SequenceState] = []
         self.is_closed = False
         first = self._added(several)
         self._waiting: list[SequenceState] = []
         self._prefill: Prefill | None = Prefill(self.context, first)
+
+    @property
+    def is_pausing(self) -> bool:
+        has_prompts = self._prefill is not None or bool(self._waiting)
+        return has_prompts or super().is_pausing
 
     @property
     def _commits_last(self) -> bool:
@@ -83,7 +101,9 @@ class DecodeRun(DecodeBatch):
         try:
             while not self.is_closed and (self.live or self._prefill or self._waiting):
                 started = time.perf_counter()
+                self._is_sound = False
                 steps = self._next_steps()
+                self._is_sound = True
                 self.seconds["total"] += time.perf_counter() - started
                 if steps:
                     yield steps
@@ -92,7 +112,8 @@ class DecodeRun(DecodeBatch):
 
     def _next_steps(self) -> list[DecodeStep]:
         """Read prompts or decode; return nothing if a prompt has been read only in part."""
-        steps = self._read_prompts()
+        is_under_way = self.captured is not None and self.captured.has_unread
+        steps = [] if is_under_way else self._read_prompts()
         if not steps and self.live:
             with num_threads(self.policy.threads or self.threads):
                 steps = self.step()
@@ -144,6 +165,8 @@ class DecodeRun(DecodeBatch):
         if self.is_closed:
             return
         self.is_closed = True
+        if self.captured is not None:
+            self.captured.stop()
         if self._prefill is not None and self._prefill.context is not self.context:
             self._prefill.context.close()
         self._prefill, self._waiting, self.live = None, [], []
@@ -153,6 +176,14 @@ class DecodeRun(DecodeBatch):
         self._release_context()
 
     def _release_context(self) -> None:
+        """Keep the caches for later runs, or free them, unless the context was passed in."""
+        pipeline = self.captured.pipeline if self.captured is not None else None
+        is_reusable = self._is_sound and not self.is_context_lent
+        if self._pipelines is not None and pipeline is not None:
+            if is_reusable and pipeline.context is self.context:
+                self._pipelines.give(pipeline)
+                return
+            pipeline.forget_steps()
         if not self.is_context_lent:
             self.context.close()
 
@@ -178,7 +209,7 @@ class DecodeRun(DecodeBatch):
             self._prefill = Prefill(context, newcomers, follows=len(newcomers) == 1)
         if self._prefill is None:
             return []
-        with self._clock("prefill"), num_threads(self.prefill_threads):
+        with self.clock("prefill"), num_threads(self.prefill_threads):
             self._prefill.read_chunk()
             if not self._prefill.is_complete:
                 return []
@@ -199,7 +230,7 @@ class DecodeRun(DecodeBatch):
             self.context.reserve(max(state.request.max_length for state in sequences))
             super()._join(context, sequences)
 
-    def _check(self, results: Sequence[AcceptResult]) -> None:
+    def check(self, results: Sequence[AcceptResult]) -> None:
         """Raise the first error, which ends the whole run."""
         for result in results:
             if result.error is not None:
@@ -215,7 +246,7 @@ class DecodeRun(DecodeBatch):
         if indices:  # the last sequence stays, because a conversation may continue it
             super()._select(indices)
 
-    def _learned(
+    def learned(
         self,
         results: Sequence[AcceptResult],
         steps: list[DecodeStep],
@@ -223,7 +254,7 @@ class DecodeRun(DecodeBatch):
         budget: Budget | None,
     ) -> list[DecodeStep]:
         alone = self.policy.autoregressive_seconds  # before the next step may be a trial
-        steps = super()._learned(results, steps, seconds, budget)
+        steps = super().learned(results, steps, seconds, budget)
         if len(self.sequences) != 1 or alone is None:
             return steps
         estimate = len(steps[0].token_ids) * alone

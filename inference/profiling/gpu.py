@@ -26,7 +26,6 @@ from inference.benchmark.machine import device_name, machine_facts
 from inference.benchmark.timing import Work, interleaved, note, repeated
 from inference.draft_tree import ROOT, DraftTree, SparseDistribution
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
-from inference.engine.captured_run import CapturedRun
 from inference.engine.cuda_graph import RecordedFunction
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
@@ -400,9 +399,8 @@ class GPUProfile:
             seed=0,
             max_position=self.target.spec.max_position,
         )
-        if captured:
-            return CapturedRun(self.target, drafter, requests, PipelinePool())
-        return DecodeRun(self.target, drafter, requests)
+        pipelines = PipelinePool() if captured else None
+        return DecodeRun(self.target, drafter, requests, pipelines=pipelines)
 
 
 def profile_gpu(scale: Scale, device: torch.device) -> tuple[str, Table]:

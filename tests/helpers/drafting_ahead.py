@@ -237,7 +237,7 @@ class AheadSteps:
             with patch.object(acceptance, "_on_host", self.drafter.numbers.verdict):
                 (step,) = run.step()
             state.num_steps += 1
-            tree = run._draft(StepRandom([state.stream_key]), run._next_budget())
+            tree = run._draft(StepRandom([state.stream_key]), run.next_budget())
         finally:
             run.close()
         return tuple(step.token_ids), tree

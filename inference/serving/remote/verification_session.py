@@ -107,7 +107,7 @@ class VerificationSession(DecodeBatch):
             if not self._prefill.is_complete:
                 return
             if self._root is None:
-                (step,) = self._emit_all([self._state], self._prefill.select_first([self._state]))
+                (step,) = self.emit_all([self._state], self._prefill.select_first([self._state]))
                 self._publish(step)
             else:
                 self._state.token_ids.append(self._root)

@@ -14,7 +14,6 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from inference.autotune.policy import fixed_policy, numbered
 from inference.decoder import SpeculativeDecoder
-from inference.engine.captured_lane import CapturedLane
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
 from inference.engine.request import OutputOptions, Request
@@ -331,10 +330,8 @@ def open_lanes(
     kinds = [greedy]
     if drafter is not None and not drafter.can_share(greedy, sampled):
         kinds.append(sampled)
-    lane = CapturedLane if decoder.is_captured else Lane
-    return [
-        lane(decoder.target, drafter, kind, places, capacity, policy, threads) for kind in kinds
-    ]
+    shared: dict[str, Any] = {"policy": policy, "threads": threads, "captured": decoder.is_captured}
+    return [Lane(decoder.target, drafter, kind, places, capacity, **shared) for kind in kinds]
 
 
 def _warn_about(decoder: SpeculativeDecoder) -> None:

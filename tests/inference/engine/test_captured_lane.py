@@ -1,6 +1,7 @@
 """Requests that join and leave a lane with recorded steps get the same tokens as alone."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.engine import device_step, pipeline
-from inference.engine.captured_lane import CapturedLane
+from inference.engine.lane import Lane
 from inference.engine.pipeline import FILLED, Pipeline
 from inference.engine.request import SequenceState
 from inference.serving.scheduling.engine_thread import EngineThread
@@ -33,7 +34,7 @@ TREES = {
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(pipeline, "STRIDE", 64)
-    monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
+    monkeypatch.setattr("helpers.lanes.Lane", partial(Lane, captured=True))
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +57,10 @@ def _works(options: dict[str, Any], count: int = 8) -> list[Work]:
 
 def _started(
     decoder: SpeculativeDecoder, works: list[Work], places: int
-) -> tuple[CapturedLane, list[SequenceState]]:
+) -> tuple[Lane, list[SequenceState]]:
     """Return a lane in which all requests have a place."""
     states = [SequenceState.of(index, request_of(decoder, own)) for index, own in enumerate(works)]
     lane = lane_of(decoder, states[0].request, places)
-    assert isinstance(lane, CapturedLane)
     for state in states:
         start(lane, state)
     return lane, states
@@ -112,10 +112,11 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     lane, states = _started(decoder, _works(GREEDY), places=8)
     finish(lane)
     assert {8, 4, 2} <= set(batch_sizes) <= {8, 4, 2, 1}
-    assert lane._pipeline is not None
-    assert len(lane._pipeline._verify_parts) == len(set(batch_sizes))
-    (memory,) = {part._run.memory for part in lane._pipeline._verify_parts.values()}
-    assert memory is lane._pipeline.memory
+    assert lane.captured is not None
+    assert lane.captured.pipeline is not None
+    assert len(lane.captured.pipeline._verify_parts) == len(set(batch_sizes))
+    (memory,) = {part._run.memory for part in lane.captured.pipeline._verify_parts.values()}
+    assert memory is lane.captured.pipeline.memory
     for work, state in zip(_works(GREEDY), states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
@@ -220,16 +221,17 @@ def test_a_step_under_way_goes_on_unless_a_sequence_joins_or_leaves(
     decoder, works = _decoder(model), _works(GREEDY, 3)
     lane, states = _started(decoder, works[:2], places=3)
     lane.step()
-    assert lane._pipeline is not None
-    unread = lane._pipeline._unread
+    assert lane.captured is not None
+    assert lane.captured.pipeline is not None
+    unread = lane.captured.pipeline._unread
     assert unread is not None
     waiting = SequenceState.of(2, request_of(decoder, works[2]))
     lane.remove([waiting])  # which has no place yet
     short = Work([5, 6], 0, {**GREEDY, "max_new_tokens": 1})
     start(lane, SequenceState.of(3, request_of(decoder, short)))
-    assert lane._pipeline._unread is unread
+    assert lane.captured.pipeline._unread is unread
     start(lane, waiting)
-    assert lane._pipeline._unread is None
+    assert lane.captured.pipeline._unread is None
     finish(lane)
     for work, state in zip(works, [*states, waiting], strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids

@@ -16,7 +16,6 @@ from helpers.variants import VARIANTS
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import device_step, pipeline
-from inference.engine.captured_run import CapturedRun
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
@@ -81,8 +80,9 @@ def _both(
     """Return a finished run without captured steps, and one with captured steps."""
     one, other = (_requests(target, prompts, **generation) for _ in range(2))
     pool = PipelinePool()
-    run = CapturedRun(target, drafter, other, pool)
-    assert run._pipeline is not None
+    run = DecodeRun(target, drafter, other, pipelines=pool)
+    assert run.captured is not None
+    assert run.captured.pipeline is not None
     return DecodeRun(target, drafter, one).finish(), run.finish()
 
 
@@ -143,7 +143,8 @@ def test_sampled_and_deterministic_trees_may_take_turns() -> None:
     expected = DecodeRun(target, drafter, one, policy=_Turns([*budgets, None])).finish()
     policy = _Turns([*budgets, None])
     _assert_same(
-        expected, CapturedRun(target, drafter, other, PipelinePool(), policy=policy).finish()
+        expected,
+        DecodeRun(target, drafter, other, policy=policy, pipelines=PipelinePool()).finish(),
     )
 
 
@@ -187,7 +188,7 @@ def test_trees_of_running_sequences_keep_their_batch_index(monkeypatch: pytest.M
     target = TargetAdapter(tiny_llama(vocab=11))
     options = {"max_new_tokens": 40, "do_sample": True, "eos_token_id": [3, 4]}
     requests = _requests(target, [[n, 1] for n in range(6)], **options)
-    run = CapturedRun(target, _drafter(target, "sampled"), requests, PipelinePool())
+    run = DecodeRun(target, _drafter(target, "sampled"), requests, pipelines=PipelinePool())
     read = pipeline.Pipeline.read
     seen: list[tuple[list[int], list[int]]] = []
 
@@ -214,10 +215,10 @@ def test_requests_may_join_while_a_step_is_under_way() -> None:
     drafter = _drafter(target, "sampled")
     requests = _requests(target, PROMPTS, max_new_tokens=40, do_sample=True)
     alone = [DecodeRun(target, drafter, request).finish() for request in requests]
-    run = CapturedRun(target, drafter, requests[:2], PipelinePool())
+    run = DecodeRun(target, drafter, requests[:2], pipelines=PipelinePool())
     was_captured = False
     for number, _ in enumerate(run):
-        was_captured |= run._is_running
+        was_captured |= run.captured.is_running
         if number in (3, 7):
             run.admit([requests[2 if number == 3 else 3]])
     assert was_captured
@@ -229,7 +230,7 @@ def test_a_conversation_goes_on_after_captured_steps() -> None:
     drafter = _drafter(target)
     first, second = [1, 2, 3], [4, 5]
     texts = []
-    for kind in (DecodeRun, partial(CapturedRun, pipelines=PipelinePool())):
+    for kind in (DecodeRun, partial(DecodeRun, pipelines=PipelinePool())):
         (request,) = _requests(target, [first], max_new_tokens=9)
         context = Context(target, drafter, request.sampling, 1, 64)
         longer = [*kind(target, drafter, request, context=context).finish().token_ids, *second]
@@ -243,7 +244,7 @@ def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
     drafter = _drafter(target)
     context = Context(target, drafter, request.sampling, 1, 64)
-    run = CapturedRun(target, drafter, request, PipelinePool(), context)
+    run = DecodeRun(target, drafter, request, context=context, pipelines=PipelinePool())
     steps = iter(run)
     for _ in range(4):
         next(steps)
@@ -259,7 +260,7 @@ def test_logits_that_are_not_finite_end_the_run_whose_caches_are_not_used_again(
 ) -> None:
     target, pool = TargetAdapter(tiny_llama()), PipelinePool()
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30, do_sample=do_sample)
-    run = CapturedRun(target, _drafter(target), request, pool)
+    run = DecodeRun(target, _drafter(target), request, pipelines=pool)
     steps = iter(run)
     next(steps)
     emitted = len(run.token_ids)
@@ -277,9 +278,9 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
     expected = []
     for prompt in PROMPTS:
         (request,) = _requests(target, [prompt], max_new_tokens=30)
-        run = CapturedRun(target, drafter, request, pool)
+        run = DecodeRun(target, drafter, request, pipelines=pool)
         addresses.append(run.context.cache.slot_layers[0].keys.data_ptr())
-        own = run._pipeline
+        own = run.captured.pipeline
         assert own is not None
         expected.append(DecodeRun(target, drafter, request).finish().token_ids)
         assert run.finish().token_ids == expected[-1]
@@ -295,7 +296,7 @@ def test_recorded_steps_are_used_only_for_requests_with_the_same_processors() ->
         generation = {"max_new_tokens": 30, "do_sample": True, "temperature": temperature}
         (request,) = _requests(target, [[1, 2, 3]], **generation)
         expected = DecodeRun(target, drafter, request).finish().token_ids
-        assert CapturedRun(target, drafter, request, pool).finish().token_ids == expected
+        assert DecodeRun(target, drafter, request, pipelines=pool).finish().token_ids == expected
 
 
 @pytest.mark.slow
@@ -325,7 +326,7 @@ def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> 
         DecodeRun(target, None, own).finish().token_ids for own in (greedy, sampled, penalized)
     ]
     for later, expected in ((sampled, alone[1]), (penalized, alone[2])):
-        run = CapturedRun(target, None, greedy, PipelinePool())
+        run = DecodeRun(target, None, greedy, pipelines=PipelinePool())
         for number, _ in enumerate(run):
             if number == 1:
                 run.admit([later])
@@ -335,10 +336,10 @@ def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> 
 def test_caches_are_not_used_again_after_the_weights_have_changed() -> None:
     target, pool = TargetAdapter(tiny_llama()), PipelinePool()
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=9)
-    CapturedRun(target, None, request, pool).finish()
+    DecodeRun(target, None, request, pipelines=pool).finish()
     (pipeline,) = pool._unused
     with torch.no_grad():
         next(iter(target.model.parameters())).mul_(1.5)
-    run = CapturedRun(target, None, request, pool)
-    assert run._pipeline is not pipeline
+    run = DecodeRun(target, None, request, pipelines=pool)
+    assert run.captured.pipeline is not pipeline
     assert run.finish().token_ids == DecodeRun(target, None, request).finish().token_ids

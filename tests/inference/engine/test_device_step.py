@@ -6,8 +6,8 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.captured_run import CapturedRun
 from inference.engine.device_step import DraftPart, VerifyPart
+from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
 from inference.generation.preparation import prepare_requests
 from inference.trees.shape import TreeShape
@@ -27,12 +27,16 @@ def _parts(selection: str) -> tuple[DraftPart, VerifyPart]:
     generation = {"max_new_tokens": 40, **SELECTIONS[selection]}
     limit = target.spec.max_position
     requests, _ = prepare_requests(target.model, [[1, 2]], generation, seed=0, max_position=limit)
-    run = CapturedRun(target, drafter, requests, PipelinePool())
+    run = DecodeRun(target, drafter, requests, pipelines=PipelinePool())
     steps = iter(run)
     for _ in range(3):
         next(steps)
-    assert run._pipeline is not None
-    (draft,), (verify,) = run._pipeline._draft_parts.values(), run._pipeline._verify_parts.values()
+    assert run.captured is not None
+    assert run.captured.pipeline is not None
+    (draft,), (verify,) = (
+        run.captured.pipeline._draft_parts.values(),
+        run.captured.pipeline._verify_parts.values(),
+    )
     steps.close()
     return draft, verify
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched, acceptance, device_step
-from inference.engine.captured_lane import CapturedLane
+from inference.engine.lane import Lane
 from inference.engine.loop import DecodeRun
 from inference.engine.request import OutputOptions, SequenceState
 from inference.generation.preparation import prepare_requests
@@ -157,7 +158,7 @@ def test_a_recorded_step_of_a_lane_reads_once_and_uploads_at_most_once(
 ) -> None:
     monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
-    monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
+    monkeypatch.setattr("helpers.lanes.Lane", partial(Lane, captured=True))
     model = tiny_llama()
     shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
     decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=shape)

@@ -1,5 +1,6 @@
 """Recorded steps depend on nothing that the host knew when they were recorded."""
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,7 @@ from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
 from inference.engine import accept_batched, device_step, pipeline
-from inference.engine.captured_lane import CapturedLane
+from inference.engine.lane import Lane
 from inference.engine.pipeline import Pipeline
 from inference.sampling.batch import BatchSampling
 from inference.trees.shape import TreeShape
@@ -39,7 +40,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "_works", lambda _: False)  # such weights are not copied
     monkeypatch.setattr(pipeline, "STRIDE", 64)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
-    monkeypatch.setattr("helpers.lanes.Lane", CapturedLane)
+    monkeypatch.setattr("helpers.lanes.Lane", partial(Lane, captured=True))
 
 
 def _works(*options: dict[str, Any]) -> list[Work]:

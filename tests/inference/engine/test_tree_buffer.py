@@ -11,7 +11,6 @@ from helpers.recordings import Recorded
 from inference.draft_tree import ROOT
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched, device_step, pipeline, tree_buffer
-from inference.engine.captured_run import CapturedRun
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
 from inference.engine.policy import AlwaysDraft, RunProgress
@@ -57,7 +56,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
 
 
-def _runs(tree: str, selection: str) -> tuple[DecodeRun, CapturedRun]:
+def _runs(tree: str, selection: str) -> tuple[DecodeRun, DecodeRun]:
     """Return a run with ordinary steps, and one with recorded steps."""
     target = TargetAdapter(tiny_llama(vocab=11))
     drafter = TrainedDrafter(tiny_drafter(target), target, TREES[tree])
@@ -65,7 +64,7 @@ def _runs(tree: str, selection: str) -> tuple[DecodeRun, CapturedRun]:
     limit = target.spec.max_position
     requests, _ = prepare_requests(target.model, PROMPTS, generation, seed=3, max_position=limit)
     usual = DecodeRun(target, drafter, requests, _Turns()).finish()
-    captured = CapturedRun(target, drafter, requests, PipelinePool(), policy=_Turns())
+    captured = DecodeRun(target, drafter, requests, policy=_Turns(), pipelines=PipelinePool())
     captured.finish()
     return usual, captured
 
@@ -82,7 +81,7 @@ def _assert_equal(usual: DecodeRun, captured: DecodeRun) -> None:
 def test_trees_of_changing_sizes_share_recorded_verifications(tree: str, selection: str) -> None:
     usual, captured = _runs(tree, selection)
     _assert_equal(usual, captured)
-    own = captured._pipeline
+    own = captured.captured.pipeline
     assert own is not None
     sizes = [form.num_queries for form in own._buffers if form.batch == len(PROMPTS)]
     assert set(sizes) == {1, 8, 16}

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched
 from inference.engine.acceptance import never_waits
-from inference.engine.captured_run import CapturedRun
+from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import Pipeline, PipelinePool
 from inference.generation.preparation import prepare_requests
 from inference.sampling.options import PREFIX_FREE, Sampling
@@ -49,11 +49,11 @@ def test_a_recorded_step_runs_on_tensors_without_values(
         seed=3,
         max_position=target.spec.max_position,
     )
-    run = CapturedRun(target, drafter, requests, PipelinePool())
+    run = DecodeRun(target, drafter, requests, pipelines=PipelinePool())
     steps = iter(run)
     for _ in range(3):
         next(steps)
-    pipeline = run._pipeline
+    pipeline = run.captured.pipeline
     assert isinstance(pipeline, Pipeline)
     (drafting,), (verification,) = pipeline._draft_parts.values(), pipeline._verify_parts.values()
     with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
