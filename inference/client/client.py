@@ -1,4 +1,4 @@
-"""A client of a server with OpenAI's interface, for `jakiro verify --url`."""
+"""A client of a server with OpenAI's interface, and what it shares with other clients."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from inference.client.address import server_address
-from inference.client.failures import described, refused_key, seconds_to_wait
 from jakiro.errors import ConfigError, ResourceError
 
 ServerPrompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -15,6 +13,52 @@ ServerPrompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 _OWN = "jakiro"
 _SECONDS_TO_CONNECT = 10.0
 _SHOWN = 300  # characters of a server's message
+
+
+def server_address(url: str) -> str:
+    """Return an address without a slash at its end, and with `/v1` if it has no path."""
+    if "@" in url:
+        raise ConfigError(
+            "the URL has a name or a password, which messages would show",
+            expected="an address such as http://127.0.0.1:8000/v1",
+            got="an address with @",
+            remedy="pass the API key in the environment variable JAKIRO_API_KEY",
+        )
+    try:
+        parsed = httpx2.URL(url.strip())
+    except httpx2.InvalidURL:
+        parsed = httpx2.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(
+            "the URL is not the address of a server",
+            expected="an address such as http://127.0.0.1:8000/v1",
+            got=url,
+        )
+    return str(parsed).rstrip("/") + ("/v1" if parsed.path in ("", "/") else "")
+
+
+def described(error: Exception) -> str:
+    """Return the kind and the text of an error in one line."""
+    return f"{type(error).__name__}: {str(error) or 'no further description'}"
+
+
+def refused_key(url: str, status: int, *, has_key: bool) -> ConfigError:
+    """Return the error for a server that does not accept the key."""
+    return ConfigError(
+        f"the server at {url} refuses the API key",
+        expected="a key that the server accepts",
+        got=f"status {status} with {'this key' if has_key else 'no key'}",
+        remedy="set the environment variable JAKIRO_API_KEY to a key of the server",
+    )
+
+
+def seconds_to_wait(retry_after: str | None) -> float:
+    """Return the seconds that a header `Retry-After` asks for; one if it has no number."""
+    try:
+        seconds = float(retry_after or 1)
+    except ValueError:
+        return 1.0
+    return seconds if seconds >= 0 else 0.0
 
 
 class ServerAnswer(NamedTuple):
@@ -93,16 +137,27 @@ class ServerClient:
             body["logprobs"] = True if is_chat else 1
         response = self._send("POST", "chat/completions" if is_chat else "completions", json=body)
         try:
-            return _read(response.json())
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise self._incomplete(response) from error
+            return _read(response.raise_for_status().json())
+        except (
+            httpx2.HTTPStatusError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
+            raise ResourceError(
+                f"the server at {self.url} does not answer a request",
+                expected="a complete answer with status 200",
+                got=f"status {response.status_code}: {response.text[:_SHOWN].strip()}",
+                remedy="check the options, and the log of the server",
+            ) from error
 
     def close(self) -> None:
         """Close all connections."""
         self._http.close()
 
     def _send(self, method: str, path: str, **content: Any) -> httpx2.Response:
-        """Return a response with status 200; a request to a busy server is sent again."""
+        """Return the response; a request to a busy server is sent again."""
         started = time.monotonic()
         while True:
             try:
@@ -118,20 +173,9 @@ class ServerClient:
             if not is_busy or time.monotonic() - started > self.seconds:
                 break
             time.sleep(min(seconds_to_wait(response.headers.get("retry-after")), self.seconds))
-        status = response.status_code
-        if status in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
-            raise refused_key(self.url, status, has_key=self._has_key)
-        if status != httpx2.codes.OK and path != "models":
-            raise self._incomplete(response)
+        if response.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
+            raise refused_key(self.url, response.status_code, has_key=self._has_key)
         return response
-
-    def _incomplete(self, response: httpx2.Response) -> ResourceError:
-        return ResourceError(
-            f"the server at {self.url} does not answer a request",
-            expected="a complete answer with status 200",
-            got=f"status {response.status_code}: {response.text[:_SHOWN].strip()}",
-            remedy="check the options, and the log of the server",
-        )
 
 
 def _read(body: dict[str, Any]) -> ServerAnswer:

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from inference.client.address import server_address
-from inference.client.failures import described, refused_key, seconds_to_wait
+from inference.client.client import described, refused_key, seconds_to_wait, server_address
 from inference.device.attempts import Attempts
 from inference.remote.client_session import Fetch, Send
 from inference.remote.errors import MessageError, StepConflict

@@ -4,25 +4,65 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
+import torch
+
 from inference.autotune.tau_watch import TauWatch
 from inference.decoder import SpeculativeDecoder
 from inference.engine.policy import AlwaysDraft
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
-    DISTRIBUTION_TESTS,
-    FALSE_ALARM,
     Check,
-    GreedyCheck,
-    GreedyDifference,
-    VerifyReport,
+    Difference,
+    Report,
     VerifySettings,
+    collected,
+    counted_differences,
 )
-from inference.losslessness.reference import Reference, Tokens, rounding
-from inference.losslessness.sampled import check_sampled
-from jakiro.errors import PromptError
+from inference.losslessness.reference import Reference, Tokens
+from inference.losslessness.sampled import compare_samples
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.progress import Track, untracked
 from jakiro.utils.sequences import common_length
+from jakiro.utils.wording import counted
+
+
+def verify_losslessness(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    settings: VerifySettings | None = None,
+    on_check: Callable[[Check], None] = lambda _: None,
+    track: Track = untracked,
+) -> Report:
+    """Return a report on whether a decoder's greedy and sampled output agrees with its target's.
+
+    In half precision, logits depend on the order of summation, which differs between batch shapes,
+    even without a drafter. Two groups of tokens are therefore counted separately: greedy tokens
+    that differ only because two logits are nearly equal (near-ties), and sampled tokens at the
+    threshold of top-p. Sampled output is tested against the target's exact distribution, with the
+    same thresholds in any precision. In single precision, no greedy difference is tolerated.
+    """
+    settings = settings or VerifySettings()
+    target = decoder.target
+    encoded = [
+        encode_prompt(prompt, decoder.tokenizer, target.spec.vocab_size)
+        for prompt in prompts[: settings.num_prompts]
+    ]
+    return Report(
+        target=target.model.name_or_path,
+        dtype=dtype_name(target.dtype),
+        gguf_sha256=target.spec.gguf_sha256,
+        settings=settings,
+        checks=collected(_checks(decoder, encoded, settings, track), on_check),
+    )
+
+
+def _checks(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], settings: VerifySettings, track: Track
+) -> Iterator[Check]:
+    yield check_greedy(decoder, prompts, settings.max_new_tokens, track)
+    for number, prompt_ids in enumerate(prompts[: settings.sampled_prompts], start=1):
+        advance = track(f"samples of prompt {number}", settings.samples)
+        yield from check_sampled(decoder, prompt_ids, settings, number, advance)
 
 
 def check_greedy(
@@ -30,40 +70,46 @@ def check_greedy(
     prompts: Sequence[list[int]],
     max_new_tokens: int,
     track: Track = untracked,
-) -> GreedyCheck:
+) -> Check:
     """Compare the decoder's greedy continuations with the target's own, token by token.
 
     After their first difference, two continuations cannot be compared any further. For the first
     difference, the target's logits of the two tokens show whether rounding alone can explain it.
+    A batch-invariant target must give the same texts with and without drafts, even at near-ties.
     """
-    differences: list[GreedyDifference] = []
+    differences: list[Difference] = []
     tokens = drafted = same_without_drafts = 0
     undrafted = _without_drafts(decoder)
+    greedy: dict[str, Any] = {"temperature": 0.0, "stop_strings": None}
+    greedy["max_new_tokens"] = max_new_tokens
     advance = track("greedy texts", len(prompts))
     for number, prompt_ids in enumerate(prompts, start=1):
-        greedy: dict[str, Any] = {
-            "temperature": 0.0,
-            "max_new_tokens": max_new_tokens,
-            "stop_strings": None,
-        }
         output = decoder.generate(prompt_ids, **greedy)
-        own = undrafted.generate(prompt_ids, **greedy)
-        same_without_drafts += output.new_token_ids == own.new_token_ids
+        plain = undrafted.generate(prompt_ids, **greedy)
+        same_without_drafts += output.new_token_ids == plain.new_token_ids
         reference = Reference(decoder.target.model, prompt_ids)
         expected, got = reference.greedy(max_new_tokens), tuple(output.new_token_ids)
-        equal = common_length(expected, got)
-        tokens += equal
+        tokens += common_length(expected, got)
         drafted += sum(depth > 0 for depth in output.depths)
         if expected != got:
             differences.append(_difference(reference, expected, got, number))
         advance()
-    return GreedyCheck(
+    invariant = decoder.target.modules.is_batch_invariant
+    same_as_target = len(prompts) - len(differences)
+    return Check(
+        name="greedy equality",
+        passed=all(one.is_near_tie for one in differences)
+        and not (invariant and same_without_drafts < len(prompts)),
+        drafted=drafted,
+        differences=tuple(differences),
+        line=f"{counted(len(prompts), 'prompt')}, {tokens} tokens equal, {drafted} drafted; "
+        f"{counted_differences(differences)}; texts equal to those of generate(): "
+        f"{same_as_target}, to those without drafts: {same_without_drafts}",
         prompts=len(prompts),
         tokens=tokens,
-        drafted=drafted,
         same_without_drafts=same_without_drafts,
-        batch_invariant=decoder.target.modules.is_batch_invariant,
-        differences=tuple(differences),
+        same_as_target=same_as_target,
+        batch_invariant=invariant,
     )
 
 
@@ -75,72 +121,71 @@ def _without_drafts(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
     return undrafted
 
 
-def _difference(
-    reference: Reference, expected: Tokens, got: Tokens, number: int
-) -> GreedyDifference:
+def _difference(reference: Reference, expected: Tokens, got: Tokens, number: int) -> Difference:
     index = common_length(expected, got)
-    gap, rounded = None, 0.0
-    if index < min(len(expected), len(got)):
-        scores = reference.greedy_scores(expected[:index])
-        pair = [float(scores[expected[index]]), float(scores[got[index]])]
-        gap, rounded = abs(pair[0] - pair[1]), rounding(reference.model.dtype, pair)
-    return GreedyDifference(
+    target, other = (tokens[index] if index < len(tokens) else None for tokens in (expected, got))
+    gap, rounding = reference.gap(expected[:index], target, other)
+    return Difference(
         prompt=number,
         position=index + 1,
-        target_token=expected[index] if index < len(expected) else None,
-        decoder_token=got[index] if index < len(got) else None,
+        target_token=target,
+        decoder_token=other,
         gap=gap,
-        rounding=rounded,
+        rounding=rounding,
     )
 
 
-def verify_losslessness(
+def check_sampled(
     decoder: SpeculativeDecoder,
-    prompts: Sequence[Prompt],
-    settings: VerifySettings | None = None,
-    on_check: Callable[[Check], None] | None = None,
-    track: Track = untracked,
-) -> VerifyReport:
-    """Return a report on whether a decoder's greedy and sampled output agrees with its target's.
-
-    In half precision, logits depend on the order of summation, which differs between batch shapes,
-    even without a drafter. Two groups of tokens are therefore counted separately: greedy tokens
-    that differ only because two logits are nearly equal (near-ties), and sampled tokens at the
-    threshold of top-p. Sampled output is tested against the target's exact distribution, with the
-    same thresholds in any precision. In single precision, no greedy difference is tolerated.
-    """
-    settings = settings or VerifySettings()
-    if not prompts:
-        raise PromptError(
-            "there are no prompts to verify with", expected="at least one prompt", got=0
-        )
-    checks: list[Check] = []
-    encoded = _encoded(decoder, prompts[: settings.num_prompts])
-    for check in _checks(decoder, encoded, settings, track):
-        checks.append(check)
-        if on_check is not None:
-            on_check(check)
-    model = decoder.target.model
-    return VerifyReport(
-        target=model.name_or_path,
-        dtype=dtype_name(model.dtype),
-        gguf_sha256=decoder.target.spec.gguf_sha256,
-        settings=settings,
-        checks=tuple(checks),
+    prompt_ids: list[int],
+    settings: VerifySettings,
+    number: int = 1,
+    advance: Callable[[], None] = lambda: None,
+) -> tuple[Check, Check, Check]:
+    """Compare sampled continuations of a prompt with the target's distribution."""
+    samples = sample_continuations(decoder, prompt_ids, settings, advance)
+    return compare_samples(
+        Reference(decoder.target.model, prompt_ids, settings.sampling),
+        [tokens for tokens, _ in samples],
+        sample_length(decoder, settings),
+        sum(drafted for _, drafted in samples),
+        number,
+        settings,
     )
 
 
-def _checks(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], settings: VerifySettings, track: Track
-) -> Iterator[Check]:
-    yield check_greedy(decoder, prompts, settings.max_new_tokens, track)
-    sampled = prompts[: settings.sampled_prompts]
-    for number, prompt_ids in enumerate(sampled, start=1):
-        threshold = FALSE_ALARM / (DISTRIBUTION_TESTS * len(sampled))
-        advance = track(f"samples of prompt {number}", settings.samples)
-        yield from check_sampled(decoder, prompt_ids, settings, number, threshold, advance)
+def sample_continuations(
+    decoder: SpeculativeDecoder,
+    prompt_ids: list[int],
+    settings: VerifySettings,
+    advance: Callable[[], None] = lambda: None,
+) -> list[tuple[Tokens, int]]:
+    """Sample independent continuations, each with a different seed.
+
+    Returns:
+        For each continuation, its tokens and the number of accepted drafts among them.
+    """
+    length = sample_length(decoder, settings)
+    samples = []
+    for index in range(settings.samples):
+        # With an explicit seed, `tree="auto"` would draft trees of a single kind and size.
+        with torch.random.fork_rng(devices=[]):
+            # Not `torch.manual_seed`, which would also change the generators of all GPUs.
+            torch.default_generator.manual_seed(settings.seed * settings.samples + index)
+            output = decoder.generate(
+                prompt_ids, max_new_tokens=length, stop_strings=None, **settings.sampling
+            )
+        drafted = sum(depth > 0 for depth in output.depths)
+        samples.append((tuple(output.new_token_ids), drafted))
+        advance()
+    return samples
 
 
-def _encoded(decoder: SpeculativeDecoder, prompts: Sequence[Prompt]) -> list[list[int]]:
-    vocab_size = decoder.target.spec.vocab_size
-    return [encode_prompt(prompt, decoder.tokenizer, vocab_size) for prompt in prompts]
+def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
+    """Return the number of tokens of a sample.
+
+    By default, a sample has room for a root, the longest path of a draft tree, and a bonus token.
+    """
+    if settings.sample_length is not None:
+        return settings.sample_length
+    return 2 + (decoder.drafter.max_depth if decoder.drafter is not None else 1)

@@ -1,7 +1,7 @@
 """Settings and results of a verification."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
@@ -39,43 +39,47 @@ class VerifySettings(Settings):
     """Use a trained drafter even if it was trained for other weights of the target."""
 
     @property
+    def threshold(self) -> float:
+        """The smallest p-value that passes."""
+        return FALSE_ALARM / (DISTRIBUTION_TESTS * max(self.sampled_prompts, 1))
+
+    @property
     def sampling(self) -> dict[str, Any]:
         """The arguments of `generate` that process the distribution."""
         options = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in options.items() if value is not None}
 
 
-def counted_differences(differences: Sequence["FirstDifference"]) -> str:
-    """Return the numbers of differences and near-ties in words."""
-    near = sum(difference.is_near_tie for difference in differences)
-    return f"{counted(len(differences) - near, 'difference')}, {counted(near, 'near-tie')}"
+class ServerSettings(Settings):
+    """A running server."""
+
+    url: str | None = None
+    """Address of a running server with OpenAI's interface, such as http://127.0.0.1:8000/v1. Its
+    key is read from the environment variable JAKIRO_API_KEY."""
+    model: str | None = None
+    """Name of the model of the server; by default the only one that it has."""
+    chat: bool = False
+    """Send each text as the message of a user, instead of as a text to continue."""
 
 
-def drafted_note(drafted: int | None) -> str:
-    """Return how many tokens are accepted drafts, in words; None if it is not known."""
-    return "an unknown number drafted" if drafted is None else f"{drafted} tokens drafted"
+class Difference(BaseModel):
+    """The first token at which a text differs from the target's own greedy continuation.
 
-
-class Result(BaseModel):
-    """Base class of results: `str()` returns a line of figures, `details` returns further lines."""
+    A token is None if the text has already ended, or if the server's token is not known. The texts
+    are the beginnings of what follows, if a server returned only text.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    @property
-    def details(self) -> tuple[str, ...]:
-        """The lines that list the counted items one by one."""
-        return ()
-
-
-class FirstDifference(Result):
-    """The first token at which a text differs from the target's own greedy continuation."""
-
     prompt: int  # counted from 1
     position: int  # position among the new tokens, counted from 1
-    target_token: int | None  # None if the target's continuation has already ended
+    target_token: int | None
+    decoder_token: int | None
     # difference between the target's logits of the two tokens; None if there is only one token
     gap: float | None
     rounding: float  # largest effect of rounding on these logits; 0 in single precision
+    target_text: str | None = None
+    server_text: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -83,127 +87,60 @@ class FirstDifference(Result):
         """Whether rounding alone can explain the difference."""
         return self.gap is not None and self.gap <= self.rounding
 
-    def described(self, tokens: str) -> str:
-        """Return a line about the difference of two tokens or texts."""
+    def __str__(self) -> str:
         kind = "near-tie" if self.is_near_tie else "difference"
         gap = "none" if self.gap is None else f"{self.gap:.3g}"
+        tokens = f"target {self.target_token}, decoder {self.decoder_token}"
+        if self.target_text is not None:
+            tokens = f"target {self.target_text!r}, server {self.server_text!r}"
         return (
             f"{kind}: prompt {self.prompt}, new token {self.position}: {tokens}, logit gap {gap} "
             f"(rounding {self.rounding:.3g})"
         )
 
 
-class GreedyDifference(FirstDifference):
-    """The first token at which a greedy continuation differs from the target's own."""
-
-    decoder_token: int | None  # None if the decoder's continuation has already ended
-
-    def __str__(self) -> str:
-        return self.described(f"target {self.target_token}, decoder {self.decoder_token}")
+def counted_differences(differences: Sequence[Difference]) -> str:
+    """Return the numbers of differences and near-ties in words."""
+    near = sum(difference.is_near_tie for difference in differences)
+    return f"{counted(len(differences) - near, 'difference')}, {counted(near, 'near-tie')}"
 
 
-class GreedyCheck(Result):
-    """Comparison of greedy continuations with the target's own."""
+class Check(BaseModel):
+    """The result of a check: its verdict, and further fields with the figures that it is based on.
 
-    name: Literal["greedy equality"] = "greedy equality"
-    prompts: int
-    tokens: int  # number of equal tokens before the first differences, over all prompts
-    drafted: int  # number of the decoder's tokens that are accepted drafts
-    same_without_drafts: int  # number of texts that the decoder also generates without drafts
-    # whether the target is batch-invariant, so that drafts must not change any text, even at
-    # near-ties
-    batch_invariant: bool = False
-    differences: tuple[GreedyDifference, ...] = ()
+    `drafted` is the number of accepted drafts among the checked tokens; None if it is not known.
+    """
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def same_as_target(self) -> int:
-        """The number of texts that `generate()` of transformers also generates."""
-        return self.prompts - len(self.differences)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def passed(self) -> bool:
-        """Whether all differences are near-ties, and there are none that rounding rules out."""
-        if self.batch_invariant and self.same_without_drafts < self.prompts:
-            return False
-        return all(difference.is_near_tie for difference in self.differences)
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """A line for each difference."""
-        return tuple(map(str, self.differences))
+    name: str
+    passed: bool
+    drafted: int | None = None
+    differences: tuple[Difference, ...] = ()
+    line: str = Field(exclude=True)  # the figures in words
 
     def __str__(self) -> str:
-        return (
-            f"{counted(self.prompts, 'prompt')}, {self.tokens} tokens equal, "
-            f"{self.drafted} drafted; {counted_differences(self.differences)}; "
-            f"texts equal to those of generate(): {self.same_as_target}, "
-            f"to those without drafts: {self.same_without_drafts}"
-        )
+        return self.line
 
 
-class DistributionCheck(Result):
-    """A chi-square test of sampled continuations against the target's exact distribution."""
+class Report(BaseModel):
+    """The results of all checks of a decoder, or of the server at `url`.
 
-    name: Literal["sequence distribution", "token ranks"]
-    prompt: int
-    counted: int  # number of sequences, or of tokens after the first of each sequence
-    # number of accepted drafts in all sequences; None if it is not known
-    drafted: int | None
-    cells: int
-    statistic: float
-    p_value: float
-    threshold: float  # smallest p-value that passes
+    `dtype` is that of the target in this process. The notes say what cannot be checked through a
+    server's interface, or what looks wrong.
+    """
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def passed(self) -> bool:
-        """Whether the counts agree with the target's distribution."""
-        return self.p_value >= self.threshold
-
-    def __str__(self) -> str:
-        unit = "sequences" if self.name == "sequence distribution" else "tokens"
-        return (
-            f"prompt {self.prompt}: {self.counted} {unit}, {drafted_note(self.drafted)}; "
-            f"chi-square {self.statistic:.1f} in {self.cells} cells, "
-            f"p = {self.p_value:.3g} (must be at least {self.threshold:.2g})"
-        )
-
-
-class SupportCheck(Result):
-    """A count of tokens with probability zero in the target's processed distribution."""
-
-    name: Literal["impossible tokens"] = "impossible tokens"
-    prompt: int
-    tokens: int
-    # number of accepted drafts among the tokens; None if it is not known
-    drafted: int | None
-    impossible: int
-    at_the_cut: int  # number of tokens that may be excluded only because of rounding
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def passed(self) -> bool:
-        """Whether no impossible token occurred."""
-        return self.impossible == 0
-
-    def __str__(self) -> str:
-        return (
-            f"prompt {self.prompt}: {self.impossible} of {self.tokens} tokens, "
-            f"{self.at_the_cut} more may be excluded only because of rounding"
-        )
-
-
-Check = GreedyCheck | DistributionCheck | SupportCheck
-
-
-class Report(Result):
-    """The results of all checks, with the target."""
+    model_config = ConfigDict(frozen=True)
 
     target: str
     dtype: str
-    checks: tuple[Any, ...]
+    gguf_sha256: str | None = None  # of the target's GGUF file
+    url: str | None = None
+    model: str | None = None
+    chat: bool = False
+    system_fingerprints: tuple[str, ...] = ()  # without repetitions, from the server's answers
+    settings: VerifySettings
+    checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -215,33 +152,35 @@ class Report(Result):
     @property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and a remark on checks that say little, because no draft was accepted."""
-        undrafted = [check.name for check in self.checks if check.drafted == 0]
+        undrafted = dict.fromkeys(check.name for check in self.checks if check.drafted == 0)
         if not undrafted:
             return self.notes
         return (
             *self.notes,
-            f"no draft was accepted in: {', '.join(dict.fromkeys(undrafted))}. These checks say "
-            "little about decoding with drafts; use prompts that suit the drafter, or trees of a "
-            "fixed size",
+            f"no draft was accepted in: {', '.join(undrafted)}. These checks say little about "
+            "decoding with drafts; use prompts that suit the drafter, or trees of a fixed size",
         )
 
     @property
     def summary(self) -> str:
         """The number of passed checks, and a hint if rounding may explain a failure."""
-        passed = sum(check.passed for check in self.checks)
-        text = f"{passed} of {len(self.checks)} checks passed"
-        return text if self.passed else text + self._hint
-
-    @property
-    def _hint(self) -> str:
+        text = f"{sum(check.passed for check in self.checks)} of {len(self.checks)} checks passed"
+        if self.passed:
+            return text
+        if self.url is not None:  # the server's dtype is not known
+            return (
+                f"{text}; if the server computes in half precision, rounding may be the cause: "
+                "serve the target in float32, and verify again with --dtype float32"
+            )
         if self.dtype in ("float32", "float64"):
-            return ""
-        return f"; rounding in {self.dtype} may be the cause: verify again in float32"
+            return text
+        return f"{text}; rounding in {self.dtype} may be the cause: verify again in float32"
 
 
-class VerifyReport(Report):
-    """The results of all checks of a decoder; `gguf_sha256` is that of the target's GGUF file."""
-
-    gguf_sha256: str | None = None
-    settings: VerifySettings
-    checks: tuple[Check, ...]
+def collected(checks: Iterable[Check], on_check: Callable[[Check], None]) -> tuple[Check, ...]:
+    """Return the checks, after calling `on_check` with each of them as soon as it is done."""
+    done = []
+    for check in checks:
+        done.append(check)
+        on_check(check)
+    return tuple(done)

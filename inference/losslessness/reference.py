@@ -42,6 +42,19 @@ class Reference:
         output = self._generate([prefix], 1, do_sample=False)
         return output.scores[0][0]
 
+    def gap(
+        self, prefix: Tokens, first: int | None, second: int | None
+    ) -> tuple[float | None, float]:
+        """Return the difference between the logits of two tokens, and the effect of rounding on it.
+
+        If there is only one token, the difference is None.
+        """
+        if first is None or second is None:
+            return None, 0.0
+        scores = self.greedy_scores(prefix)
+        pair = [float(scores[first]), float(scores[second])]
+        return abs(pair[0] - pair[1]), rounding(self.model.dtype, pair)
+
     def distributions(
         self, prefixes: Sequence[Tokens]
     ) -> Iterator[tuple[Tokens, Float[Tensor, " vocab"]]]:

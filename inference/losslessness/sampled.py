@@ -17,17 +17,17 @@ later decoding steps. There are three checks:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from inference.decoder import SpeculativeDecoder
-from inference.losslessness.records import DistributionCheck, SupportCheck, VerifySettings
+from inference.losslessness.records import Check, VerifySettings
 from inference.losslessness.reference import Reference, Tokens
 
+BINS = 10  # of token ranks
 MIN_EXPECTED = 5.0  # smallest expected count of a cell; smaller cells are joined
 REST = -1  # stands for any token without a cell of its own
 OTHER: Tokens = (REST, REST)  # joint cell of all rest cells with a small expected count
@@ -117,100 +117,53 @@ def _p_value(statistic: float, degrees: int) -> float:
     return float(torch.special.gammaincc(halves[0], halves[1]))
 
 
-BINS = 10
-
-
-class SampledContinuation(NamedTuple):
-    """A sampled continuation."""
-
-    token_ids: Tokens
-    drafted: int  # number of accepted drafts among the tokens
-
-
-def sample_continuations(
-    decoder: SpeculativeDecoder,
-    prompt_ids: list[int],
-    settings: VerifySettings,
-    advance: Callable[[], None] = lambda: None,
-) -> list[SampledContinuation]:
-    """Sample independent continuations with the decoder, each with a different seed."""
-    length = sample_length(decoder, settings)
-    samples = []
-    for index in range(settings.samples):
-        # With an explicit seed, `tree="auto"` would draft trees of a single kind and size.
-        with torch.random.fork_rng(devices=[]):
-            # Not `torch.manual_seed`, which would also change the generators of all GPUs.
-            torch.default_generator.manual_seed(settings.seed * settings.samples + index)
-            output = decoder.generate(
-                prompt_ids, max_new_tokens=length, stop_strings=None, **settings.sampling
-            )
-        drafted = sum(depth > 0 for depth in output.depths)
-        samples.append(SampledContinuation(tuple(output.new_token_ids), drafted))
-        advance()
-    return samples
-
-
-def sample_length(decoder: SpeculativeDecoder, settings: VerifySettings) -> int:
-    """Return the number of tokens of a sample.
-
-    By default, a sample has room for a root, the longest path of a draft tree, and a bonus token.
-    """
-    if settings.sample_length is not None:
-        return settings.sample_length
-    return 2 + (decoder.drafter.max_depth if decoder.drafter is not None else 1)
-
-
-def check_sampled(
-    decoder: SpeculativeDecoder,
-    prompt_ids: list[int],
-    settings: VerifySettings,
-    number: int,
-    threshold: float,
-    advance: Callable[[], None] = lambda: None,
-) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
-    """Sample continuations of a prompt and run the three checks of this module."""
-    samples = sample_continuations(decoder, prompt_ids, settings, advance)
-    return compare_samples(
-        Reference(decoder.target.model, prompt_ids, settings.sampling),
-        [sample.token_ids for sample in samples],
-        length=sample_length(decoder, settings),
-        drafted=sum(sample.drafted for sample in samples),
-        number=number,
-        threshold=threshold,
-        seed=settings.seed,
-    )
-
-
 def compare_samples(
     reference: Reference,
     sequences: list[Tokens],
-    *,
     length: int,
     drafted: int | None,
     number: int,
-    threshold: float,
-    seed: int,
-) -> tuple[DistributionCheck, DistributionCheck, SupportCheck]:
+    settings: VerifySettings,
+) -> tuple[Check, Check, Check]:
     """Run the three checks of this module on sampled continuations.
 
     Args:
         drafted: number of accepted drafts in all continuations; None if it is not known.
+        number: number of the prompt, from 1.
     """
     cells = SequenceCells(reference, length, len(sequences))
-    ranked = _rank_tokens(reference, sequences, seed)
+    ranked = _rank_tokens(reference, sequences, settings.seed)
+    known = "an unknown number" if drafted is None else f"{drafted} tokens"
 
-    shared: dict[str, Any] = {"prompt": number, "drafted": drafted, "threshold": threshold}
-    by_cell = cells.compare(sequences)._asdict()
-    by_rank = compare_with_uniform(ranked.ranks, BINS)._asdict()
-    return (
-        DistributionCheck(
-            name="sequence distribution", counted=len(sequences), **shared, **by_cell
-        ),
-        DistributionCheck(name="token ranks", counted=len(ranked.ranks), **shared, **by_rank),
-        SupportCheck(
-            prompt=number,
-            tokens=sum(map(len, sequences)),
+    def distribution(name: str, count: int, unit: str, test: ChiSquare) -> Check:
+        return Check(
+            name=name,
+            passed=test.p_value >= settings.threshold,
             drafted=drafted,
+            line=f"prompt {number}: {count} {unit}, {known} drafted; chi-square "
+            f"{test.statistic:.1f} in {test.cells} cells, p = {test.p_value:.3g} (must be at least "
+            f"{settings.threshold:.2g})",
+            prompt=number,
+            counted=count,
+            threshold=settings.threshold,
+            **test._asdict(),
+        )
+
+    tokens = sum(map(len, sequences))
+    uniform = compare_with_uniform(ranked.ranks, BINS)
+    return (
+        distribution(
+            "sequence distribution", len(sequences), "sequences", cells.compare(sequences)
+        ),
+        distribution("token ranks", len(ranked.ranks), "tokens", uniform),
+        Check(
+            name="impossible tokens",
+            passed=not ranked.impossible,
+            drafted=drafted,
+            line=f"prompt {number}: {ranked.impossible} of {tokens} tokens, {ranked.at_the_cut} "
+            "more may be excluded only because of rounding",
+            prompt=number,
+            tokens=tokens,
             impossible=ranked.impossible,
             at_the_cut=ranked.at_the_cut,
         ),

@@ -1,37 +1,34 @@
 """`jakiro verify --url`: checks that a running server's texts are those of its target.
 
 Servers with OpenAI's interface return texts, not token ids. Greedy texts are compared with the text
-of the target's own tokens. Sampled texts are compared token by token if the server names the tokens
-of its texts; if not, they consist of a single token.
+of the target's own tokens. Sampled texts are compared token by token, by the names that the server
+gives with log-probabilities.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, computed_field
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.client.client import ServerAnswer, ServerClient, ServerPrompt
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
-    DISTRIBUTION_TESTS,
-    FALSE_ALARM,
-    DistributionCheck,
-    FirstDifference,
+    Check,
+    Difference,
     Report,
-    Result,
-    SupportCheck,
     VerifySettings,
+    collected,
     counted_differences,
 )
-from inference.losslessness.reference import Reference, Tokens, rounding
+from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.sampled import compare_samples
-from jakiro.errors import PromptError, ResourceError
-from jakiro.target.checks import CausalLM
+from jakiro.errors import ResourceError
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.progress import Track, untracked
@@ -43,90 +40,7 @@ _REPEATED_SEEDS = 20  # number of samples that are requested twice
 _MOST_CANDIDATES = 200  # likeliest tokens among which the server's token is searched
 _SHOWN = 40  # characters of a text
 
-
-class ServerVerifySettings(VerifySettings):
-    """Settings of the verification of a server."""
-
-    model: str | None = None  # name of the model; None for the only one that the server has
-    chat: bool = False  # whether a text is sent as the message of a user
-    # not stored, because the server's drafter is not loaded here
-    other_weights: bool = Field(False, exclude=True)
-
-
-class TextDifference(FirstDifference):
-    """The first token at which a server's greedy text differs from the target's own."""
-
-    # likeliest token that agrees with the server's text; None if there is no such token
-    server_token: int | None
-    target_text: str  # the beginning of the rest of each text
-    server_text: str
-
-    def __str__(self) -> str:
-        return self.described(f"target {self.target_text!r}, server {self.server_text!r}")
-
-
-class GreedyTextCheck(Result):
-    """Comparison of a server's greedy texts with the target's own."""
-
-    name: Literal["greedy texts"] = "greedy texts"
-    prompts: int
-    tokens: int  # number of equal tokens before the first differences, over all prompts
-    drafted: int | None  # number of accepted drafts in all texts; None if not reported
-    differences: tuple[TextDifference, ...] = ()
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def passed(self) -> bool:
-        """Whether all differences are near-ties."""
-        return all(difference.is_near_tie for difference in self.differences)
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """A line for each difference."""
-        return tuple(map(str, self.differences))
-
-    def __str__(self) -> str:
-        equal = f"{counted(self.prompts, 'prompt')}, {self.tokens} tokens equal"
-        return f"{equal}; {counted_differences(self.differences)}"
-
-
-class SeedCheck(Result):
-    """Comparison of texts with the same seed."""
-
-    name: Literal["seeds"] = "seeds"
-    texts: int
-    same: int
-    drafted: int | None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def passed(self) -> bool:
-        """Whether the same seed always gave the same text."""
-        return self.same == self.texts
-
-    def __str__(self) -> str:
-        return f"{self.same} of {self.texts} texts are the same if they are requested again"
-
-
-ServerCheck = GreedyTextCheck | SeedCheck | DistributionCheck | SupportCheck
-
-
-class ServerReport(Report):
-    """The results of all checks of a server; `dtype` is that of the target in this process."""
-
-    url: str
-    model: str
-    system_fingerprints: tuple[str, ...]  # without repetitions, from the server's answers
-    settings: ServerVerifySettings
-    checks: tuple[ServerCheck, ...]
-    notes: tuple[str, ...]  # what cannot be checked through the interface, or what looks wrong
-
-    @property
-    def _hint(self) -> str:  # the server's dtype is not known
-        return (
-            "; if the server computes in half precision, rounding may be the cause: serve the "
-            "target in float32, and verify again with --dtype float32"
-        )
+Request = tuple[ServerPrompt, dict[str, Any]]
 
 
 def verify_server(
@@ -134,16 +48,42 @@ def verify_server(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    settings: ServerVerifySettings,
-    on_check: Callable[[ServerCheck], None] = lambda _: None,
+    settings: VerifySettings,
+    *,
+    chat: bool = False,
+    on_check: Callable[[Check], None] = lambda _: None,
     track: Track = untracked,
-) -> ServerReport:
-    """Return a report on whether a server's greedy and sampled texts are those of its target."""
-    if not prompts:
-        raise PromptError(
-            "there are no prompts to verify with", expected="at least one prompt", got=0
+) -> Report:
+    """Return a report on whether a server's greedy and sampled texts are those of its target.
+
+    Args:
+        chat: whether a text is sent as the message of a user.
+    """
+    if not client.is_own:  # other servers do not have the defaults of transformers
+        explicit = {"top_p": settings.top_p or 1.0, "top_k": settings.top_k or 0}
+        settings = settings.model_copy(update=explicit)
+    sent: list[Any] = [
+        [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
+        for prompt in prompts[: settings.num_prompts]
+    ]
+    verification = _Verification(client, model, tokenizer, sent, settings, track)
+    checks = collected(verification.checks(), on_check)
+    if all(check.drafted is None for check in checks):
+        verification.notes.append(
+            "the server does not report how many drafts were accepted, so it is not known whether "
+            "the checks concern drafts"
         )
-    return _Verification(client, model, tokenizer, prompts, settings, on_check, track).run()
+    return Report(
+        target=model.name_or_path,
+        dtype=dtype_name(model.dtype),
+        url=client.url,
+        model=client.model,
+        chat=chat,
+        system_fingerprints=tuple(sorted(verification.fingerprints)),
+        settings=settings,
+        checks=checks,
+        notes=tuple(dict.fromkeys(verification.notes)),
+    )
 
 
 class _Verification:
@@ -152,54 +92,25 @@ class _Verification:
     def __init__(
         self,
         client: ServerClient,
-        model: CausalLM,
+        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        prompts: Sequence[Prompt],
-        settings: ServerVerifySettings,
-        on_check: Callable[[ServerCheck], None],
+        prompts: Sequence[Any],
+        settings: VerifySettings,
         track: Track,
     ) -> None:
-        if not client.is_own:  # other servers do not have the defaults of transformers
-            explicit = {"top_p": settings.top_p or 1.0, "top_k": settings.top_k or 0}
-            settings = settings.model_copy(update=explicit)
-        self.client, self.model, self.tokenizer, self.settings = client, model, tokenizer, settings
-        self.on_check, self.track = on_check, track
-        config: Any = model.config
-        self.vocab_size = int(config.get_text_config().vocab_size)
-        self.prompts: list[Any] = [
-            [{"role": "user", "content": prompt}]
-            if settings.chat and isinstance(prompt, str)
-            else prompt
-            for prompt in prompts[: settings.num_prompts]
-        ]
-        self.encoded = [
-            encode_prompt(prompt, tokenizer, self.vocab_size) for prompt in self.prompts
-        ]
-        self.checks: list[ServerCheck] = []
+        self.client, self.model, self.tokenizer = client, model, tokenizer
+        self.prompts, self.settings, self.track = prompts, settings, track
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.encoded = [encode_prompt(prompt, tokenizer, self.vocab_size) for prompt in prompts]
         self.notes: list[str] = []
         self.fingerprints: set[str] = set()
 
-    def run(self) -> ServerReport:
-        self._check_greedy()
+    def checks(self) -> Iterator[Check]:
+        yield self._greedy()
         for index in range(min(self.settings.sampled_prompts, len(self.prompts))):
-            self._check_sampled(index)
-        if all(check.drafted is None for check in self.checks):
-            self.notes.append(
-                "the server does not report how many drafts were accepted, so it is not known "
-                "whether the checks concern drafts"
-            )
-        return ServerReport(
-            url=self.client.url,
-            model=self.client.model,
-            system_fingerprints=tuple(sorted(self.fingerprints)),
-            target=self.model.name_or_path,
-            dtype=dtype_name(self.model.dtype),
-            settings=self.settings,
-            checks=tuple(self.checks),
-            notes=tuple(dict.fromkeys(self.notes)),
-        )
+            yield from self._sampled(index)
 
-    def _check_greedy(self) -> None:
+    def _greedy(self) -> Check:
         most = self.settings.max_new_tokens
         fields = {"max_tokens": most, "temperature": 0.0}
         answers = self._ask("greedy texts", [(prompt, fields) for prompt in self.prompts])
@@ -210,68 +121,73 @@ class _Verification:
                     f"prompt {number} has {len(ids)} tokens here, but the server counts "
                     f"{answer.prompt_tokens}: its tokenizer or chat template may be another one"
                 )
-            compared = TextComparison(Reference(self.model, ids), self.tokenizer, answer, most)
-            tokens += compared.num_equal
-            if not compared.is_equal:
-                differences.append(compared.difference(number))
-        self._add(
-            GreedyTextCheck(
-                prompts=len(answers),
-                tokens=tokens,
-                drafted=drafted_in(answers),
-                differences=tuple(differences),
-            )
+            reference = Reference(self.model, ids)
+            equal, difference = compare_text(reference, self.tokenizer, answer, most, number)
+            tokens += equal
+            differences += [] if difference is None else [difference]
+        return Check(
+            name="greedy texts",
+            passed=all(one.is_near_tie for one in differences),
+            drafted=drafted_in(answers),
+            differences=tuple(differences),
+            line=f"{counted(len(answers), 'prompt')}, {tokens} tokens equal; "
+            f"{counted_differences(differences)}",
+            prompts=len(answers),
+            tokens=tokens,
         )
 
-    def _check_sampled(self, index: int) -> None:
+    def _sampled(self, index: int) -> Iterator[Check]:
+        settings = self.settings
+        prompt, first = self.prompts[index], settings.seed * settings.samples
+        requests: list[Request] = [
+            (prompt, {**self._sampling, "log_probs": True, "seed": first + number})
+            for number in range(settings.samples)
+        ]
+        begun = requests[:_REPEATED_SEEDS]
+        answers = self._ask(f"first samples of prompt {index + 1}", begun)
+        # Without log-probabilities, which must not change the texts.
+        without = [(prompt, {**fields, "log_probs": False}) for _, fields in begun]
+        repeated = self._ask("repeated seeds", without)
+        same = sum(one.text == other.text for one, other in zip(answers, repeated, strict=True))
+        yield Check(
+            name="seeds",
+            passed=same == len(repeated),
+            drafted=drafted_in(repeated),
+            line=f"{same} of {len(repeated)} texts are the same if they are requested again",
+            texts=len(repeated),
+            same=same,
+        )
+        if not any(answer.tokens for answer in answers):
+            self.notes.append(
+                "the server does not name the tokens of its texts, so sampled texts cannot be "
+                "compared with the target's distribution"
+            )
+            return
+        answers += self._ask(f"samples of prompt {index + 1}", requests[_REPEATED_SEEDS:])
+        reference = NamedReference(
+            self.model, self.encoded[index], settings.sampling, self.tokenizer
+        )
+        sequences = [reference.tokens_of(answer) for answer in answers]
+        length = self._sampling["max_tokens"]
+        drafted = drafted_in(answers)
+        yield from compare_samples(reference, sequences, length, drafted, index + 1, settings)
+
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        """The fields of requests for sampled texts."""
         settings = self.settings
         fields: dict[str, Any] = {
             "max_tokens": settings.sample_length or _SAMPLE_LENGTH,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
-            "log_probs": True,
         }
         if settings.top_k is not None and self.client.is_own:
             fields["jakiro"] = {"top_k": settings.top_k or self.vocab_size}
         elif settings.top_k:
             fields["top_k"] = settings.top_k
-        probe = self.client.ask(self.prompts[index], **fields, seed=settings.seed)
-        if not probe.tokens:
-            fields |= {"max_tokens": 1, "log_probs": False}
-            self.notes.append(
-                "the server does not name the tokens of its texts, so only the first token of "
-                "each sampled text was compared, which drafts do not affect"
-            )
-        first = settings.seed * settings.samples
-        requests = [
-            (self.prompts[index], {**fields, "seed": seed})
-            for seed in range(first, first + settings.samples)
-        ]
-        answers = self._ask(f"samples of prompt {index + 1}", requests)
-        # Without log-probabilities, which must not change the texts.
-        again = [
-            (prompt, {**options, "log_probs": False})
-            for prompt, options in requests[:_REPEATED_SEEDS]
-        ]
-        repeated = self._ask("repeated seeds", again)
-        same = sum(one.text == other.text for one, other in zip(answers, repeated, strict=False))
-        self._add(SeedCheck(texts=len(repeated), same=same, drafted=drafted_in(repeated)))
-        num_sampled = min(settings.sampled_prompts, len(self.prompts))
-        checks = check_samples(
-            self.model,
-            self.tokenizer,
-            self.encoded[index],
-            answers,
-            settings,
-            index + 1,
-            FALSE_ALARM / (DISTRIBUTION_TESTS * num_sampled),
-        )
-        for check in checks:
-            self._add(check)
+        return fields
 
-    def _ask(
-        self, what: str, requests: Sequence[tuple[ServerPrompt, dict[str, Any]]]
-    ) -> list[ServerAnswer]:
+    def _ask(self, what: str, requests: Sequence[Request]) -> list[ServerAnswer]:
         advance = self.track(what, len(requests))
         answers = []
         with ThreadPoolExecutor(8) as pool:
@@ -281,10 +197,6 @@ class _Verification:
         self.fingerprints |= {one.system_fingerprint for one in answers if one.system_fingerprint}
         return answers
 
-    def _add(self, check: ServerCheck) -> None:
-        self.checks.append(check)
-        self.on_check(check)
-
 
 def drafted_in(answers: Sequence[ServerAnswer]) -> int | None:
     """Return the number of accepted drafts in answers; None if the server does not report it."""
@@ -292,126 +204,110 @@ def drafted_in(answers: Sequence[ServerAnswer]) -> int | None:
     return sum(counts) if counts else None
 
 
-class TextComparison:
-    """One text of the server beside the target's own greedy tokens.
+def compare_text(
+    reference: Reference,
+    tokenizer: PreTrainedTokenizerBase,
+    answer: ServerAnswer,
+    max_new_tokens: int,
+    number: int,
+) -> tuple[int, Difference | None]:
+    """Compare a text of the server with the target's own greedy tokens.
 
     The tokens count as equal as long as the server's text begins with their text. At the first
     difference, the server's token is assumed to be the likeliest one that agrees with its text.
-    """
-
-    def __init__(
-        self,
-        reference: Reference,
-        tokenizer: PreTrainedTokenizerBase,
-        answer: ServerAnswer,
-        max_new_tokens: int,
-    ) -> None:
-        self._reference, self._tokenizer = reference, tokenizer
-        self._expected = reference.greedy(max_new_tokens)
-        is_ended = bool(self._expected) and reference.ends(self._expected[-1])
-        self._content = self._expected[:-1] if is_ended else self._expected
-        self._own = self._text(self._content)
-        self._text_ends = answer.finish_reason == "stop"
-        # Some tokenizers drop a space at the beginning of a text, and some servers keep it.
-        keeps = answer.text.startswith(" ") and not self._own.startswith(" ")
-        self._got = answer.text[1:] if keeps else answer.text
-        self.is_equal = (self._own, is_ended) == (self._got, self._text_ends)
-        sizes = range(len(self._content), 0, -1)
-        common = next((size for size in sizes if self._agrees(self._content[:size])), 0)
-        self.num_equal = len(self._expected) if self.is_equal else common
-
-    def difference(self, number: int) -> TextDifference:
-        """Return the first difference; `number` is that of the prompt, from 1."""
-        prefix = self._content[: self.num_equal]
-        before = len(self._text(prefix).rstrip(REPLACEMENT))
-        target = self._expected[len(prefix)] if len(prefix) < len(self._expected) else None
-        scores = self._reference.greedy_scores(prefix)
-        server = self._server_token(prefix, scores, before, target)
-        gap, rounded = None, 0.0
-        if target is not None and server is not None:
-            pair = [float(scores[target]), float(scores[server])]
-            gap, rounded = abs(pair[0] - pair[1]), rounding(self._reference.model.dtype, pair)
-        return TextDifference(
-            prompt=number,
-            position=len(prefix) + 1,
-            target_token=target,
-            server_token=server,
-            target_text=self._own[before : before + _SHOWN],
-            server_text=self._got[before : before + _SHOWN],
-            gap=gap,
-            rounding=rounded,
-        )
-
-    def _agrees(self, token_ids: Tokens) -> bool:
-        """Return whether the server's text can begin with the text of tokens."""
-        text = self._text(token_ids)
-        complete = text.rstrip(REPLACEMENT)
-        if not self._got.startswith(complete):
-            return False
-        # The tokens may end in the middle of a character, which is not one of ASCII.
-        following = self._got[len(complete) : len(complete) + 1]
-        return text == complete or (following != "" and not following.isascii())
-
-    def _server_token(
-        self, prefix: Tokens, scores: Tensor, before: int, target: int | None
-    ) -> int | None:
-        """Return the likeliest token that continues a prefix to the server's text."""
-        best = scores.topk(min(_MOST_CANDIDATES, len(scores))).indices.tolist()
-        if len(self._got) == before and self._text_ends:
-            return next((token for token in best if self._reference.ends(token)), None)
-        for token in best:
-            has_text = self._text((*prefix, token)) != self._text(prefix)
-            if has_text and token != target and self._agrees((*prefix, token)):
-                return int(token)
-        return None
-
-    def _text(self, token_ids: Tokens) -> str:
-        return text_of_tokens(self._tokenizer, token_ids)
-
-
-class TokenNames:
-    """Groups of tokens that have the same name in a server's answers.
-
-    Most tokens are alone in their group. Each group is represented by one of its tokens, and all
-    tokens that end a text form a group.
 
     Args:
-        special: whether special tokens have names; if not, their text is empty.
+        number: number of the prompt, from 1.
+
+    Returns:
+        The number of equal tokens, and the first difference.
+    """
+    text_of = partial(text_of_tokens, tokenizer)
+    expected = reference.greedy(max_new_tokens)
+    is_ended = bool(expected) and reference.ends(expected[-1])
+    content = expected[:-1] if is_ended else expected
+    text, is_stopped = text_of(content), answer.finish_reason == "stop"
+    # Some tokenizers drop a space at the beginning of a text, and some servers keep it.
+    got = answer.text if text.startswith(" ") else answer.text.removeprefix(" ")
+    if (text, is_ended) == (got, is_stopped):
+        return len(expected), None
+    sizes = range(len(content), 0, -1)
+    equal = next((size for size in sizes if _can_begin(got, text_of(content[:size]))), 0)
+    prefix = content[:equal]
+    target = expected[equal] if equal < len(expected) else None
+    before = text_of(prefix)
+    begin = len(before.rstrip(REPLACEMENT))
+
+    def agrees(token: int) -> bool:
+        if is_stopped and len(got) == begin:
+            return reference.ends(token)
+        longer = text_of((*prefix, token))
+        return token != target and longer != before and _can_begin(got, longer)
+
+    scores = reference.greedy_scores(prefix)
+    best = scores.topk(min(_MOST_CANDIDATES, len(scores))).indices.tolist()
+    served = next(filter(agrees, best), None)
+    gap, rounding = reference.gap(prefix, target, served)
+    return equal, Difference(
+        prompt=number,
+        position=equal + 1,
+        target_token=target,
+        decoder_token=served,
+        gap=gap,
+        rounding=rounding,
+        target_text=text[begin : begin + _SHOWN],
+        server_text=got[begin : begin + _SHOWN],
+    )
+
+
+def _can_begin(whole: str, text: str) -> bool:
+    """Return whether a text can begin with the text of tokens.
+
+    The tokens may end in the middle of a character, which is not one of ASCII.
+    """
+    complete = text.rstrip(REPLACEMENT)
+    if not whole.startswith(complete):
+        return False
+    following = whole[len(complete) : len(complete) + 1]
+    return text == complete or (following != "" and not following.isascii())
+
+
+class NamedReference(Reference):
+    """A target's distributions over the names that a server gives to tokens.
+
+    Tokens with the same name form a group, and so do all tokens that end a text. The probability of
+    a group is that of its first token, and the others have probability zero. A group of several
+    tokens, unless they end the text, ends a continuation: it is not known which of them the server
+    has chosen.
     """
 
     def __init__(
         self,
+        model: PreTrainedModel,
+        prompt_ids: Sequence[int],
+        sampling: dict[str, Any],
         tokenizer: PreTrainedTokenizerBase,
-        vocab_size: int,
-        eos_ids: Collection[int],
-        *,
-        special: bool,
     ) -> None:
-        known = min(len(tokenizer), vocab_size)
-        texts = tokenizer.batch_decode(
-            [[token] for token in range(known)], skip_special_tokens=not special
-        )
-        end = min(eos_ids, default=-1)  # stands for all tokens that end a text
-        self.end = end if eos_ids else None
-        self.representatives = torch.arange(vocab_size)
+        super().__init__(model, prompt_ids, sampling)
+        size = int(model.config.get_text_config().vocab_size)
+        names = tokenizer.batch_decode([[token] for token in range(min(len(tokenizer), size))])
+        names += [""] * (size - len(names))
+        ends = set(end_ids(model.generation_config))
+        self.end = min(ends, default=None)
         # The ends of texts come first, so that other tokens with the same name join them.
-        self._ids = {texts[token]: end for token in eos_ids if token < known}
-        for token in range(vocab_size):
-            name = texts[token] if token < known else ""
-            own = end if token in eos_ids else self._ids.setdefault(name, token)
-            self.representatives[token] = own
-        counts = self.representatives.bincount().tolist()
-        # Groups of several tokens, except the ends of texts.
-        self.shared = {token for token, count in enumerate(counts) if count > 1} - {end}
+        self._ids = {names[token]: min(ends) for token in ends if token < size}
+        groups = [
+            min(ends) if token in ends else self._ids.setdefault(name, token)
+            for token, name in enumerate(names)
+        ]
+        self.groups = torch.tensor(groups, device=model.device)
+        counts = Counter(groups)
+        self.shared = {token for token, count in counts.items() if count > 1} - {self.end}
 
-    def tokens_of(self, answer: ServerAnswer, *, has_names: bool) -> Tokens:
-        """Return the representatives of an answer's tokens, up to the first ambiguous one."""
-        is_stopped = answer.finish_reason == "stop" and self.end is not None
-        names = answer.tokens if has_names else (answer.text,)
-        if not has_names and is_stopped and not answer.text:
-            names = ()
+    def tokens_of(self, answer: ServerAnswer) -> Tokens:
+        """Return the groups of an answer's tokens, up to the first ambiguous one."""
         tokens: list[int] = []
-        for name in names:
+        for name in answer.tokens:
             if name not in self._ids:
                 raise ResourceError(
                     "the server's tokens are not those of the target",
@@ -423,69 +319,17 @@ class TokenNames:
             if tokens[-1] in self.shared or tokens[-1] == self.end:
                 return tuple(tokens)
         # Some servers do not name the token that ends a text.
-        if is_stopped and self.end is not None and (has_names or not tokens):
+        if answer.finish_reason == "stop" and self.end is not None:
             tokens.append(self.end)
         return tuple(tokens)
-
-
-class NamedReference(Reference):
-    """A target's distributions over groups of tokens with the same name.
-
-    The probability of a group is that of its representative, and the other tokens have probability
-    zero. A group of several tokens ends a continuation, because it is not known which of them the
-    server has chosen.
-    """
-
-    def __init__(
-        self,
-        model: CausalLM,
-        prompt_ids: Sequence[int],
-        sampling: dict[str, Any],
-        names: TokenNames,
-    ) -> None:
-        super().__init__(model, prompt_ids, sampling)
-        self._names = names
 
     def distributions(
         self, prefixes: Sequence[Tokens]
     ) -> Iterator[tuple[Tokens, Float[Tensor, " vocab"]]]:
         """Yield each prefix, and the distribution of the group of the next token."""
         for prefix, probs in super().distributions(prefixes):
-            groups = self._names.representatives.to(probs.device)
-            yield prefix, torch.zeros_like(probs).index_add_(0, groups, probs)
+            yield prefix, torch.zeros_like(probs).index_add_(0, self.groups, probs)
 
     def ends(self, token: int) -> bool:
         """Return whether a continuation has no known token after this one."""
-        return token in self._names.shared or super().ends(token)
-
-
-def check_samples(
-    model: CausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt_ids: list[int],
-    answers: Sequence[ServerAnswer],
-    settings: ServerVerifySettings,
-    number: int,
-    threshold: float,
-) -> tuple[DistributionCheck | SupportCheck, ...]:
-    """Compare sampled texts with the target's own distribution.
-
-    If the server does not name the tokens of each text, the texts must consist of a single token.
-    """
-    has_names = any(answer.tokens for answer in answers)
-    eos_ids = set(end_ids(model.generation_config))
-    config: Any = model.config
-    vocab_size = int(config.get_text_config().vocab_size)
-    names = TokenNames(tokenizer, vocab_size, eos_ids, special=has_names)
-    sequence_check, rank_check, support_check = compare_samples(
-        NamedReference(model, prompt_ids, settings.sampling, names),
-        [names.tokens_of(answer, has_names=has_names) for answer in answers],
-        length=(settings.sample_length or _SAMPLE_LENGTH) if has_names else 1,
-        drafted=drafted_in(answers),
-        number=number,
-        threshold=threshold,
-        seed=settings.seed,
-    )
-    if not has_names:  # ranks are those of tokens after the first
-        return (sequence_check, support_check)
-    return (sequence_check, rank_check, support_check)
+        return token in self.shared or super().ends(token)

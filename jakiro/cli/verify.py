@@ -1,13 +1,20 @@
 """The command `jakiro verify`."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from inference.losslessness.records import QUICK_SAMPLES, VerifySettings
+from inference.losslessness.records import (
+    QUICK_SAMPLES,
+    Check,
+    Report,
+    ServerSettings,
+    VerifySettings,
+)
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings, server_key
 from jakiro.cli.output import STANDARD_OUTPUT, writer
@@ -17,10 +24,6 @@ from jakiro.utils.progress import ProgressDisplay, tracked
 
 if TYPE_CHECKING:
     from inference.generation.prompts import Prompt
-    from inference.losslessness.records import VerifyReport
-    from inference.losslessness.server import ServerReport
-
-_SERVER = "A running server"
 
 
 @options.with_options
@@ -55,32 +58,7 @@ def verify(
     json_file: options.JsonOut = None,
     settings: VerifySettings,
     load: LoadSettings,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Address of a running server with OpenAI's interface, such as "
-            "http://127.0.0.1:8000/v1. Its key is read from the environment variable "
-            "JAKIRO_API_KEY.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the model of the server; by default the only one that it has.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            help="Send each text as the message of a user, instead of as a text to continue.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = False,
+    server: ServerSettings,
 ) -> None:
     """Check on your own models that decoding with a drafter is lossless; exit code 1 if not.
 
@@ -95,15 +73,14 @@ def verify(
     store = writer(json_file, standard_output=True)
     show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
 
-    def show_check(check: object) -> None:
-        show(f"{_word(check.passed)}  {check.name}: {check}")  # type: ignore[attr-defined]
-        for detail in check.details:  # type: ignore[attr-defined]
-            show(f"      {detail}")
+    def show_check(check: Check) -> None:
+        show(f"{_word(check.passed)}  {check.name}: {check}")
+        for difference in check.differences:
+            show(f"      {difference}")
 
-    report: VerifyReport | ServerReport
-    if url is not None and target is not None:
-        report = _verify_server(url, model, chat, target, load, texts, settings, show_check)
-    elif url is None and drafter is not None:
+    if server.url is not None and target is not None:
+        report = _verify_server(server, target, load, texts, settings, show_check)
+    elif server.url is None and drafter is not None:
         report = _verify(drafter, target, tree, batch_invariant, load, texts, settings, show_check)
     else:
         raise ConfigError("there is nothing to verify", expected="--drafter, or --url and --target")
@@ -123,8 +100,8 @@ def _verify(
     load: LoadSettings,
     texts: "Sequence[Prompt]",
     settings: VerifySettings,
-    show_check: Callable[[object], None],
-) -> "VerifyReport":
+    show_check: Callable[[Check], None],
+) -> Report:
     from inference.decoder import SpeculativeDecoder
     from inference.losslessness.check import verify_losslessness
 
@@ -143,31 +120,30 @@ def _verify(
 
 
 def _verify_server(
-    url: str,
-    name: str | None,
-    chat: bool,
+    server: ServerSettings,
     target: str,
     load: LoadSettings,
     prompts: "Sequence[Prompt]",
     settings: VerifySettings,
-    show_check: Callable[[object], None],
-) -> "ServerReport":
+    show_check: Callable[[Check], None],
+) -> Report:
     from inference.client.client import ServerClient
-    from inference.losslessness.server import ServerVerifySettings, verify_server
+    from inference.losslessness.server import verify_server
     from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
-    chosen = ServerVerifySettings(**settings.model_dump(), model=name, chat=chat)
-    client = ServerClient(url, server_key())
-    try:
-        client.connect(name)
-        model = load_causal_lm(target, dtype=load.dtype, device=load.torch_device)
-        tokenizer = load_tokenizer(target, "the tokenizer of the target")
-        with ProgressDisplay() as progress:
-            return verify_server(
-                client, model, tokenizer, prompts, chosen, show_check, tracked(progress)
-            )
-    finally:
-        client.close()
+    client = ServerClient(str(server.url), server_key())
+    with closing(client), ProgressDisplay() as progress:
+        client.connect(server.model)
+        return verify_server(
+            client,
+            load_causal_lm(target, dtype=load.dtype, device=load.torch_device),
+            load_tokenizer(target, "the tokenizer of the target"),
+            prompts,
+            settings,
+            chat=server.chat,
+            on_check=show_check,
+            track=tracked(progress),
+        )
 
 
 def _word(passed: bool) -> str:

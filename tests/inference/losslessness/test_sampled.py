@@ -12,22 +12,19 @@ from torch import Tensor
 
 from inference.decoder import GenerateOutput, SpeculativeDecoder
 from inference.draft_tree import SparseDistribution
+from inference.losslessness.check import check_sampled, sample_continuations, sample_length
 from inference.losslessness.records import Check, VerifySettings
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.sampled import (
     OTHER,
     REST,
-    SampledContinuation,
     SequenceCells,
-    check_sampled,
     chi_square,
-    sample_continuations,
-    sample_length,
+    compare_samples,
 )
 from inference.trees.builder import TreeBuilder
 
 SETTINGS = VerifySettings(samples=50, sample_length=3)
-THRESHOLD = 0.0005
 
 
 def _failed(checks: tuple[Check, ...]) -> set[str]:
@@ -47,7 +44,7 @@ def test_a_deterministic_tree_that_is_declared_as_sampled_is_caught(
 ) -> None:
     monkeypatch.setattr(TreeBuilder, "_sample", _take_best)
     settings = SETTINGS.model_copy(update={"samples": 300})
-    checks = check_sampled(tiny_decoder(SHAPES["sampled"]), [1, 2], settings, 1, THRESHOLD)
+    checks = check_sampled(tiny_decoder(SHAPES["sampled"]), [1, 2], settings)
     assert "sequence distribution" in _failed(checks)
 
 
@@ -61,7 +58,7 @@ def test_trees_that_are_verified_against_another_distribution_are_caught(
     decoder = tiny_decoder(SHAPES["deterministic"])
     correct = decoder.target.logits
     monkeypatch.setattr(decoder.target, "logits", sharpened)
-    checks = check_sampled(decoder, [1, 2], SETTINGS, 1, THRESHOLD)
+    checks = check_sampled(decoder, [1, 2], SETTINGS)
     assert {"sequence distribution", "token ranks"} <= _failed(checks)
 
 
@@ -75,14 +72,12 @@ class _ForgettingTopK(SpeculativeDecoder):
 def test_tokens_that_the_processors_exclude_are_caught() -> None:
     settings = SETTINGS.model_copy(update={"top_k": 3, "samples": 20})
     decoder = tiny_decoder(kind=_ForgettingTopK)
-    checks = check_sampled(decoder, [1, 2], settings, 1, THRESHOLD)
+    checks = check_sampled(decoder, [1, 2], settings)
     assert checks[2].impossible > 0
     assert "impossible tokens" in _failed(checks)
 
 
-def _sampled(
-    reference: Reference, settings: VerifySettings, bias: float
-) -> list[SampledContinuation]:
+def _sampled(reference: Reference, settings: VerifySettings, bias: float) -> list[Tokens]:
     """Sample exactly, but after the first token take the likeliest with probability `bias`."""
     generator = torch.Generator().manual_seed(settings.seed)
     sequences: list[Tokens] = [()] * settings.samples
@@ -95,19 +90,15 @@ def _sampled(
             else:
                 token = int(probs.multinomial(1, generator=generator))
             sequences[index] = (*sequence, token)
-    return [SampledContinuation(sequence, 0) for sequence in sequences]
+    return sequences
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.05])
-def test_a_bias_of_five_percent_is_caught_and_exact_sampling_passes(
-    bias: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = tiny_decoder(vocab=61)
+def test_a_bias_of_five_percent_is_caught_and_exact_sampling_passes(bias: float) -> None:
     settings = VerifySettings(samples=1500, sample_length=3, temperature=2.0)
-    reference = Reference(decoder.target.model, [1, 2], settings.sampling)
+    reference = Reference(tiny_llama(vocab=61), [1, 2], settings.sampling)
     samples = _sampled(reference, settings, bias)
-    monkeypatch.setattr("inference.losslessness.sampled.sample_continuations", lambda *_: samples)
-    checks = check_sampled(decoder, [1, 2], settings, 1, THRESHOLD)
+    checks = compare_samples(reference, samples, 3, 0, 1, settings)
     assert bool(_failed(checks)) == (bias > 0)
 
 

@@ -44,7 +44,6 @@ def test_a_lossless_server_gives_a_line_per_check_and_exit_code_0(
     stored = json.loads(file.read_text())
     assert stored["passed"] is True
     assert stored["url"] == server.url
-    assert "other_weights" not in stored["settings"]
     assert [check["name"] for check in stored["checks"]] == names
 
 
