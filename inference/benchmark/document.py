@@ -8,62 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import ConfigDict, Field
 
+from inference.benchmark.machine import Environment
+from inference.benchmark.samples import Sample
 from inference.benchmark.settings import ComparisonSettings
 from inference.trees.shape import TreeShape
-from jakiro.errors import DataError
 from jakiro.utils.settings import Settings
 
 SCHEMA_VERSION: Literal[1] = 1
-
-
-class TargetFacts(Settings):
-    """Properties of the target."""
-
-    name_or_path: str
-    fingerprint: str
-    parameters: int
-    dtype: str
-    bytes_per_cached_token: int
-    # checksum of the GGUF file that the target was converted from; None if there is no such file
-    gguf_sha256: str | None = None
-
-    @property
-    def weights(self) -> str:
-        """The dtype of the weights, and whether they were dequantized."""
-        origin = "" if self.gguf_sha256 is None else " (dequantized from a GGUF file)"
-        return f"{self.dtype}{origin}"
-
-
-class MachineFacts(Settings):
-    """The machine and versions of a measurement."""
-
-    time: str  # UTC, ISO 8601
-    argv: tuple[str, ...]
-    commit: str | None
-    is_dirty: bool | None  # whether the checkout had uncommitted changes
-    versions: dict[str, str | None]
-    platform: str
-    processor: str
-    num_cpus: int | None
-    # over the minute before the measurement; other processes distort the timings
-    load_average: float | None
-
-
-class Environment(MachineFacts):
-    """Machine, versions and target of a measurement."""
-
-    device: str
-    threads: int
-    spin_count: str | None  # environment variable GOMP_SPINCOUNT
-    target: TargetFacts
 
 
 class Seconds(Settings):
@@ -73,10 +26,10 @@ class Seconds(Settings):
     in the phase in which the host waits for the result.
     """
 
-    prefill: float
-    draft: float
-    verify: float
-    commit: float
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
     other: float
 
 
@@ -88,8 +41,8 @@ class Quantiles(Settings):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Quantiles":
-        """Return the quantiles of at least one value."""
-        middle, high = np.quantile(values, (0.5, 0.95))
+        """Return the quantiles of values; zero if there are none."""
+        middle, high = np.quantile(values or [0.0], (0.5, 0.95))
         return cls(p50=float(middle), p95=float(high))
 
 
@@ -106,10 +59,20 @@ class ExpertFigures(Settings):
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
-class CategoryFigures(Settings):
-    """The main figures of a method over the prompts of one category."""
+class MainFigures(Settings):
+    """The main figures of a method.
 
-    prompts: int
+    Attributes:
+        tau: mean acceptance length, which is the number of tokens per forward pass of the target,
+            pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
+            that prefill delivers are not included. Prefill usually delivers one token, but several
+            if it also verifies drafts, as in transformers' assisted decoding.
+        speedup: tokens per second divided by those of the baseline at the same temperature. The
+            ends of its 95% interval over prompts are `speedup_low` and `speedup_high`.
+    """
+
+    model_config = ConfigDict(extra="ignore")  # older documents have more figures
+
     tau: float
     tokens_per_second: float
     speedup: float
@@ -117,38 +80,21 @@ class CategoryFigures(Settings):
     speedup_high: float
 
 
-class SampleRecord(Settings):
-    """One decoding of a prompt; seconds are divided evenly among prompts decoded together."""
+class CategoryFigures(MainFigures):
+    """The main figures of a method over the prompts of one category."""
 
-    model_config = ConfigDict(extra="ignore")  # older documents also have texts
-
-    prompt: str  # hash of the prompt's content
-    category: str
-    repeat: int
-    group: int  # number of the group of prompts decoded together; the same in every repeat
-    tokens: int  # all new tokens
-    decoded: NonNegativeInt  # tokens delivered after prefill
-    target_forwards: int  # forward passes of the target after prefill
-    turns: PositiveInt = 1  # number of chat turns, each of which is a request
-    seconds: float
-    seconds_to_first_token: float
+    prompts: int
 
 
-class MethodFigures(Settings):
+class MethodFigures(MainFigures):
     """Figures of a method at a temperature.
 
     Attributes:
-        tau: mean acceptance length, which is the number of tokens per forward pass of the target,
-            pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
-            that prefill delivers are not included. Prefill usually delivers one token, but several
-            if it also verifies drafts, as in transformers' assisted decoding. The ends of the 95%
-            bootstrap interval of tau over prompts are `tau_low` and `tau_high`.
+        tau_low, tau_high: ends of the 95% interval of tau over prompts.
         drafting_share: share of the forward passes that verify drafts; None for methods without
             drafts and for those of transformers.
         decoding_tokens_per_second: tokens after the first delivery, divided by the seconds after
             the first delivery.
-        speedup: tokens per second divided by those of the baseline at the same temperature. The
-            ends of its 95% bootstrap interval over prompts are `speedup_low` and `speedup_high`.
         identical_to_target: whether all tokens are those of transformers' `generate()`; None if
             tokens are sampled.
         conditional_acceptance_rate: for each depth, the share of decoding steps that accepted a
@@ -162,22 +108,15 @@ class MethodFigures(Settings):
             is an upper bound, because memory that other methods have freed may still be included.
     """
 
-    model_config = ConfigDict(extra="ignore")  # older documents have more figures
-
     name: str
     kind: str
     temperature: float
-    tau: float
     tau_low: float
     tau_high: float
     tokens: int
     target_forwards: int
     drafting_share: float | None = None
-    tokens_per_second: float
     decoding_tokens_per_second: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
     identical_to_target: bool | None
     identical_share: float | None
     conditional_acceptance_rate: tuple[float, ...] = ()
@@ -191,7 +130,7 @@ class MethodFigures(Settings):
     parameters: int | None = None
     notes: tuple[str, ...] = ()
     categories: dict[str, CategoryFigures] = Field(default_factory=dict)
-    samples: tuple[SampleRecord, ...]
+    samples: tuple[Sample, ...]
 
 
 class ComparisonDocument(Settings):
@@ -221,18 +160,5 @@ class ComparisonDocument(Settings):
 
 
 def read_document(path: Path) -> ComparisonDocument:
-    """Return the document in a file."""
-    try:
-        return ComparisonDocument.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise DataError(
-            f"{path} does not contain a result of `jakiro bench`",
-            expected="a file that `jakiro bench --json` wrote, with the measurement of each prompt",
-            got=error.strerror if isinstance(error, OSError) else _first_fault(error),
-            remedy="check the path, or measure again with the installed version of jakiro",
-        ) from error
-
-
-def _first_fault(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return ": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")
+    """Return the document in a file that `jakiro bench --json` wrote."""
+    return ComparisonDocument.model_validate_json(path.read_bytes())

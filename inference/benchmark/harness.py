@@ -9,15 +9,15 @@ temperature is measured after another, so that texts of one do not teach methods
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from inference.benchmark.methods import Method, SamplingOptions
-from inference.benchmark.samples import Continuation, Measured, Sample, Take
+from inference.benchmark.samples import Continuation, Measured, Place, Sample
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.timing import now, peak_memory
 from inference.generation.prompt_file import BenchPrompt
@@ -29,6 +29,7 @@ from jakiro.utils.token_text import text_of_tokens
 Encode = Callable[[Prompt], list[int]]
 Decode = Callable[[list[int]], str]
 Results = dict[tuple[str, float], Measured]
+_FIRST = Place()
 
 
 class Texts(NamedTuple):
@@ -87,8 +88,7 @@ class Harness:
     def measure(self, prompts: Sequence[BenchPrompt]) -> Results:
         """Return the measurements of every method at every temperature.
 
-        After an interruption, the results contain only groups that all methods have decoded, and
-        only temperatures with at least one such group.
+        After an interruption, the results contain only groups that all methods have decoded.
 
         Raises:
             KeyboardInterrupt: the measurement was interrupted before all methods had decoded the
@@ -102,7 +102,6 @@ class Harness:
                 self._measure_at(together, groups, results)
         except KeyboardInterrupt:
             self.is_interrupted = True
-            results = _in_common(results)
             if not results:
                 raise
         return results
@@ -112,17 +111,22 @@ class Harness:
         repetitions = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
         return repetitions * len(self.methods) * len(self.settings.temperatures)
 
-    def samples(
-        self, method: Method, group: Sequence[BenchPrompt], sampling: SamplingOptions, seed: int
-    ) -> tuple[list[Sample], dict[str, float]]:
-        """Decode a group of prompts; return the samples and the seconds of each phase.
+    def decode(
+        self,
+        method: Method,
+        group: Sequence[BenchPrompt],
+        sampling: SamplingOptions,
+        seed: int,
+        place: Place = _FIRST,
+    ) -> Measured:
+        """Return the measurement of a group of prompts.
 
         Args:
             seed: seed of the first chat turn; the seed increases by 1 with each later chat turn.
         """
         turns: list[list[Continuation]] = [[] for _ in group]
         seconds = [0.0] * len(group)
-        parts: dict[str, float] = {}
+        parts: Counter[str] = Counter()
         for turn in range(max(prompt.num_turns for prompt in group)):
             live = [index for index, prompt in enumerate(group) if prompt.num_turns > turn]
             ids = [self.encoded(group[index], turns[index]) for index in live]
@@ -132,10 +136,9 @@ class Harness:
             for index, continuation in zip(live, decoded.continuations, strict=True):
                 turns[index].append(continuation)
                 seconds[index] += share
-            for part, taken in decoded.parts.items():
-                parts[part] = parts.get(part, 0.0) + taken
+            parts.update(decoded.parts)
         answered = zip(group, turns, seconds, strict=True)
-        return [Sample(prompt, 0, 0, own, taken) for prompt, own, taken in answered], parts
+        return Measured([Sample.of(*each, place) for each in answered], parts)
 
     def sampling(self, temperature: float) -> SamplingOptions:
         """Return the sampling options at a temperature."""
@@ -145,43 +148,44 @@ class Harness:
     def _measure_at(
         self, temperatures: Sequence[float], groups: list[list[BenchPrompt]], results: Results
     ) -> None:
+        """Add the measurements of each group once all methods have decoded it."""
         for temperature in temperatures:
             self._warm_up(groups, self.sampling(temperature))
-            for method in self.methods:
-                results[method.name, temperature] = Measured(method.name, temperature)
-        for repeat, number, temperature, method in self._interleaved(len(groups), temperatures):
-            if not self.settings.keep_state:
-                method.reset()
-            # All methods get the same seed, so methods that sample in the same way generate the
-            # same text.
-            seed = self.settings.seed + 1000 * (repeat * len(groups) + number)
-            with peak_memory(self.device) as peak:
-                samples, parts = self.samples(
-                    method, groups[number], self.sampling(temperature), seed
-                )
-            numbered = [replace(sample, repeat=repeat, group=number) for sample in samples]
-            results[method.name, temperature].takes.append(Take(numbered, parts, peak.bytes))
-            self.advance()
+        order = random.Random(self.settings.seed)
+        for repeat in range(self.settings.repeats):
+            for number in order.sample(range(len(groups)), len(groups)):
+                of_group: Results = {}
+                for temperature in order.sample(temperatures, len(temperatures)):
+                    for method in order.sample(self.methods, len(self.methods)):
+                        place = Place(repeat, number)
+                        measured = self._measured(method, groups, temperature, place)
+                        of_group[method.name, temperature] = measured
+                        self.advance()
+                for key, measured in of_group.items():
+                    results.setdefault(key, Measured()).add(measured)
+
+    def _measured(
+        self, method: Method, groups: list[list[BenchPrompt]], temperature: float, place: Place
+    ) -> Measured:
+        if not self.settings.keep_state:
+            method.reset()
+        # All methods get the same seed, so methods that sample in the same way generate the same
+        # text.
+        seed = self.settings.seed + 1000 * (place.repeat * len(groups) + place.group)
+        sampling = self.sampling(temperature)
+        with peak_memory(self.device) as peak:
+            measured = self.decode(method, groups[place.group], sampling, seed, place)
+        measured.peak_memory = peak.bytes
+        return measured
 
     def _warm_up(self, groups: list[list[BenchPrompt]], sampling: SamplingOptions) -> None:
         """Decode a group of each size: a decoder may measure costs for each size."""
         of_size = {len(group): group for group in reversed(groups)}
         for method in self.methods:
             for group in of_size.values():
-                self.samples(method, group, sampling, self.settings.seed)
+                self.decode(method, group, sampling, self.settings.seed)
             method.reset()
             self.advance()
-
-    def _interleaved(
-        self, num_groups: int, temperatures: Sequence[float]
-    ) -> Iterator[tuple[int, int, float, Method]]:
-        """Yield repeat, group number, temperature and method, in the order of the measurement."""
-        order = random.Random(self.settings.seed)
-        for repeat in range(self.settings.repeats):
-            for number in order.sample(range(num_groups), num_groups):
-                for temperature in order.sample(temperatures, len(temperatures)):
-                    for method in order.sample(self.methods, len(self.methods)):
-                        yield repeat, number, temperature, method
 
     def encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
         """Return the prompt of the next chat turn; if it is too long, shorten the last answer.
@@ -213,14 +217,3 @@ def grouped(
         for several in by_category.values()
         for begin in range(0, len(several), size)
     ]
-
-
-def _in_common(results: Results) -> Results:
-    """Return the results of only those groups that all methods have decoded at a temperature."""
-    common: dict[float, set[tuple[int, int]]] = {}
-    for (_, temperature), measured in results.items():
-        keys = {take.key for take in measured.takes}
-        common[temperature] = common.get(temperature, keys) & keys
-    return {
-        key: measured.only(common[key[1]]) for key, measured in results.items() if common[key[1]]
-    }

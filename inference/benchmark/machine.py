@@ -1,14 +1,56 @@
-"""Description of the machine on which figures were measured."""
+"""The machine, versions and target of a measurement."""
 
 import os
 
 import torch
 
-from inference.benchmark.document import Environment, MachineFacts, TargetFacts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.processor import processor
 from jakiro.utils.provenance import provenance
+from jakiro.utils.settings import Settings
+
+
+class TargetFacts(Settings):
+    """Properties of the target."""
+
+    name_or_path: str
+    fingerprint: str
+    parameters: int
+    dtype: str
+    bytes_per_cached_token: int
+    # checksum of the GGUF file that the target was converted from; None if there is no such file
+    gguf_sha256: str | None = None
+
+    @property
+    def weights(self) -> str:
+        """The dtype of the weights, and whether they were dequantized."""
+        origin = "" if self.gguf_sha256 is None else " (dequantized from a GGUF file)"
+        return f"{self.dtype}{origin}"
+
+
+class MachineFacts(Settings):
+    """The machine and versions of a measurement."""
+
+    time: str  # UTC, ISO 8601
+    argv: tuple[str, ...]
+    commit: str | None
+    is_dirty: bool | None  # whether the checkout had uncommitted changes
+    versions: dict[str, str | None]
+    platform: str
+    processor: str
+    num_cpus: int | None
+    # over the minute before the measurement; other processes distort the timings
+    load_average: float | None
+
+
+class Environment(MachineFacts):
+    """Machine, versions and target of a measurement."""
+
+    device: str
+    threads: int
+    spin_count: str | None  # environment variable GOMP_SPINCOUNT
+    target: TargetFacts
 
 
 def device_name(device: torch.device) -> str:

@@ -2,46 +2,40 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from inference.benchmark.settings import ComparisonSettings
 from inference.drafters.names import ADED, LM, UNTRAINED, PairName
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
 from inference.trees.limits import MOST_CANDIDATES
 from jakiro.errors import ConfigError
+from jakiro.utils.settings import Settings, validate_settings
 
 TRANSFORMERS, COMPILED = "transformers", "transformers-compiled"
 LOOKUP, ASSISTED = "transformers-lookup", "transformers-assisted"
 AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
-WITHOUT_OWN_DRAFTS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED, AUTOREGRESSIVE)
+OF_TRANSFORMERS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED)
+WITHOUT_OWN_DRAFTS = (*OF_TRANSFORMERS, AUTOREGRESSIVE)
 KINDS = (*WITHOUT_OWN_DRAFTS, DRAFTER, *UNTRAINED)
 WITH_PATH = (ASSISTED, DRAFTER, LM)
 OPTIONAL_PATH = (ADED,)
 SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
 
 Tree = Literal["auto", "fixed", "deterministic", "sampled"]
+Count = Annotated[int, Field(ge=1, le=MOST_CANDIDATES)]
 
-_OPTIONS = (
-    "tree",
-    "candidates",
-    "levels",
-    "settings",
-    "second-settings",
-    "pair-settings",
-    "merged-repeats",
-    "name",
-)
-_SIZES = frozenset(
-    {"candidates", "levels", "settings", "merged-repeats"}
-)  # options that give the size of the trees
+_OF_PAIRS = {"second-settings", "pair-settings"}
+_OF_DRAFTERS = {"tree", "candidates", "merged-repeats"}
+_OPTIONS = {"name", "settings", "levels"} | _OF_DRAFTERS | _OF_PAIRS
+_SIZES = {"candidates", "levels", "settings", "merged-repeats"}  # give the size of the trees
 _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
-_UNKNOWN_OPTION = re.compile(r",([\w-]+)=")
+REPLAYED_CANDIDATES = 60  # of a replayed tree, unless a method says otherwise
 
 
-@dataclass(frozen=True)
-class MethodName:
+class MethodName(Settings):
     """A parsed method name.
 
     Attributes:
@@ -61,15 +55,15 @@ class MethodName:
 
     kind: str
     path: str | None = None
-    name: str = ""
+    name: str = Field(min_length=1)
     tree: Tree = "auto"
-    candidates: int | None = None
-    levels: int | None = None
-    settings: str | None = None
+    candidates: Count | None = None
+    levels: Count | None = None
+    settings: Path | None = None
     second: str | None = None
-    second_settings: str | None = None
-    pair_settings: str | None = None
-    merged_repeats: int | None = None
+    second_settings: Path | None = None
+    pair_settings: Path | None = None
+    merged_repeats: Count | None = None
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodName]:
@@ -90,11 +84,18 @@ def parse_methods(texts: Sequence[str]) -> list[MethodName]:
 
 
 def parse_replayed_methods(texts: Sequence[str]) -> list[MethodName]:
-    """Return trained drafters to replay; those with the same name are trained with other seeds."""
-    methods = [_parse(text) for text in texts]
-    for method, text in zip(methods, texts, strict=True):
+    """Return trained drafters to replay; those with the same name are trained with other seeds.
+
+    Their trees are deterministic.
+    """
+    methods = []
+    for text in texts:
+        method = _parse(text)
         if method.kind != DRAFTER or method.second is not None:
-            raise _malformed(text, f"{DRAFTER}=PATH with --replay", text)
+            raise _malformed(text, f"{DRAFTER}=PATH with --replay")
+        candidates = method.candidates or REPLAYED_CANDIDATES
+        changes = {"tree": "deterministic", "candidates": candidates}
+        methods.append(method.model_copy(update=changes))
     names = [method.name for method in methods]
     if len({names.count(name) for name in names}) > 1:
         raise ConfigError(
@@ -109,7 +110,14 @@ def parse_replayed_methods(texts: Sequence[str]) -> list[MethodName]:
 def methods_of(settings: ComparisonSettings) -> list[MethodName]:
     """Return the methods of a comparison, after checking that they suit its other settings."""
     methods = parse_methods(settings.methods)
-    check_batch_size(methods, settings.batch_size)
+    for method in methods:
+        if settings.batch_size > 1 and method.kind in SINGLE_PROMPT:
+            raise ConfigError(
+                f"the method {method.kind} decodes one prompt at a time",
+                expected="--batch-size 1",
+                got=settings.batch_size,
+                remedy="leave the method out, or set --batch-size 1",
+            )
     names = [method.name for method in methods]
     if settings.baseline is not None and settings.baseline not in names:
         raise ConfigError(
@@ -128,18 +136,6 @@ def methods_of(settings: ComparisonSettings) -> list[MethodName]:
     return methods
 
 
-def check_batch_size(names: Sequence[MethodName], batch_size: int) -> None:
-    """Raise an error if a method cannot decode `batch_size` prompts together."""
-    for name in names:
-        if batch_size > 1 and name.kind in SINGLE_PROMPT:
-            raise ConfigError(
-                f"the method {name.kind} decodes one prompt at a time",
-                expected="--batch-size 1",
-                got=batch_size,
-                remedy="leave the method out, or set --batch-size 1",
-            )
-
-
 def _parse(text: str) -> MethodName:
     rest, options = text, {}
     while found := _OPTION.search(rest):
@@ -147,89 +143,50 @@ def _parse(text: str) -> MethodName:
         rest = rest[: found.start()]
     pair = PairName.parse(rest)
     kind, _, path = (rest if pair is None else pair.first).partition("=")
-    second = None if pair is None else pair.second
-    _check_kind(kind, path, text)
-    unknown = _UNKNOWN_OPTION.search(path)
-    if unknown and not Path(path).exists():  # a path may contain such text
-        raise _malformed(text, f"one of the options {', '.join(_OPTIONS)}", unknown[1])
-    # The results add the setting in parentheses if a method is measured with several settings.
-    if "(" in options.get("name", ""):
-        raise _malformed(text, "a name without parentheses", options["name"])
-    if options.get("tree") == "auto" and kind == DRAFTER and "candidates" in options:
-        raise _malformed(
-            text, "either tree=auto, which selects the number of candidates, or candidates=N", text
-        )
-    _check_options(kind, options, text)
-    for option in ("second-settings", "pair-settings"):
-        if second is None and option in options:
-            expected = "two drafters, such as aded+drafter=PATH"
-            raise _malformed(text, expected, f"{option} with a single drafter")
-    return MethodName(
-        kind=kind,
-        path=path or None,
-        name=options.get("name") or _name(kind, second),
-        tree=_tree(options, text),
-        candidates=_count("candidates", options.get("candidates"), text),
-        levels=_count("levels", options.get("levels"), text),
-        settings=options.get("settings"),
-        second=second,
-        second_settings=options.get("second-settings"),
-        pair_settings=options.get("pair-settings"),
-        merged_repeats=_count("merged-repeats", options.get("merged-repeats"), text),
-    )
+    _refuse_wrong(text, kind, path, options, is_pair=pair is not None)
+    values = {
+        "kind": kind,
+        "path": path or None,
+        "name": kind if pair is None else f"{pair.second.partition('=')[0]}+{kind}",
+        "second": None if pair is None else pair.second,
+        "tree": "fixed" if _SIZES & options.keys() else "auto",
+    }
+    values |= {key.replace("-", "_"): value for key, value in options.items()}
+    return validate_settings(MethodName, values, source=f"--method {text}")
 
 
-def _name(kind: str, second: str | None) -> str:
-    return kind if second is None else f"{second.partition('=')[0]}+{kind}"
-
-
-def _check_options(kind: str, options: Mapping[str, str], text: str) -> None:
-    allowed = {"name"}
+def _refuse_wrong(
+    text: str, kind: str, path: str, options: Mapping[str, str], *, is_pair: bool
+) -> None:
+    allowed, tree = {"name"}, options.get("tree", "auto")
     if kind in (DRAFTER, *UNTRAINED):
-        allowed |= {"tree", "candidates", "second-settings", "pair-settings", "merged-repeats"}
+        allowed |= _OF_DRAFTERS | (_OF_PAIRS if is_pair else set())
     if kind in UNTRAINED:
         allowed.add("settings")
     if kind == DRAFTER and "candidates" in options:
         allowed.add("levels")
-    if others := sorted(options.keys() - allowed):
-        raise _malformed(text, f"only the options {', '.join(sorted(allowed))}", others[0])
-    if kind in UNTRAINED and options.get("tree", "auto") not in ("auto", "fixed"):
-        raise _malformed(text, f"tree=auto or tree=fixed with {kind}", text)
-    is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or options.get("tree") == "deterministic"
-    if "merged-repeats" in options and not is_deterministic:
-        raise _malformed(text, "merged-repeats only with deterministic trees", text)
+    is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or tree == "deterministic"
+    sized_auto = "tree" in options and tree == "auto" and "candidates" in options
+    faults = {
+        f"one of {', '.join(KINDS)}": kind not in KINDS,
+        f"{kind}=PATH": kind in WITH_PATH and not path,
+        f"{kind} without a path": kind not in (*WITH_PATH, *OPTIONAL_PATH) and path,
+        f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed,
+        "either tree=auto, which selects the number of candidates, or candidates=N": kind == DRAFTER
+        and sized_auto,
+        f"tree=auto or tree=fixed with {kind}": kind in UNTRAINED and tree not in ("auto", "fixed"),
+        "merged-repeats only with deterministic trees": "merged-repeats" in options
+        and not is_deterministic,
+    }
+    for expected, is_present in faults.items():
+        if is_present:
+            raise _malformed(text, expected)
 
 
-def _check_kind(kind: str, path: str, text: str) -> None:
-    if kind not in KINDS:
-        raise _malformed(text, f"one of {', '.join(KINDS)}", kind)
-    if kind not in OPTIONAL_PATH and (kind in WITH_PATH) != bool(path):
-        raise _malformed(text, f"{kind}=PATH" if kind in WITH_PATH else kind, text)
-
-
-def _tree(options: Mapping[str, str], text: str) -> Tree:
-    """Return the kind of trees, which are fixed by default if an option gives their size."""
-    match options.get("tree", "fixed" if _SIZES.intersection(options) else "auto"):
-        case "auto" | "fixed" | "deterministic" | "sampled" as value:
-            return value
-        case unknown:
-            known = ", ".join(f"tree={tree}" for tree in get_args(Tree))
-            raise _malformed(text, f"one of {known}", f"tree={unknown}")
-
-
-def _count(name: str, value: str | None, text: str) -> int | None:
-    if value is None:
-        return None
-    if not value.isdecimal() or not 1 <= int(value) <= MOST_CANDIDATES:
-        expected = f"{name}=N with N from 1 to {MOST_CANDIDATES}"
-        raise _malformed(text, expected, f"{name}={value}")
-    return int(value)
-
-
-def _malformed(text: str, expected: str, got: str) -> ConfigError:
+def _malformed(text: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"--method {text} cannot be used",
+        "a method cannot be used",
         expected=expected,
-        got=got,
+        got=f"--method {text}",
         remedy="see `jakiro bench --help`",
     )

@@ -90,7 +90,8 @@ class OwnDecoding:
             Continuation(sequence.new_token_ids, when, sequence.stats)
             for sequence, when in zip(run.sequences, arrivals, strict=True)
         ]
-        return Decoded(continuations, run.seconds)
+        parts = {part: taken for part, taken in run.seconds.items() if part != "total"}
+        return Decoded(continuations, parts)
 
     def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
         """Return a decoding run that has not started yet."""

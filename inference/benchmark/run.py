@@ -7,11 +7,12 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures
-from inference.benchmark.figures import Reference, figures_of
+from inference.benchmark.figures import figures_of
 from inference.benchmark.harness import Harness, Results, Texts
 from inference.benchmark.machine import environment_of
 from inference.benchmark.method_names import AUTOREGRESSIVE, TRANSFORMERS, methods_of
 from inference.benchmark.methods import Method, setting
+from inference.benchmark.samples import Sample
 from inference.benchmark.settings import ComparisonSettings
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
@@ -69,29 +70,30 @@ class Comparison:
             environment=self.environment,
             settings=self.settings,
             prompts=len(
-                {
-                    sample.prompt.fingerprint
-                    for measured in results.values()
-                    for sample in measured.samples
-                }
+                {sample.prompt for measured in results.values() for sample in measured.samples}
             ),
             is_complete=not harness.is_interrupted,
             baseline=self.baseline,
             methods=tuple(self._figures(results, reference)),
         )
 
-    def _figures(self, results: Results, known: Reference | None) -> list[MethodFigures]:
+    def _figures(self, results: Results, known: Sequence[Sample]) -> list[MethodFigures]:
         families: dict[str, list[Method]] = {}
         for method in self.methods:
             families.setdefault(method.family, []).append(method)
         figures = []
-        for temperature in dict.fromkeys(temperature for _, temperature in results):
-            reference = None if temperature else known or self._measured_reference(results)
+        measured_at = {temperature for _, temperature in results}
+        for temperature in filter(measured_at.__contains__, self.settings.temperatures):
+            reference = None
+            if not temperature:
+                greedy = known or results[str(self._measured_reference), 0.0].samples
+                reference = {sample.prompt: sample.token_ids for sample in greedy}
             best = {name: _best(family, temperature, results) for name, family in families.items()}
             baseline = results[best[self.baseline].name, temperature]
             figures += [
                 figures_of(
                     method,
+                    temperature,
                     results[method.name, temperature],
                     baseline,
                     reference,
@@ -102,34 +104,26 @@ class Comparison:
         return figures
 
     @property
-    def _own_reference(self) -> Method | None:
-        """The measured method whose greedy tokens serve as the reference; None if no method can.
+    def _measured_reference(self) -> str | None:
+        """The name of the method whose greedy tokens are the reference; None if no method can be.
 
         Tokens from batched decoding cannot serve as the reference, because padding changes the
         rounding in half precision.
         """
-        if self.settings.batch_size > 1:
-            return None
-        return next((method for method in self.methods if method.kind == TRANSFORMERS), None)
+        names = (method.name for method in self.methods if method.kind == TRANSFORMERS)
+        return None if self.settings.batch_size > 1 else next(names, None)
 
-    def _measured_reference(self, results: Results) -> Reference:
-        assert self._own_reference is not None
-        samples = results[self._own_reference.name, 0.0].samples
-        return {sample.prompt.fingerprint: sample.token_ids for sample in samples}
-
-    def _reference(self, harness: Harness, track: Track) -> Reference | None:
-        """Return the target's greedy tokens; None if they are not needed or a method gives them."""
-        if 0.0 not in self.settings.temperatures or self._own_reference is not None:
-            return None
+    def _reference(self, harness: Harness, track: Track) -> list[Sample]:
+        """Return samples of the target's greedy tokens; none if they are not needed or measured."""
+        if 0.0 not in self.settings.temperatures or self._measured_reference is not None:
+            return []
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
-        sampling = harness.sampling(0.0)
         advance = track("Greedy answers of the target, not timed", len(self.prompts))
-        reference: dict[str, list[list[int]]] = {}
+        samples = []
         for prompt in self.prompts:
-            sample = harness.samples(method, [prompt], sampling, 0)[0][0]
-            reference[sample.prompt.fingerprint] = sample.token_ids
+            samples += harness.decode(method, [prompt], harness.sampling(0.0), 0).samples
             advance()
-        return reference
+        return samples
 
 
 def _from_all_categories(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:

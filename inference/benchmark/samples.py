@@ -1,13 +1,18 @@
 """Samples of a measurement: tokens, delivery times, and the time spent on decoding."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, SkipValidation
+
+from inference.benchmark.stats import Floats, Rate
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
-
-PARTS = ("prefill", "draft", "verify", "commit")
+from jakiro.errors import DataError
+from jakiro.utils.settings import Settings
 
 
 class Arrival(NamedTuple):
@@ -43,60 +48,68 @@ class Decoded(NamedTuple):
     """Results of prompts that were decoded together."""
 
     continuations: list[Continuation]
-    parts: Mapping[str, float]  # seconds of those phases in `PARTS` that the method reports
+    parts: Mapping[str, float]  # seconds of those phases that the method reports
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One decoding of a prompt with all its chat turns."""
+class Sample(Settings):
+    """One decoding of a prompt; seconds are divided evenly among prompts decoded together."""
 
-    prompt: BenchPrompt
+    model_config = ConfigDict(extra="ignore")  # older documents also have texts
+
+    prompt: str  # hash of the prompt's content
+    category: str
     repeat: int
-    group: int
-    turns: Sequence[Continuation]
-    seconds: float  # the prompt's share of its group's seconds
+    group: int  # number of the group of prompts decoded together; the same in every repeat
+    tokens: int  # all new tokens
+    decoded: NonNegativeInt  # tokens delivered after prefill
+    target_forwards: int  # forward passes of the target after prefill
+    turns: PositiveInt = 1  # number of chat turns, each of which is a request
+    seconds: float
+    seconds_to_first_token: float  # mean over chat turns
+    # to every chat turn; not stored
+    answers: SkipValidation[tuple[Continuation, ...]] = Field((), exclude=True, repr=False)
 
-    @property
-    def stats(self) -> DecodeStats:
-        """The pooled statistics of all chat turns."""
-        return DecodeStats.pooled(turn.stats for turn in self.turns)
+    @classmethod
+    def of(
+        cls, prompt: BenchPrompt, answers: Sequence[Continuation], seconds: float, place: "Place"
+    ) -> "Sample":
+        """Return the sample of a prompt with its answers."""
+        stats = DecodeStats.pooled(answer.stats for answer in answers)
+        return cls(
+            prompt=prompt.fingerprint,
+            category=prompt.category,
+            repeat=place.repeat,
+            group=place.group,
+            tokens=stats.emitted,
+            decoded=stats.decoded,
+            target_forwards=stats.target_forwards,
+            turns=len(answers),
+            seconds=seconds,
+            seconds_to_first_token=sum(answer.arrivals[0].seconds for answer in answers)
+            / len(answers),
+            answers=tuple(answers),
+        )
 
     @property
     def token_ids(self) -> list[list[int]]:
         """The new tokens of every chat turn."""
-        return [turn.token_ids for turn in self.turns]
-
-    @property
-    def seconds_to_first_token(self) -> float:
-        """The mean over chat turns of the seconds to the first token."""
-        return sum(turn.arrivals[0].seconds for turn in self.turns) / len(self.turns)
+        return [answer.token_ids for answer in self.answers]
 
 
-class Take(NamedTuple):
-    """One decoding of a group of prompts by a method."""
+class Place(NamedTuple):
+    """The numbers of a repeat, and of a group of prompts."""
 
-    samples: Sequence[Sample]
-    parts: Mapping[str, float]  # seconds of those phases in `PARTS` that the method reports
-    peak_memory: int | None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The numbers of the repeat and the group."""
-        return self.samples[0].repeat, self.samples[0].group
+    repeat: int = 0
+    group: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
     """All measurements of a method at a temperature."""
 
-    method: str
-    temperature: float
-    takes: list[Take] = field(default_factory=list)
-
-    @property
-    def samples(self) -> list[Sample]:
-        """The samples of all groups."""
-        return [sample for take in self.takes for sample in take.samples]
+    samples: list[Sample] = field(default_factory=list)
+    parts: Counter[str] = field(default_factory=Counter)  # seconds of each phase
+    peak_memory: int | None = None  # over all groups, in bytes; None if it cannot be measured
 
     @property
     def seconds(self) -> float:
@@ -104,22 +117,48 @@ class Measured:
         return sum(sample.seconds for sample in self.samples)
 
     @property
-    def parts(self) -> dict[str, float]:
-        """The total seconds of each phase."""
-        return {part: sum(take.parts.get(part, 0.0) for take in self.takes) for part in PARTS}
-
-    @property
-    def peak_memory(self) -> int | None:
-        """The peak memory over all groups, in bytes; None if it cannot be measured."""
-        return max((take.peak_memory for take in self.takes if take.peak_memory), default=None)
-
-    @property
     def tokens_per_second(self) -> float:
         """The number of new tokens divided by all seconds."""
-        tokens = sum(sample.stats.emitted for sample in self.samples)
+        tokens = sum(sample.tokens for sample in self.samples)
         return tokens / self.seconds if self.seconds else 0.0
 
-    def only(self, keys: Collection[tuple[int, int]]) -> "Measured":
-        """Return the measurements of the groups and repeats in `keys`."""
-        takes = [take for take in self.takes if take.key in keys]
-        return Measured(self.method, self.temperature, takes)
+    def add(self, other: "Measured") -> None:
+        """Add the measurements of another group."""
+        self.samples += other.samples
+        self.parts.update(other.parts)
+        if other.peak_memory is not None:
+            self.peak_memory = max(self.peak_memory or 0, other.peak_memory)
+
+
+TAU = ("decoded", "target_forwards")  # tokens per forward pass of the target, both after prefill
+SPEED = ("tokens", "seconds")
+
+
+def rate_of(
+    trainings: Sequence[Sequence[Sample]],
+    fields: tuple[str, str],
+    units: Sequence[Hashable],
+    unit: str = "prompt",
+) -> Rate:
+    """Return the rate of two fields of samples, summed over the samples of each unit.
+
+    Args:
+        trainings: samples of each training of a method.
+        units: names of all prompts or groups, in the same order for rates that are compared.
+        unit: field of a sample with the name of its unit.
+
+    Raises:
+        DataError: the samples of a training are not those of all units.
+    """
+    index_of = {name: index for index, name in enumerate(units)}
+    sums: dict[str, Floats] = {name: np.zeros((len(trainings), len(units))) for name in fields}
+    for number, samples in enumerate(trainings):
+        if {getattr(sample, unit) for sample in samples} != index_of.keys():
+            raise DataError(
+                "methods or seeds were measured on different prompts, and cannot be compared "
+                "prompt by prompt; measure again, with the same prompt file and number of prompts"
+            )
+        for sample in samples:
+            for name, values in sums.items():
+                values[number, index_of[getattr(sample, unit)]] += getattr(sample, name)
+    return Rate(*sums.values())

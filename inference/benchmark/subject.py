@@ -1,8 +1,7 @@
 """Loading of the target of a comparison, and construction of the compared methods."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -10,11 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from inference.autotune.search import trees_of_size
 from inference.autotune.threads import Threads, choose_threads, contending_threads
 from inference.benchmark.method_names import (
-    ASSISTED,
     AUTOREGRESSIVE,
     COMPILED,
     DRAFTER,
     LOOKUP,
+    OF_TRANSFORMERS,
     TRANSFORMERS,
     MethodName,
 )
@@ -23,12 +22,11 @@ from inference.benchmark.transformers_methods import CompiledDecoding, Transform
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.names import UNTRAINED, UntrainedName
+from inference.drafters.names import UntrainedName
 from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import default_tree
-from inference.drafters.trained.forms import FormChoice
 from inference.loading import combined_drafter
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
@@ -62,7 +60,6 @@ class Subject(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     threads: Threads = None
-    draft_forms: FormChoice = "auto"
     other_weights: bool = False
 
     def decoder(
@@ -75,24 +72,35 @@ class Subject(NamedTuple):
             self.tokenizer,
             tree,
             threads=self.threads,
-            draft_forms=self.draft_forms,
             other_weights=self.other_weights,
         )
 
-    def threads_of_transformers(self) -> list[int | None]:
-        """Return the numbers of threads with which transformers is measured.
+    def transformers(
+        self, name: MethodName, setting: str = "", threads: int | None = None, **how: Any
+    ) -> TransformersDecoding:
+        """Return a method of transformers.
+
+        Args:
+            setting: what distinguishes the method from others of the same name.
+            **how: as for `TransformersDecoding`.
+        """
+        own = f"{name.name} ({setting})" if setting else name.name
+        kind = CompiledDecoding if name.kind == COMPILED else TransformersDecoding
+        return kind(own, name.kind, self.model, name.name, threads=threads, **how)
+
+    @property
+    def drafting_threads(self) -> int | None:
+        """The number of threads with which transformers decodes with drafts."""
+        return choose_threads(self._target, self.threads, drafts=True)
+
+    @property
+    def contending_threads(self) -> list[int | None]:
+        """The numbers of threads with which transformers is measured without drafts.
 
         If `threads` is "auto", these are the numbers that may be the fastest, so that the baseline
         is not reported with a slow one.
         """
         return contending_threads(self._target, self.threads)
-
-    def threads_of_drafting(self) -> int | None:
-        """Return the number of threads with which transformers decodes with drafts.
-
-        If `threads` is "auto", this is the fastest number.
-        """
-        return choose_threads(self._target, self.threads, drafts=True)
 
     @property
     def _target(self) -> TargetAdapter:
@@ -105,67 +113,48 @@ def build_methods(names: Sequence[MethodName], subject: Subject) -> list[Method]
     A method of which only the fastest setting is reported (such as prompt lookup) yields one
     `Method` per setting, all with the same `family`.
     """
-    return [method for name in names for method in _BUILDERS[name.kind](name, subject)]
-
-
-def _transformers(name: MethodName, subject: Subject) -> list[Method]:
     return [
-        TransformersDecoding(
-            _numbered(name.name, threads), name.kind, subject.model, name.name, threads=threads
-        )
-        for threads in subject.threads_of_transformers()
+        method
+        for name in names
+        for method in (_theirs if name.kind in OF_TRANSFORMERS else _ours)(name, subject)
     ]
 
 
-def _compiled(name: MethodName, subject: Subject) -> list[Method]:
-    threads = subject.threads_of_transformers()[-1]
-    return [CompiledDecoding(name.name, name.kind, subject.model, threads=threads)]
+def _theirs(name: MethodName, subject: Subject) -> Iterable[Method]:
+    if name.kind == TRANSFORMERS:
+        for threads in subject.contending_threads:
+            setting = "" if threads is None else f"threads={threads}"
+            yield subject.transformers(name, setting, threads)
+    elif name.kind == COMPILED:
+        yield subject.transformers(name, threads=subject.contending_threads[-1])
+    elif name.kind == LOOKUP:
+        threads = subject.drafting_threads
+        for count in LOOKUP_TOKENS:
+            how: dict[str, Any] = {"prompt_lookup_num_tokens": count}
+            note = f"prompt_lookup_num_tokens={count}"
+            yield subject.transformers(name, str(count), threads, note=note, **how)
+    else:
+        assistant = _assistant(str(name.path), subject.model)
+        threads = subject.drafting_threads
+        yield subject.transformers(name, threads=threads, assistant_model=assistant)
 
 
-def _lookup(name: MethodName, subject: Subject) -> list[Method]:
-    threads = subject.threads_of_drafting()
-    return [
-        TransformersDecoding(
-            f"{name.name} ({count})",
-            name.kind,
-            subject.model,
-            name.name,
-            note=f"prompt_lookup_num_tokens={count}",
-            threads=threads,
-            prompt_lookup_num_tokens=count,
-        )
-        for count in LOOKUP_TOKENS
-    ]
+def _ours(name: MethodName, subject: Subject) -> Iterable[Method]:
+    if name.kind == AUTOREGRESSIVE:
+        yield OwnDecoding(name.name, name.kind, subject.decoder())
+    else:
+        yield (_drafted if name.kind == DRAFTER else _untrained)(name, subject)
 
 
-def _assisted(name: MethodName, subject: Subject) -> list[Method]:
-    model, assistant = subject.model, _assistant(str(name.path), subject.model)
-    threads = subject.threads_of_drafting()
-    return [
-        TransformersDecoding(
-            name.name, name.kind, model, threads=threads, assistant_model=assistant
-        )
-    ]
-
-
-def _numbered(name: str, threads: int | None) -> str:
-    return name if threads is None else f"{name} (threads={threads})"
-
-
-def _autoregressive(name: MethodName, subject: Subject) -> list[Method]:
-    return [OwnDecoding(name.name, name.kind, subject.decoder())]
-
-
-def _drafted(name: MethodName, subject: Subject) -> list[Method]:
+def _drafted(name: MethodName, subject: Subject) -> OwnDecoding:
     drafter = JakiroDrafter.from_pretrained(str(name.path))
     tree = _trees(name, drafter)
     if name.second is None:
-        decoder = subject.decoder(drafter, tree)
-    else:
-        shapes = None if isinstance(tree, str) else tree
-        both = _combined(name, drafter, subject, shapes)
-        decoder = subject.decoder(both, "auto" if tree == "auto" else "fixed")
-    return [OwnDecoding(name.name, name.kind, _with_repeats(name, subject, decoder))]
+        return _with_repeats(name, subject, subject.decoder(drafter, tree))
+    shapes = None if isinstance(tree, str) else tree
+    both = _combined(name, drafter, subject, shapes)
+    decoder = subject.decoder(both, "auto" if tree == "auto" else "fixed")
+    return _with_repeats(name, subject, decoder)
 
 
 def _trees(name: MethodName, drafter: JakiroDrafter) -> TreePlan | Literal["auto", "fixed"]:
@@ -180,15 +169,14 @@ def _trees(name: MethodName, drafter: JakiroDrafter) -> TreePlan | Literal["auto
     return TreePlan.of(plan.greedy) if name.tree == "deterministic" else plan
 
 
-def _untrained(name: MethodName, subject: Subject) -> list[Method]:
-    settings = None if name.settings is None else Path(name.settings)
-    untrained = UntrainedName(name.kind, name.path, settings, name.candidates)
+def _untrained(name: MethodName, subject: Subject) -> OwnDecoding:
+    untrained = UntrainedName(name.kind, name.path, name.settings, name.candidates)
     drafter: Drafter = build_untrained(untrained, subject.model, subject.tokenizer)
     if name.second is not None:
         assert isinstance(drafter, SmallLMDrafter), "checked when the name was parsed"
         drafter = _combined(name, drafter, subject)
     decoder = subject.decoder(drafter, "auto" if name.tree == "auto" else "fixed")
-    return [OwnDecoding(name.name, name.kind, _with_repeats(name, subject, decoder))]
+    return _with_repeats(name, subject, decoder)
 
 
 def _combined(
@@ -200,31 +188,21 @@ def _combined(
     """Return the drafter of a method in which two drafters share the trees."""
     assert name.second is not None
     model, tokenizer = subject.model, subject.tokenizer
-    settings = None if name.second_settings is None else Path(name.second_settings)
-    second = build_second(name.second, model, tokenizer, settings)
+    second = build_second(name.second, model, tokenizer, name.second_settings)
     sharing = None
     if name.pair_settings is not None:
-        sharing = load_settings(CombinedSettings, Path(name.pair_settings))
+        sharing = load_settings(CombinedSettings, name.pair_settings)
     return combined_drafter(
-        first,
-        second,
-        model,
-        tokenizer,
-        sharing,
-        tree,
-        draft_forms=subject.draft_forms,
-        other_weights=subject.other_weights,
+        first, second, model, tokenizer, sharing, tree, other_weights=subject.other_weights
     )
 
 
-def _with_repeats(
-    name: MethodName, subject: Subject, decoder: SpeculativeDecoder
-) -> SpeculativeDecoder:
-    if name.merged_repeats is None:
-        return decoder
-    assert decoder.drafter is not None, "rejected when the name was parsed"
-    repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=name.merged_repeats))
-    return subject.decoder(repeating, "auto" if name.tree == "auto" else "fixed")
+def _with_repeats(name: MethodName, subject: Subject, decoder: SpeculativeDecoder) -> OwnDecoding:
+    if name.merged_repeats is not None:
+        assert decoder.drafter is not None, "rejected when the name was parsed"
+        repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=name.merged_repeats))
+        decoder = subject.decoder(repeating, "auto" if name.tree == "auto" else "fixed")
+    return OwnDecoding(name.name, name.kind, decoder)
 
 
 def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
@@ -238,14 +216,3 @@ def _assistant(path: str, model: PreTrainedModel) -> PreTrainedModel:
             remedy="use an assistant with the target's tokenizer",
         )
     return assistant
-
-
-_BUILDERS: dict[str, Callable[..., list[Method]]] = {
-    TRANSFORMERS: _transformers,
-    COMPILED: _compiled,
-    LOOKUP: _lookup,
-    ASSISTED: _assisted,
-    AUTOREGRESSIVE: _autoregressive,
-    DRAFTER: _drafted,
-    **dict.fromkeys(UNTRAINED, _untrained),
-}

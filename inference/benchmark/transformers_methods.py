@@ -49,7 +49,7 @@ class TransformersDecoding:
         self._model = model
         self._how = how
         self._assistant = how.get("assistant_model")
-        self._before = self._state()
+        self._before = copy.deepcopy(getattr(self._assistant, "generation_config", None))
 
     def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together, with padding on the left."""
@@ -106,19 +106,18 @@ class TransformersDecoding:
             for handle in handles:
                 handle.remove()
 
-    def _state(self) -> Any:
-        return None if self._assistant is None else copy.deepcopy(self._assistant.generation_config)
-
     def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        width = max(map(len, prompts))
+        """Return token ids with padding on the left, and the mask of those that are a prompt's."""
+        width, device = max(map(len, prompts)), self._model.device
         padded = [[0] * (width - len(ids)) + ids for ids in prompts]
         masks = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
-        device = self._model.device
         return torch.tensor(padded, device=device), torch.tensor(masks, device=device)
 
     def _continuation(self, sequence: list[int], watch: "_ForwardTimer") -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
-        ids = sequence[: _end(sequence, set(end_ids(self._model.generation_config)))]
+        ends = set(end_ids(self._model.generation_config))
+        found = (index + 1 for index, token in enumerate(sequence) if token in ends)
+        ids = sequence[: next(found, len(sequence))]
         # Without drafts, every token after the one from prefill needs one forward pass.
         is_drafting = self.kind not in (TRANSFORMERS, COMPILED)
         forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
@@ -190,15 +189,6 @@ class _ForwardTimer(BaseStreamer):
         self.num_forwards += 1
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-
-
-def _end(sequence: Sequence[int], end_tokens: set[int]) -> int:
-    """Return the length of a sequence up to its first end token, including that token.
-
-    Without an end token, this is the length of the whole sequence.
-    """
-    ends = (index + 1 for index, token in enumerate(sequence) if token in end_tokens)
-    return next(ends, len(sequence))
 
 
 def _first(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:

@@ -137,16 +137,23 @@ class _Verification:
         )
 
     def _sampled(self, index: int) -> Iterator[Check]:
-        settings = self.settings
-        prompt, first = self.prompts[index], settings.seed * settings.samples
+        settings, prompt = self.settings, self.prompts[index]
+        fields: dict[str, Any] = {
+            "max_tokens": settings.sample_length or _SAMPLE_LENGTH,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            # Other servers may not have this field, and need not have it without a limit.
+            "top_k": settings.top_k if self.client.is_own else settings.top_k or None,
+            "log_probs": True,
+        }
+        first = settings.seed * settings.samples
         requests: list[Request] = [
-            (prompt, {**self._sampling, "log_probs": True, "seed": first + number})
-            for number in range(settings.samples)
+            (prompt, {**fields, "seed": first + number}) for number in range(settings.samples)
         ]
         begun = requests[:_REPEATED_SEEDS]
         answers = self._ask(f"first samples of prompt {index + 1}", begun)
         # Without log-probabilities, which must not change the texts.
-        without = [(prompt, {**fields, "log_probs": False}) for _, fields in begun]
+        without = [(prompt, {**each, "log_probs": False}) for _, each in begun]
         repeated = self._ask("repeated seeds", without)
         same = sum(one.text == other.text for one, other in zip(answers, repeated, strict=True))
         yield Check(
@@ -168,24 +175,8 @@ class _Verification:
             self.model, self.encoded[index], settings.sampling, self.tokenizer
         )
         sequences = [reference.tokens_of(answer) for answer in answers]
-        length = self._sampling["max_tokens"]
-        drafted = drafted_in(answers)
+        drafted, length = drafted_in(answers), fields["max_tokens"]
         yield from compare_samples(reference, sequences, length, drafted, index + 1, settings)
-
-    @property
-    def _sampling(self) -> dict[str, Any]:
-        """The fields of requests for sampled texts."""
-        settings = self.settings
-        fields: dict[str, Any] = {
-            "max_tokens": settings.sample_length or _SAMPLE_LENGTH,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-        }
-        if settings.top_k is not None and self.client.is_own:
-            fields["jakiro"] = {"top_k": settings.top_k or self.vocab_size}
-        elif settings.top_k:
-            fields["top_k"] = settings.top_k
-        return fields
 
     def _ask(self, what: str, requests: Sequence[Request]) -> list[ServerAnswer]:
         advance = self.track(what, len(requests))

@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from rich import box
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, StaticCache
 
 from inference.benchmark.machine import device_name, machine_facts
-from inference.benchmark.timing import Work, interleaved, note, repeated
-from inference.draft_tree import ROOT, DraftTree, SparseDistribution
+from inference.benchmark.report.table import table_of
+from inference.benchmark.timing import now
+from inference.draft_tree import ROOT, DraftTree
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.engine.cuda_graph import RecordedFunction
 from inference.engine.loop import DecodeRun
@@ -178,8 +179,7 @@ class CycleDrafter(TrainedDrafter):
         cycle: Cycle,
         num_right: int,
     ) -> None:
-        sampled = tree.model_copy(update={"sampled": True})
-        super().__init__(drafter, target, TreePlan(greedy=tree, sampling=sampled))
+        super().__init__(drafter, target, TreePlan.of(tree))
         assert 1 <= num_right <= tree.depth
         self.cycle = cycle
         self.num_right = num_right
@@ -191,8 +191,7 @@ class CycleDrafter(TrainedDrafter):
     def with_right_tokens(self, tree: DraftTree, root: Int[Tensor, "batch 1"]) -> DraftTree:
         """Return a tree of the same structure in which only tokens on one path are right.
 
-        Siblings get consecutive tokens in the order of their ranks. If they were sampled, the ids
-        of the distribution that they were sampled from are replaced in the same way.
+        Siblings get consecutive tokens in the order of their ranks.
         """
         right = self.cycle.levels(root, tree.max_depth)
         is_end = (tree.depth == self.num_right) & tree.is_valid
@@ -203,24 +202,11 @@ class CycleDrafter(TrainedDrafter):
         parents = torch.cat((torch.full_like(nodes[:, :1], ROOT), nodes[:, :-1]), dim=1)
         ranks = tree.rank.gather(1, nodes)
 
-        def first_child(parent: Tensor, depth: Tensor) -> Tensor:
-            """Return the token of the first child, at `depth`, of each parent."""
-            at_depth = right.gather(1, depth - 1)
-            level = (depth - 1).clamp(max=self.num_right - 1)
-            is_on_path = (depth <= self.num_right) & (parent == parents.gather(1, level))
-            return torch.where(is_on_path, at_depth - ranks.gather(1, level), at_depth + 1)
-
-        vocab_size = len(self.cycle.successor)
-        first = first_child(tree.parent, tree.depth)
-        changed = replace(tree, token_ids=(first + tree.rank) % vocab_size)
-        if tree.draft_probs is None:
-            return changed
-        probs = tree.draft_probs.probs
-        every = torch.arange(-1, tree.num_nodes, device=root.device).expand(len(root), -1)
-        depth = torch.cat((torch.zeros_like(root), tree.depth), dim=1) + 1  # of the children
-        first = first_child(every, depth.clamp(max=tree.max_depth))
-        ids = first[:, :, None] + torch.arange(probs.shape[2], device=root.device)
-        return replace(changed, draft_probs=SparseDistribution(ids % vocab_size, probs))
+        at_depth = right.gather(1, tree.depth - 1)
+        level = (tree.depth - 1).clamp(max=self.num_right - 1)
+        is_on_path = (tree.depth <= self.num_right) & (tree.parent == parents.gather(1, level))
+        first = torch.where(is_on_path, at_depth - ranks.gather(1, level), at_depth + 1)
+        return replace(tree, token_ids=(first + tree.rank) % len(self.cycle.successor))
 
 
 class CycleSession(TrainedSession):
@@ -292,7 +278,7 @@ class StaticDecoding:
 class Arm:
     """Work that decodes `tokens` tokens of each sequence, and a check of all its tokens."""
 
-    work: Work
+    work: Callable[[], None]
     tokens: int
     check: Callable[[], None]
 
@@ -323,24 +309,34 @@ class GPUProfile:
             size = (batch, self.scale.context)
             prompts = torch.randint(self.target.spec.vocab_size, size, generator=generator)
             arms = self._arms(prompts.tolist())
-            for arm in arms.values():
-                repeated(arm.work, _WARM_UP)()
-            works = {name: arm.work for name, arm in arms.items()}
-            seconds = interleaved(works, self.scale.repeats, warm_up=0)
-            baseline: float | None = None
+            seconds = self._interleaved(arms)
+            baseline = median(seconds[BASELINE]) / arms[BASELINE].tokens
             for name, arm in arms.items():
                 arm.check()
-                ms = 1e3 * median(seconds[name]) / arm.tokens
-                baseline = baseline or ms
-                low, high = (1e3 * end(seconds[name]) / arm.tokens for end in (min, max))
+                taken = [each / arm.tokens for each in seconds[name]]
                 yield {
                     "batch": batch,
                     "arm": name,
-                    "ms": ms,
-                    "ms_fastest": low,
-                    "ms_slowest": high,
-                    "ratio": baseline / ms,
+                    "ms": 1e3 * median(taken),
+                    "ms_fastest": 1e3 * min(taken),
+                    "ms_slowest": 1e3 * max(taken),
+                    "ratio": baseline / median(taken),
                 }
+
+    def _interleaved(self, arms: dict[str, Arm]) -> dict[str, list[float]]:
+        """Return the seconds of each arm in each repeat, in which the order of the arms rotates.
+
+        A drift of the machine's speed then affects all arms equally.
+        """
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        names = list(arms)
+        for _ in range(_WARM_UP + self.scale.repeats):
+            names = [*names[1:], names[0]]
+            for name in names:
+                started = now()
+                arms[name].work()
+                seconds[name].append(now() - started)
+        return {name: taken[_WARM_UP:] for name, taken in seconds.items()}
 
     def _arms(self, prompts: list[list[int]]) -> dict[str, Arm]:
         arms = {BASELINE: self._static(prompts)}
@@ -356,9 +352,12 @@ class GPUProfile:
         count = (scale.repeats + _WARM_UP) * scale.block
         ids = torch.tensor(prompts, device=self.target.device)
         decoding = StaticDecoding(self.target.model, ids, count)
-        work = repeated(decoding.step, scale.block)
-        check = lambda: self.cycle.check(prompts, decoding.new_tokens)  # noqa: E731
-        return Arm(work, scale.block, check)
+
+        def work() -> None:
+            for _ in range(scale.block):
+                decoding.step()
+
+        return Arm(work, scale.block, lambda: self.cycle.check(prompts, decoding.new_tokens))
 
     def _ours(self, prompts: list[list[int]], tau: int, captured: bool) -> Arm:
         scale = self.scale
@@ -388,14 +387,13 @@ class GPUProfile:
         new_tokens: int,
         *,
         captured: bool = False,
-        temperature: float = 0.0,
     ) -> DecodeRun:
         """Return a decoding run that has not started yet."""
         requests, _ = prepare_requests(
             self.target.model,
             prompts,
             {"max_new_tokens": new_tokens},
-            temperature=temperature,
+            temperature=0.0,
             seed=0,
             max_position=self.target.spec.max_position,
         )
@@ -405,11 +403,12 @@ class GPUProfile:
 
 def profile_gpu(scale: Scale, device: torch.device) -> tuple[str, Table]:
     """Measure all arms; return a JSON document and a table."""
-    note(f"building a random target with {scale.model['num_hidden_layers']} layers on {device}")
+    console = Console(stderr=True)
+    console.print(f"building a random target with {scale.model['num_hidden_layers']} layers")
     profile = GPUProfile(scale, device)
     rows = []
     for row in profile.rows():
-        note(f"batch {row['batch']}, {row['arm']}: {row['ms']:.3f} ms per token")
+        console.print(f"batch {row['batch']}, {row['arm']}: {row['ms']:.3f} ms per token")
         rows.append(row)
     document = {
         **machine_facts().model_dump(mode="json"),
@@ -420,9 +419,9 @@ def profile_gpu(scale: Scale, device: torch.device) -> tuple[str, Table]:
         "repeats": scale.repeats,
         "rows": rows,
     }
-    table = Table(title=f"{device_name(device)}, {scale.context} tokens", box=box.SIMPLE_HEAD)
-    for name in ("batch", "arm", "ms / token", f"speed over {BASELINE}"):
-        table.add_column(name, justify="left" if name == "arm" else "right")
-    for row in rows:
-        table.add_row(str(row["batch"]), row["arm"], f"{row['ms']:.3f}", f"{row['ratio']:.2f}")
+    table = table_of(
+        f"{device_name(device)}, {scale.context} tokens",
+        ("arm", "batch", "ms / token", f"speed over {BASELINE}"),
+        [(r["arm"], str(r["batch"]), f"{r['ms']:.3f}", f"{r['ratio']:.2f}") for r in rows],
+    )
     return json.dumps(document, indent=1) + "\n", table

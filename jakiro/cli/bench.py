@@ -1,10 +1,10 @@
 """The command `jakiro bench`."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import PositiveInt
@@ -19,6 +19,8 @@ from jakiro.utils.extras import require_extra
 
 if TYPE_CHECKING:
     from inference.benchmark.document import ComparisonDocument
+    from inference.benchmark.replay.comparison import ReplayDocument
+    from inference.benchmark.subject import Subject
 
 _METHODS = """\
 transformers                     generate() of transformers
@@ -94,21 +96,26 @@ def bench(
     """Compare decoding methods on the same prompts: tau and tokens per second."""
     if json_file is not None and json_file == report:
         raise ConfigError("--json and --report name the same file")
+    if replay and (report or settings.repeats > 1 or settings.keep_state or settings.baseline):
+        raise ConfigError(
+            "--replay cannot be combined with --report, --repeats, --keep-state or --baseline"
+        )
     store_json = writer(json_file, standard_output=True)  # refuses a file that exists already
-    to_stderr = json_file == STANDARD_OUTPUT
-    if replay:
-        if report or settings.repeats > 1 or settings.keep_state or settings.baseline:
-            raise ConfigError(
-                "--replay cannot be combined with --report, --repeats, --keep-state or --baseline"
-            )
-        _replay(settings, target, load, store_json, to_stderr=to_stderr)
-        return
     store_page = None if report is None else writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
     with _terminated_like_interrupted():
-        document = _measured(settings, target, load)
-        _finish(document, store_json, store_page, to_stderr=to_stderr)
+        document: Any = (_replayed if replay else _compared)(settings, target, load)
+        try:  # the table first, because a full disk can prevent the files
+            _show(document, to_stderr=json_file == STANDARD_OUTPUT)
+        finally:
+            store_json(document.model_dump_json(indent=1) + "\n")
+        if store_page is not None:
+            from inference.benchmark.report.page import render  # matplotlib takes a second
+
+            store_page(render(document))
+    if not document.is_complete:
+        raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
 
 @contextmanager
@@ -121,77 +128,54 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _replay(
-    settings: ComparisonSettings,
-    target: str,
-    load: LoadSettings,
-    store: Callable[[str], None],
-    *,
-    to_stderr: bool,
-) -> None:
-    from rich.console import Console
-
-    from inference.benchmark.replay.comparison import Replay, replay_tables
-    from inference.benchmark.subject import Subject, load_target
-    from jakiro.utils.logs import quiet_libraries
-    from jakiro.utils.progress import ProgressDisplay, tracked
-
-    with quiet_libraries():
-        model, tokenizer = load_target(target, load.dtype, load.torch_device)
-        subject = Subject(model, tokenizer, other_weights=settings.other_weights)
-        comparison = Replay(settings, subject, target)
-    with ProgressDisplay() as progress:
-        document = comparison.run(tracked(progress))
-    console = Console(stderr=to_stderr)
-    for part in replay_tables(document):
-        console.print(part, highlight=False)
-    store(document.model_dump_json(indent=1) + "\n")
-
-
-def _measured(
+def _compared(
     settings: ComparisonSettings, target: str, load: LoadSettings
 ) -> "ComparisonDocument":
     from inference.benchmark.run import Comparison, prompts_for
-    from inference.benchmark.subject import Subject, build_methods, load_target
+    from inference.benchmark.subject import build_methods
     from jakiro.utils.logs import quiet_libraries
     from jakiro.utils.progress import ProgressDisplay, tracked
 
     prompts = prompts_for(settings)
     with quiet_libraries():
-        model, tokenizer = load_target(target, load.dtype, load.torch_device)
-        names = parse_methods(settings.methods)
-        subject = Subject(
-            model,
-            tokenizer,
-            settings.threads,
-            other_weights=settings.other_weights,
-        )
-        methods = build_methods(names, subject)
+        subject = _subject(settings, target, load)
+        methods = build_methods(parse_methods(settings.methods), subject)
+    model, tokenizer = subject.model, subject.tokenizer
     comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
     with ProgressDisplay() as progress:
         return comparison.run(tracked(progress))
 
 
-def _finish(
-    document: "ComparisonDocument",
-    store_json: Callable[[str], None],
-    store_page: Callable[[str], None] | None,
-    *,
-    to_stderr: bool,
-) -> None:
+def _replayed(settings: ComparisonSettings, target: str, load: LoadSettings) -> "ReplayDocument":
+    from inference.benchmark.replay.comparison import Replay
+    from jakiro.utils.logs import quiet_libraries
+    from jakiro.utils.progress import ProgressDisplay, tracked
+
+    with quiet_libraries():
+        subject = _subject(settings.model_copy(update={"threads": None}), target, load)
+        comparison = Replay(settings, subject, target)
+    with ProgressDisplay() as progress:
+        return comparison.run(tracked(progress))
+
+
+def _subject(settings: ComparisonSettings, target: str, load: LoadSettings) -> "Subject":
+    from inference.benchmark.subject import Subject, load_target
+
+    model, tokenizer = load_target(target, load.dtype, load.torch_device)
+    return Subject(model, tokenizer, settings.threads, other_weights=settings.other_weights)
+
+
+def _show(document: "ComparisonDocument | ReplayDocument", *, to_stderr: bool) -> None:
     from rich.console import Console
 
+    from inference.benchmark.document import ComparisonDocument
+    from inference.benchmark.replay.comparison import replay_tables
     from inference.benchmark.report.table import figures_table
 
     console = Console(stderr=to_stderr)
-    try:  # the table first, because a full disk can prevent the files
-        for part in figures_table(document):
-            console.print(part, highlight=False)
-    finally:
-        store_json(document.model_dump_json(indent=1) + "\n")
-    if store_page is not None:
-        from inference.benchmark.report.page import render  # imports matplotlib; takes a second
-
-        store_page(render(document))
-    if not document.is_complete:
-        raise typer.Exit(EXIT_CODE_INTERRUPTED)
+    if isinstance(document, ComparisonDocument):
+        tables = figures_table(document)
+    else:
+        tables = replay_tables(document)
+    for part in tables:
+        console.print(part, highlight=False)

@@ -8,14 +8,13 @@ from operator import mul
 from inference.benchmark.document import (
     CategoryFigures,
     ComparisonDocument,
-    Environment,
     ExpertFigures,
     MethodFigures,
     Quantiles,
-    SampleRecord,
     Seconds,
-    TargetFacts,
 )
+from inference.benchmark.machine import Environment, TargetFacts
+from inference.benchmark.samples import Sample
 from inference.benchmark.settings import ComparisonSettings
 from inference.trees.shape import TreeShape
 
@@ -168,9 +167,9 @@ def _category(
 
 def _samples(
     prompts: int, rate: float, tau: float, categories: Sequence[str], randomness: random.Random
-) -> tuple[SampleRecord, ...]:
+) -> tuple[Sample, ...]:
     return tuple(
-        SampleRecord(
+        Sample(
             prompt=f"{prompt:08x}",
             category=categories[prompt % len(categories)],
             repeat=0,

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 from helpers.comparisons import make_document
 
-from inference.benchmark.document import ComparisonDocument, MethodFigures, SampleRecord
+from inference.benchmark.document import ComparisonDocument, MethodFigures
+from inference.benchmark.samples import Sample
 from inference.benchmark.stats import Rate
 from jakiro.utils.settings import validate_settings
 from training.config import TrainSettings
-from training.studies.ablation.analysis import ArmFacts
+from training.studies.ablation.arms import Arm
 
 
 def made_up_rate(
@@ -70,11 +71,18 @@ def made_up_documents(
     }
 
 
-def made_up_arm(name: str, **changes: object) -> ArmFacts:
-    """Return the facts of an arm."""
+def made_up_arm(name: str, **changes: object) -> Arm:
+    """Return an arm that was trained with three seeds."""
     needed = {"target": {"name_or_path": "target"}, "data": {"paths": ["texts.jsonl"]}}
     settings = validate_settings(TrainSettings, {**needed, **changes}, source="the test")
-    return ArmFacts(name, settings, 1_234_567, (1000, 1001, 1002), (0.5, 0.6, 0.7))
+    records = [
+        {
+            "training": {"tokens": 1000 + seed},
+            "evaluation": {"validation": {"levels": [{"agreement": 0.5 + 0.1 * seed}]}},
+        }
+        for seed in range(3)
+    ]
+    return Arm(name, settings, 1_234_567, records=tuple(records))
 
 
 _TWO = {"experts": {"num_experts": 2, "intermediate_size": 512}}
@@ -98,7 +106,7 @@ def _with_samples(figures: MethodFigures, rate: Rate | None, seed: int, repeats:
     """Return figures whose samples have the given rate; every target forward takes 10 ms."""
     assert rate is not None
     samples = [
-        SampleRecord(
+        Sample(
             prompt=f"{prompt:08x}",
             category="all",
             repeat=repeat,

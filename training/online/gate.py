@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.adaptation.lesson import Passage, Recipe
-from inference.benchmark.stats import Floats, student_quantile
+from inference.benchmark.stats import Floats, Rate, ratio
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from jakiro.drafter import JakiroDrafter
@@ -89,7 +89,7 @@ def compare_counts(own: Floats, before: Floats, after: Floats) -> GateResult:
         own: tokens and steps of each prompt with the drafter itself [2, prompts].
     """
     taus = {"own": _tau(own), "before": _tau(before), "after": _tau(after)}
-    if own.shape[1] < FEWEST:
+    if own.shape[1] < FEWEST or not own.sum():
         return GateResult(**taus, low=0.0, older=0.0, harm=0.0)
     half = own.shape[1] // 2
     older = [_tau(counts[:, :half]) for counts in (own, before, after)]
@@ -102,27 +102,14 @@ def compare_counts(own: Floats, before: Floats, after: Floats) -> GateResult:
 
 
 def _low(before: Floats, after: Floats) -> float:
-    """Return the lower end of the 95% interval of the ratio of two taus.
-
-    The interval is a Student's t interval of the logarithm of the ratio; its variance is computed
-    from the differences between the two drafters on each prompt (delta method).
-    """
-    taus = [_tau(counts) for counts in (before, after)]
-    count = before.shape[1]
-    influence = _influence(after, taus[1]) - _influence(before, taus[0])
-    reach = student_quantile(float(count - 1)) * influence.std(ddof=1) / np.sqrt(count)
-    return float(taus[1] / taus[0] * np.exp(-reach))
+    """Return the lower end of the 95% interval of the ratio of two taus, over prompts."""
+    new, old = (Rate(counts[:1], counts[1:]) for counts in (after, before))
+    return ratio(new, old).low
 
 
 def _tau(counts: Floats) -> float:
     tokens, steps = counts.sum(axis=1)
     return float(tokens / steps) if steps else 1.0
-
-
-def _influence(counts: Floats, tau: float) -> Floats:
-    """Return what each prompt adds to the logarithm of tau, relative to the mean prompt."""
-    tokens, steps = counts
-    return (tokens - tau * steps) / max(float(tokens.mean()), 1e-9)
 
 
 def _decoder(target: TargetAdapter, drafter: JakiroDrafter) -> SpeculativeDecoder:

@@ -8,8 +8,8 @@ import psutil
 import torch
 from rich import box
 from rich.table import Table
+from torch.utils.benchmark import Timer
 
-from inference.benchmark.timing import medians
 from jakiro.errors import ConfigError
 from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device
 from jakiro.utils.wording import counted
@@ -174,7 +174,9 @@ def product_rate(settings: TrainSettings) -> float:
     device = choose_device(settings.engine.device)
     size = _PRODUCT[device.type]
     factor = torch.ones(size, size, device=device, dtype=TORCH_DTYPES[settings.target.dtype])
-    return 2 * size**3 / medians({"product": lambda: factor @ factor}, 3)["product"]
+    names, threads = {"factor": factor}, torch.get_num_threads()
+    timer = Timer("factor @ factor", globals=names, num_threads=threads)
+    return 2 * size**3 / timer.timeit(3).mean
 
 
 def render(run: Estimate, memory: int, flops_per_second: float | None) -> Table:

@@ -18,11 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils.pretrained import TORCH_DTYPES, load_config
-from jakiro.utils.wording import summary_of
 from training.config import TrainSettings, anchor_rule
 from training.input_settings import TargetSettings
 from training.loss.batch import Batch
@@ -80,9 +78,13 @@ class Simulation:
     drafter_flops: int
 
 
+@lru_cache(maxsize=2)
 def target_on_meta(settings: TargetSettings) -> TargetAdapter:
     """Return a target without weights, built from its config."""
-    return _target_on_meta(settings.name_or_path, TORCH_DTYPES[settings.dtype])
+    config = load_config(settings.name_or_path, remedy="check target.name_or_path")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[settings.dtype])
+    return TargetAdapter(model.eval().requires_grad_(False))
 
 
 def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDrafter:
@@ -119,27 +121,15 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
     )
 
 
-@lru_cache(maxsize=2)
-def _target_on_meta(name_or_path: str, dtype: torch.dtype) -> TargetAdapter:
-    config = load_config(name_or_path, remedy="check target.name_or_path")
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except ValueError as error:
-        raise CheckpointError(
-            f"cannot build the target {name_or_path} from its config", got=summary_of(error)
-        ) from error
-    return TargetAdapter(model.eval().requires_grad_(False))
-
-
 def _batch_on_meta(settings: TrainSettings) -> Batch:
     size, length = settings.batch.micro_batch_size, settings.data.sequence_length
     samples = anchor_rule(settings).num_samples
     with torch.device("meta"):
+        ids = torch.zeros(size, length, dtype=torch.long)
         return Batch(
-            token_ids=torch.zeros(size, length, dtype=torch.long),
-            positions=torch.zeros(size, length, dtype=torch.long),
-            documents=torch.zeros(size, length, dtype=torch.long),
+            token_ids=ids,
+            positions=ids,
+            documents=ids,
             is_response=torch.ones(size, length, dtype=torch.bool),
             anchors=torch.zeros(size, samples, length, dtype=torch.long),
             is_narrow=torch.zeros(size, dtype=torch.bool),

@@ -1,8 +1,6 @@
 """Memory of the parameters, gradients and optimizer states that DeepSpeed keeps in one process."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from jakiro.utils.pretrained import Kind, choose_device
 from training.config import TrainSettings
@@ -11,9 +9,7 @@ from training.loop.optimizer import build_optimizer
 from training.module import TrainingModule
 
 _MASTER = 4  # bytes of a master weight or of a moment
-_ALIGNMENT = 2  # ZeRO 1 and 2 pad each process's part to a multiple of this number of elements
-# DeepSpeed's default limits, in elements.
-_BUCKET, _PERSISTENT, _LIVE, _SUBGROUP = 500_000_000, 100_000, 1_000_000_000, 1_000_000_000
+_BUCKET, _PERSISTENT = 500_000_000, 100_000  # DeepSpeed's default limits, in elements
 
 
 @dataclass(frozen=True)
@@ -39,100 +35,47 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer + self.buffers - self.host
 
 
-@dataclass(frozen=True)
-class _Group:
-    """A group of parameters that ZeRO joins: sizes, and number of moments per parameter."""
-
-    sizes: tuple[int, ...]
-    moments: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.sizes)
-
-
 def state_bytes(
     module: TrainingModule,
     settings: TrainSettings,
     num_processes: int,
     device: Kind | None = None,
 ) -> StateBytes:
-    """Return the bytes that one process keeps for a module, without allocating them."""
+    """Return the bytes that one process keeps for a module, without allocating them.
+
+    With ZeRO 1 and 2, each process keeps all parameters, but only a part of the master weights and
+    moments. With ZeRO 3, it keeps a part of every parameter, and small parameters in full. The
+    padding of the parts is not counted.
+    """
     kind = device or choose_device(settings.engine.device).type
     config = build_deepspeed_config(settings, num_processes, kind)
-    groups = _groups(build_optimizer(module, settings.optimizer).param_groups)
-    width = 2 if config["bf16"]["enabled"] or config["fp16"]["enabled"] else 4
-    total = sum(group.total for group in groups)
     zero = config["zero_optimization"]
+    stage, is_offloaded = zero["stage"], "offload_optimizer" in zero
+    width = 2 if config["bf16"]["enabled"] or config["fp16"]["enabled"] else 4
+    sizes = [part.numel() for part in module.parameters() if part.requires_grad]
+    total, frozen = sum(sizes), sum(p.numel() for p in module.parameters() if not p.requires_grad)
+    moments = sum(
+        # Muon keeps one moment of each of its matrices; AdamW keeps two moments of each parameter.
+        (1 if group.get("muon") else 2) * part.numel()
+        for group in build_optimizer(module, settings.optimizer).param_groups
+        for part in group["params"]
+    )
+    if not stage:
+        return StateBytes(width * (total + frozen), width * total, _MASTER * moments)
+    own = -(-total // num_processes)
+    optimizer = _MASTER * -(-(total + moments) // num_processes)
     bucket = zero.get("reduce_bucket_size", _BUCKET)
     if kind == "cpu":
         bucket = min(bucket, total)  # a part that is never used takes no main memory
-    if zero["stage"] == 3:
-        return _partitioned(groups, zero, width, num_processes, bucket)
-    frozen = width * sum(part.numel() for part in module.parameters() if not part.requires_grad)
-    if zero["stage"]:
-        trained = _flattened(groups, zero, width, num_processes, bucket)
-        return replace(trained, parameters=trained.parameters + frozen)
-    moments = sum(group.moments * group.total for group in groups)
-    return StateBytes(width * total + frozen, width * total, _MASTER * moments)
-
-
-def _flattened(
-    groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
-) -> StateBytes:
-    """Return the bytes of a process with ZeRO 1 or 2.
-
-    Each process keeps all parameters, but only a part of the master weights and moments.
-    """
-    padded = [_filled(group.total, _ALIGNMENT * num_processes) for group in groups]
-    pairs = list(zip(groups, padded, strict=True))
-    own = sum(padded) // num_processes
-    optimizer = sum(_MASTER * (1 + group.moments) * size for group, size in pairs) // num_processes
-    kept = own if zero["stage"] == 2 else sum(group.total for group in groups)
-    gradients = width * kept + _MASTER * own
-    is_offloaded = "offload_optimizer" in zero
+    kept, gathered = total, 0
+    if stage == 3:
+        threshold = zero.get("stage3_param_persistence_threshold", _PERSISTENT)
+        kept = own + (sum(s for s in sizes if s <= threshold) if num_processes > 1 else 0)
+        gathered = total
     return StateBytes(
-        parameters=width * sum(padded),
-        gradients=gradients,
-        optimizer=optimizer,
-        buffers=width * bucket,
-        host=optimizer + _MASTER * own if is_offloaded else 0,
-    )
-
-
-def _partitioned(
-    groups: Sequence[_Group], zero: Mapping[str, Any], width: int, num_processes: int, bucket: int
-) -> StateBytes:
-    """Return the bytes of a process with ZeRO 3.
-
-    Each process keeps a part of every parameter; small parameters are kept in full.
-    """
-    parts = [
-        (-(-size // num_processes), size, group.moments) for group in groups for size in group.sizes
-    ]
-    own = sum(part for part, *_ in parts)
-    threshold = zero.get("stage3_param_persistence_threshold", _PERSISTENT)
-    persistent = sum(size for _, size, _ in parts if size <= threshold and num_processes > 1)
-    optimizer = sum(_MASTER * (1 + moments) * part for part, _, moments in parts)
-    gathered = min(sum(size for _, size, _ in parts), _LIVE)
-    updated = _MASTER * min(own, _SUBGROUP)
-    host = (optimizer + updated) * ("offload_optimizer" in zero)
-    return StateBytes(
-        parameters=width * (own + persistent),
-        gradients=width * own + updated,
+        parameters=width * (kept + frozen),
+        gradients=width * (total if stage == 1 else own) + _MASTER * own,
         optimizer=optimizer,
         buffers=width * (bucket + gathered),
-        host=host + width * own * ("offload_param" in zero),
+        host=(optimizer + _MASTER * own) * is_offloaded + width * own * ("offload_param" in zero),
     )
-
-
-def _groups(param_groups: Sequence[Mapping[str, Any]]) -> list[_Group]:
-    # Muon keeps one moment of each of its matrices; AdamW keeps two moments of each parameter.
-    return [
-        _Group(tuple(part.numel() for part in group["params"]), 1 if group.get("muon") else 2)
-        for group in param_groups
-    ]
-
-
-def _filled(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -1,40 +1,27 @@
 """Comparison of several drafters on the same texts, which the target writes once."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-import numpy as np
 from pydantic import NonNegativeInt
-from rich import box
-from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from inference.autotune.search import trees_of_size
-from inference.benchmark.document import Environment
-from inference.benchmark.harness import Harness, Texts, grouped
-from inference.benchmark.machine import environment_of
-from inference.benchmark.method_names import (
-    AUTOREGRESSIVE,
-    DRAFTER,
-    MethodName,
-    parse_replayed_methods,
-)
-from inference.benchmark.methods import OwnDecoding
+from inference.benchmark.harness import Harness, Results, Texts
+from inference.benchmark.machine import Environment, environment_of
+from inference.benchmark.method_names import AUTOREGRESSIVE, MethodName, parse_replayed_methods
+from inference.benchmark.methods import OwnDecoding, SamplingOptions
 from inference.benchmark.replay.steps import replay
+from inference.benchmark.report.table import INTERRUPTED, table_of
 from inference.benchmark.run import prompts_for
+from inference.benchmark.samples import TAU, Continuation, Decoded, Sample, rate_of
 from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.stats import Rate, Ratio, product, ratio
-from inference.benchmark.subject import Subject
+from inference.benchmark.stats import Ratio, product, ratio
+from inference.benchmark.subject import Subject, build_methods
 from inference.engine.stats import DecodeStats
-from inference.generation.prompt_file import BenchPrompt
-from inference.trees.shape import TreePlan
-from jakiro.drafter import JakiroDrafter
+from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.progress import Track, untracked
 from jakiro.utils.settings import Settings
 
-_CANDIDATES = 60  # of a tree, unless a method says otherwise
 LEGEND = (
     "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
     "trainings. An asterisk marks ratios whose interval excludes 1. by depth: share of the steps "
@@ -78,23 +65,46 @@ class ReplayRow(Settings):
 
 
 class ReplayDocument(Settings):
-    """Results of a replay; `tokens` is the number of tokens of the texts at each temperature."""
+    """Results of a replay; `tokens` is the number of tokens of the texts at each temperature.
+
+    After an interruption, only prompts that were replayed with all drafters are included.
+    """
 
     environment: Environment
     settings: ComparisonSettings
+    is_complete: bool = True
     tokens: dict[float, int]
     rows: tuple[ReplayRow, ...]
 
 
-class _Text(NamedTuple):
-    """An answer of the target to a chat turn of a prompt."""
+class ReplayedDecoding(OwnDecoding):
+    """A method that gives the answers of `writer`, with the steps that a drafter would have taken.
 
-    prompt: BenchPrompt
-    prompt_ids: list[int]
-    answer: list[int]
+    Args:
+        written: answers of the writer, which all methods with this writer share.
+    """
 
+    def __init__(
+        self,
+        method: OwnDecoding,
+        name: str,
+        writer: OwnDecoding,
+        written: dict[object, list[Continuation]],
+    ) -> None:
+        super().__init__(name, method.kind, method.decoder)
+        self.family = method.name
+        self._writer, self._written = writer, written
 
-_Tally = dict[str, list[DecodeStats]]  # for each prompt's hash, the counts of all its chat turns
+    def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
+        """Return the writer's answers, and the counts of the drafter's steps."""
+        key = repr((prompts, sampling, seed))
+        if key not in self._written:
+            self._written[key] = self._writer.decode(prompts, sampling, seed).continuations
+        answers = self._written[key]
+        run = self.start(prompts, sampling, seed)
+        counts = replay(run, [answer.token_ids for answer in answers])
+        pairs = zip(answers, counts, strict=True)
+        return Decoded([Continuation(one.token_ids, one.arrivals, own) for one, own in pairs], {})
 
 
 class Replay:
@@ -102,84 +112,47 @@ class Replay:
 
     def __init__(self, settings: ComparisonSettings, subject: Subject, name_or_path: str) -> None:
         names = parse_replayed_methods(settings.methods)
-        self.settings = settings
-        self.methods = [_method(name, subject) for name in names]
         target = TargetAdapter(subject.model)
+        self.settings = settings
         self.environment = environment_of(target, name_or_path)
-        writing = settings.model_copy(update={"methods": (AUTOREGRESSIVE,)})
-        self.prompts = prompts_for(writing)
-        self.harness = Harness(
-            [OwnDecoding(AUTOREGRESSIVE, AUTOREGRESSIVE, subject.decoder())],
-            writing,
-            Texts.of(target, subject.tokenizer, settings.max_new_tokens),
-            target.device,
-        )
-        self.harness.texts.require_room(self.prompts, settings.max_new_tokens)
+        self.prompts = prompts_for(settings.model_copy(update={"methods": (AUTOREGRESSIVE,)}))
+        if len(self.prompts) < 2:
+            raise DataError("an interval needs more than one prompt; pass more in --prompts")
+        texts = Texts.of(target, subject.tokenizer, settings.max_new_tokens)
+        texts.require_room(self.prompts, settings.max_new_tokens)
+        methods = _methods(names, subject)
+        self.harness = Harness(methods, settings, texts, target.device)
+        self.trainings: dict[str, list[str]] = {}
+        for method in methods:
+            self.trainings.setdefault(method.family, []).append(method.name)
 
     def run(self, track: Track = untracked) -> ReplayDocument:
         """Write the texts, replay them with each drafter, and return the results.
 
         Raises:
-            DataError: there is only one prompt, or all texts at a temperature end with their first
-                token.
+            DataError: all texts at a temperature end with their first token.
         """
-        temperatures, seed = self.settings.temperatures, self.settings.seed
-        tallies: dict[float, list[_Tally]] = {t: [{} for _ in self.methods] for t in temperatures}
-        groups = grouped(self.prompts, self.harness.settings)
-        advance = track("Replaying", len(temperatures) * len(groups) * (1 + len(self.methods)))
-        for number, group in enumerate(groups):
-            for temperature in temperatures:
-                texts = self._write(group, temperature, seed + 1000 * number)
-                advance()
-                for method, tally in zip(self.methods, tallies[temperature], strict=True):
-                    self._replay(method, texts, temperature, tally)
-                    advance()
+        self.harness.advance = track("Replaying", self.harness.num_groups(self.prompts))
+        results = self.harness.measure(self.prompts)
+        first = self.harness.methods[0].name
+        measured = [t for t in self.settings.temperatures if (first, t) in results]
         return ReplayDocument(
             environment=self.environment,
             settings=self.settings,
-            tokens={
-                temperature: sum(turn.emitted for turns in first.values() for turn in turns)
-                for temperature, (first, *_) in tallies.items()
-            },
-            rows=tuple(row for t, tally in tallies.items() for row in self._rows(t, tally)),
+            is_complete=not self.harness.is_interrupted,
+            tokens={t: sum(one.tokens for one in results[first, t].samples) for t in measured},
+            rows=tuple(row for t in measured for row in self._rows(t, results)),
         )
 
-    def _write(self, group: Sequence[BenchPrompt], temperature: float, seed: int) -> list[_Text]:
-        """Return the target's answers to all chat turns of a group of prompts."""
-        (method,) = self.harness.methods
-        sampling = self.harness.sampling(temperature)
-        samples, _ = self.harness.samples(method, group, sampling, seed)
-        return [
-            _Text(sample.prompt, self.harness.encoded(sample.prompt, sample.turns[:turn]), answer)
-            for sample in samples
-            for turn, answer in enumerate(sample.token_ids)
-        ]
-
-    def _replay(
-        self, method: OwnDecoding, texts: Sequence[_Text], temperature: float, tally: _Tally
-    ) -> None:
-        sampling, size = self.harness.sampling(temperature), self.settings.batch_size
-        for begin in range(0, len(texts), size):
-            some = texts[begin : begin + size]
-            run = method.start([text.prompt_ids for text in some], sampling, self.settings.seed)
-            counts = replay(run, [text.answer for text in some])
-            for text, stats in zip(some, counts, strict=True):
-                tally.setdefault(text.prompt.fingerprint, []).append(stats)
-
-    def _rows(self, temperature: float, tallies: list[_Tally]) -> Iterator[ReplayRow]:
-        trainings: dict[str, list[_Tally]] = {}
-        for method, tally in zip(self.methods, tallies, strict=True):
-            trainings.setdefault(method.name, []).append(tally)
-        base: Rate | None = None
-        for name, several in trainings.items():
-            counts = [[_counts(prompt, tally) for prompt in self.prompts] for tally in several]
-            rate = Rate(
-                np.array([[own.decoded for own in training] for training in counts], np.float64),
-                np.array([[own.steps for own in training] for training in counts], np.float64),
-            )
+    def _rows(self, temperature: float, results: Results) -> Iterator[ReplayRow]:
+        base = None
+        for name, trainings in self.trainings.items():
+            several = [results[each, temperature].samples for each in trainings]
+            units = sorted(sample.prompt for sample in several[0])
+            rate = rate_of(several, TAU, units)
             base = base or rate
             pooled = DecodeStats.pooled(
-                turn for tally in several for turns in tally.values() for turn in turns
+                answer.stats for samples in several for one in samples for answer in one.answers
             )
             yield ReplayRow(
                 drafter=name,
@@ -187,49 +160,51 @@ class Replay:
                 tau=product([(1.0, rate)]),
                 ratio=ratio(rate, base),
                 conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
-                counts=tuple(map(tuple, counts)),
+                counts=tuple(_counts(samples) for samples in several),
             )
 
 
-def _method(name: MethodName, subject: Subject) -> OwnDecoding:
-    drafter = JakiroDrafter.from_pretrained(str(name.path))
-    plan = trees_of_size(drafter, name.candidates or _CANDIDATES, name.levels)
-    decoder = subject.decoder(drafter, TreePlan.of(plan.greedy))
-    return OwnDecoding(name.name, DRAFTER, decoder)
+def _methods(names: Sequence[MethodName], subject: Subject) -> list[ReplayedDecoding]:
+    writer = OwnDecoding(AUTOREGRESSIVE, AUTOREGRESSIVE, subject.decoder())
+    written: dict[object, list[Continuation]] = {}
+    return [
+        ReplayedDecoding(method, f"{method.name} ({number})", writer, written)
+        for number, method in enumerate(build_methods(names, subject))
+        if isinstance(method, OwnDecoding)
+    ]
 
 
-def _counts(prompt: BenchPrompt, tally: _Tally) -> ReplayedPrompt:
-    total = DecodeStats.pooled(tally[prompt.fingerprint])
-    return ReplayedPrompt(
-        prompt=prompt.fingerprint,
-        category=prompt.category,
-        decoded=total.decoded,
-        steps=total.target_forwards,
+def _counts(samples: Sequence[Sample]) -> tuple[ReplayedPrompt, ...]:
+    return tuple(
+        ReplayedPrompt(
+            prompt=sample.prompt,
+            category=sample.category,
+            decoded=sample.decoded,
+            steps=sample.target_forwards,
+        )
+        for sample in sorted(samples, key=lambda sample: sample.prompt)
     )
 
 
-def replay_tables(document: ReplayDocument) -> Iterator[RenderableType]:
-    """Yield a table for each temperature, and a legend."""
+def replay_tables(document: ReplayDocument) -> Iterator[Table | str]:
+    """Yield a note after an interruption, a table for each temperature, and a legend."""
+    if not document.is_complete:
+        yield INTERRUPTED
     for temperature, num_tokens in document.tokens.items():
         rows = [row for row in document.rows if row.temperature == temperature]
         first = rows[0]
-        table = Table(
-            title=f"T = {temperature:g}; trainings: {len(first.counts)}, "
-            f"prompts: {len(first.counts[0])}, tokens: {num_tokens:,}",
-            box=box.SIMPLE_HEAD,
+        yield table_of(
+            f"T = {temperature:g}; trainings: {len(first.counts)}, prompts: "
+            f"{len(first.counts[0])}, tokens: {num_tokens:,}",
+            ("drafter", "tau", f"tau / {first.drafter}", "by depth"),
+            [
+                (
+                    row.drafter,
+                    row.tau.shown(2),
+                    row.ratio.shown(3) + (" *" if row.ratio.is_resolved else ""),
+                    " ".join(f"{rate:.2f}" for rate in row.conditional_acceptance_rate),
+                )
+                for row in rows
+            ],
         )
-        # Brackets in a name would otherwise be read as markup.
-        for title in ("drafter", "tau", f"tau / {first.drafter}", "by depth"):
-            table.add_column(Text(title), overflow="fold")
-        for row in rows:
-            depths = " ".join(f"{rate:.2f}" for rate in row.conditional_acceptance_rate)
-            mark = " *" if row.ratio.is_resolved else ""
-            cells = row.drafter, _figure(row.tau, 2), _figure(row.ratio, 3) + mark, depths
-            table.add_row(*map(Text, cells))
-        yield table
     yield LEGEND
-
-
-def _figure(figure: Ratio, decimals: int) -> str:
-    low, high = f"{figure.low:.{decimals}f}", f"{figure.high:.{decimals}f}"
-    return f"{figure.value:.{decimals}f} [{low}, {high}]"

@@ -1,15 +1,16 @@
-"""Tables of a comparison's figures for a terminal."""
+"""Tables of figures for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
-from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.stats import FEWEST_PROMPTS
 
 COLUMNS = ("method", "tau", "drafts", "tok/s", "speed-up [95%]", "first", "same")
+INTERRUPTED = "The measurement was interrupted: only prompts that all methods decoded are included."
 LEGEND = (
     "tau: tokens per forward pass of the target. drafts: share of these passes with drafts. tok/s: "
     "new tokens divided by all seconds. first: median milliseconds to the first token. same: share "
@@ -17,24 +18,26 @@ LEGEND = (
 )
 
 
-def figures_table(document: ComparisonDocument) -> Iterator[RenderableType]:
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table whose first column is on the left, and the others on the right."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, name in enumerate(columns):  # brackets in a text would be read as markup
+        table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def figures_table(document: ComparisonDocument) -> Iterator[Table | str]:
     """Yield a note after an interruption, a table for each temperature, and a legend."""
     if not document.is_complete:
-        yield "The measurement was interrupted: only prompts that all methods decoded are included."
+        yield INTERRUPTED
     for temperature in dict.fromkeys(method.temperature for method in document.methods):
-        table = Table(
-            title=f"T = {temperature:g}, {document.prompts} prompts; "
-            f"speed-up over {document.baseline}",
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            pad_edge=False,
+        yield table_of(
+            f"T = {temperature:g}, {document.prompts} prompts; speed-up over {document.baseline}",
+            COLUMNS,
+            [cells(each) for each in document.methods if each.temperature == temperature],
         )
-        for number, name in enumerate(COLUMNS):
-            table.add_column(name, justify="right" if number else "left", no_wrap=True)
-        for method in document.methods:
-            if method.temperature == temperature:
-                table.add_row(*cells(method))
-        yield table
     yield from notes(document)
 
 

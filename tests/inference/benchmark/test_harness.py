@@ -7,7 +7,7 @@ import torch
 
 from inference.benchmark.harness import Harness, Texts, grouped
 from inference.benchmark.methods import SamplingOptions
-from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.samples import Arrival, Continuation, Decoded, Measured
 from inference.benchmark.settings import ComparisonSettings
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
@@ -62,6 +62,11 @@ def _decoded(token_ids: list[int]) -> str:
     return "".join(map(str, token_ids))
 
 
+def _keys(measured: Measured) -> set[tuple[int, int]]:
+    """Return the numbers of the repeats and groups that were measured."""
+    return {(sample.repeat, sample.group) for sample in measured.samples}
+
+
 def _harness(*methods: Scripted, longest_prompt: int = 99, **changes: Any) -> Harness:
     fields = {"methods": ("any",), "prompts": "prompts.jsonl", "temperatures": (0.0,), **changes}
     texts = Texts(_encoded, _decoded, longest_prompt)
@@ -77,7 +82,7 @@ def test_methods_decode_the_same_groups_with_the_same_seeds() -> None:
     measured = methods[0].calls[2:]  # without the warm-up
     assert len(measured) == 2 * len(grouped(PROMPTS, harness.settings))
     assert len({seed for _, seed in measured}) == len(measured)
-    keys = [{take.key for take in found.takes} for found in results.values()]
+    keys = [_keys(found) for found in results.values()]
     assert keys[0] == keys[1] == {(repeat, group) for repeat in (0, 1) for group in range(3)}
 
 
@@ -121,43 +126,37 @@ def test_methods_are_reset_after_the_warm_up_and_before_groups(
 
 def test_a_chat_turn_includes_the_answers_before_it() -> None:
     method = Scripted("a")
-    (sample,), parts = _harness(method).samples(method, [CHAT], SamplingOptions(0.0, 3), seed=4)
+    measured = _harness(method).decode(method, [CHAT], SamplingOptions(0.0, 3), seed=4)
     assert method.calls == [([[1]], 4), ([[1, 7, 8, 9, 2]], 5), ([[1, 7, 8, 9, 2, 7, 8, 9, 3]], 6)]
-    assert sample.token_ids == [ANSWER] * 3
-    assert parts == {"verify": 1.5}
+    assert measured.samples[0].token_ids == [ANSWER] * 3
+    assert measured.parts == {"verify": 1.5}
 
 
 def test_only_prompts_with_another_chat_turn_are_decoded_again() -> None:
     method = Scripted("a")
-    samples, _ = _harness(method).samples(method, [PROMPTS[3], CHAT], SamplingOptions(0.0, 3), 0)
+    measured = _harness(method).decode(method, [PROMPTS[3], CHAT], SamplingOptions(0.0, 3), 0)
     assert [len(prompts) for prompts, _ in method.calls] == [2, 1, 1]
-    assert [len(sample.turns) for sample in samples] == [1, 3]
+    assert [sample.turns for sample in measured.samples] == [1, 3]
 
 
 def test_an_answer_that_leaves_no_room_for_the_next_is_cut_at_its_end() -> None:
     method = Scripted("a")
     harness = _harness(method, longest_prompt=7)
-    harness.samples(method, [CHAT], SamplingOptions(0.0, 3), 0)
+    harness.decode(method, [CHAT], SamplingOptions(0.0, 3), 0)
     assert [prompts[0] for prompts, _ in method.calls] == [
         *([1], [1, 7, 8, 9, 2]),
         [1, 7, 8, 9, 2, 7, 3],
     ]
 
 
-@pytest.mark.parametrize("num_groups", [1, 4])
-def test_after_an_interruption_only_groups_that_all_methods_decoded_are_left(
-    num_groups: int,
-) -> None:
-    """The order of methods is random, so in some cases the other one decodes one more group."""
-    interrupted = Scripted("b", interrupted_at=2 + num_groups)
-    harness = _harness(Scripted("a"), interrupted, temperatures=(0.0, 1.0))
+def test_after_an_interruption_only_groups_that_all_methods_decoded_are_left() -> None:
+    harness = _harness(Scripted("a"), Scripted("b", interrupted_at=2 + 5), temperatures=(0.0, 1.0))
     results = harness.measure(PROMPTS)
     assert harness.is_interrupted
-    keys = {name: {take.key for take in found.takes} for name, found in results.items()}
-    for temperature in {temperature for _, temperature in keys}:
-        assert keys["a", temperature] == keys["b", temperature]
-    decoded = [group for (name, _), groups in keys.items() if name == "b" for group in groups]
-    assert len(decoded) == num_groups
+    keys = {name: _keys(found) for name, found in results.items()}
+    assert len(keys) == 4
+    assert len({frozenset(groups) for groups in keys.values()}) == 1
+    assert len(keys["a", 0.0]) == 2
 
 
 def test_after_an_interruption_a_temperature_without_common_groups_is_left_out() -> None:

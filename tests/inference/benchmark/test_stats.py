@@ -1,95 +1,92 @@
-"""Intervals of ratios of sums over prompts: they cover the truth, and pairing narrows them."""
+"""Intervals of ratios of sums cover the truth, and pairing narrows them."""
 
-from collections.abc import Callable
+import math
 
 import numpy as np
 import pytest
+from helpers.studies import made_up_rate
+from scipy import stats
 
-from inference.benchmark.stats import (
-    RESAMPLES,
-    divided,
-    interval_of,
-    pooled_ratio,
-    resample_counts,
-    sums_by_unit,
-)
+from inference.benchmark.stats import Rate, Ratio, product, ratio, student_quantile
+from jakiro.errors import DataError
 
 
-def test_every_resample_holds_as_many_units_as_there_are() -> None:
-    resamples = resample_counts(7)
-    assert resamples.shape == (RESAMPLES, 7)
-    assert (resamples.sum(axis=1) == 7).all()
-    assert resamples.mean(axis=0) == pytest.approx(np.ones(7), abs=0.1)
-    assert resamples.var() == pytest.approx(6 / 7, abs=0.05)  # the variance of a binomial count
+def test_a_ratio_is_of_sums_and_not_a_mean_of_ratios() -> None:
+    rate = Rate(np.array([[1.0, 9.0]]), np.array([[1.0, 3.0]]))
+    assert product([(1.0, rate)]).value == pytest.approx(2.5)
+    assert rate.pooled == 2.5
+    assert ratio(rate, rate) == Ratio(value=1.0, low=1.0, high=1.0, by_seed=(1.0,))
 
 
-def test_resamples_are_the_same_at_every_call_and_others_in_another_stream() -> None:
-    first = resample_counts(5).copy()
-    resample_counts.cache_clear()
-    assert (resample_counts(5) == first).all()
-    assert np.corrcoef(first.ravel(), resample_counts(5, stream=1).ravel())[0, 1] < 0.05
-    with pytest.raises(ValueError, match="read-only"):
-        resample_counts(5)[0, 0] = 2.0
+def test_the_interval_of_a_single_prompt_is_the_value() -> None:
+    alone = product([(1.0, Rate(np.array([[6.0]]), np.array([[4.0]])))])
+    assert alone.low == alone.value == alone.high == pytest.approx(1.5)
 
 
-def test_parts_are_summed_by_unit() -> None:
-    parts = [("b", 1.0), ("a", 2.0), ("b", 4.0)]
-    assert sums_by_unit(parts, {"a": 0, "b": 1, "c": 2}).tolist() == [2.0, 5.0, 0.0]
-
-
-def test_a_ratio_is_of_sums_not_a_mean_of_ratios() -> None:
-    top, bottom = np.array([1.0, 9.0]), np.array([1.0, 3.0])
-    resamples = np.array([[1.0, 1.0], [2.0, 0.0]])
-    assert pooled_ratio(top, bottom, resamples).tolist() == [2.5, 1.0]
-
-
-def test_a_zero_denominator_is_left_out_without_a_warning() -> None:
-    ratios = pooled_ratio(np.array([1.0, 1.0]), np.array([0.0, 2.0]), resample_counts(2))
-    assert np.isnan(ratios).any()
-    interval = interval_of(1.0, ratios)
-    assert (interval.low, interval.high) == (0.5, 1.0)  # the second unit twice; both units
-    nothing = divided(np.zeros(4), np.zeros(4))
-    assert interval_of(3.0, nothing) == (3.0, 3.0, 3.0)
-    assert interval_of(3.0, pooled_ratio(np.zeros(0), np.zeros(0), resample_counts(0))) == (
-        3.0,
-        3.0,
-        3.0,
-    )
-
-
-def test_the_interval_of_a_single_unit_is_the_value() -> None:
-    ratios = pooled_ratio(np.array([6.0]), np.array([4.0]), resample_counts(1))
-    assert interval_of(1.5, ratios) == (1.5, 1.5, 1.5)
-
-
-@pytest.mark.parametrize(("units", "fewest"), [(10, 0.84), (40, 0.9)])
-def test_the_interval_covers_the_true_ratio(units: int, fewest: float) -> None:
-    covered = _share(_covers_the_truth, units)
-    assert fewest <= covered <= 0.99
-
-
-def _covers_the_truth(source: np.random.Generator, units: int) -> bool:
-    bottom = source.uniform(1, 3, units)
-    top = 2.0 * bottom * source.uniform(0.5, 1.5, units)
-    ratios = pooled_ratio(top, bottom, resample_counts(units))
-    interval = interval_of(float(top.sum() / bottom.sum()), ratios)
-    return interval.low <= 2.0 <= interval.high
-
-
-def _share(trial: Callable[[np.random.Generator, int], bool], units: int) -> float:
+@pytest.mark.parametrize("prompts", [5, 10, 40])
+def test_the_interval_of_one_seed_covers_the_true_rate(prompts: int) -> None:
     source = np.random.default_rng(3)
-    return sum(trial(source, units) for _ in range(300)) / 300
+    covered = 0
+    for _ in range(300):
+        bottom = source.uniform(1, 3, (1, prompts))
+        top = 2.0 * bottom * source.uniform(0.5, 1.5, (1, prompts))
+        found = product([(1.0, Rate(top, bottom))])
+        covered += found.low <= 2.0 <= found.high
+    assert 0.91 <= covered / 300 <= 0.99
 
 
-def test_pairing_narrows_the_interval_of_two_measurements() -> None:
-    source = np.random.default_rng(0)
-    tokens, hardness = np.full(30, 100.0), source.lognormal(0, 0.5, 30)
-    first, second = (hardness * source.lognormal(0, 0.02, 30) for _ in range(2))
+def simulated(number: int, truth: float, **noise: float) -> Ratio:
+    """Return the tau ratio of two arms whose effects differ by `truth`, with noise."""
+    random = np.random.default_rng(number)
+    easiness = random.normal(0, 0.4, 20)
+    arm, base = (made_up_rate(random, easiness, effect, **noise) for effect in (truth, 0.0))
+    return ratio(arm, base)
 
-    def width(stream: int) -> float:
-        slow = pooled_ratio(tokens, first, resample_counts(30))
-        fast = pooled_ratio(tokens, second, resample_counts(30, stream))
-        interval = interval_of(1.0, divided(fast, slow))
-        return interval.high - interval.low
 
-    assert width(stream=0) < width(stream=1) / 5
+def test_equal_arms_are_mostly_not_resolved() -> None:
+    found = [simulated(number, truth=0.0) for number in range(100)]
+    assert sum(each.is_resolved for each in found) <= 10
+
+
+def test_a_tenth_is_found_in_nearly_all_studies() -> None:
+    found = [simulated(number, truth=math.log(1.1)) for number in range(60)]
+    assert sum(each.low > 1 for each in found) >= 0.95 * len(found)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        {"seed_noise": 0.05, "prompt_noise": 0.01, "cell_noise": 0.01},
+        {"seed_noise": 0.003, "prompt_noise": 0.2, "cell_noise": 0.01},
+        {"seed_noise": 0.02, "prompt_noise": 0.08, "cell_noise": 0.02},
+        {"seed_noise": 0.0, "prompt_noise": 0.01, "cell_noise": 0.2},
+    ],
+    ids=["seeds-dominate", "prompts-dominate", "both-matter", "cells-dominate"],
+)
+def test_intervals_of_three_seeds_and_twenty_prompts_cover_the_truth(
+    noise: dict[str, float],
+) -> None:
+    truth = math.log(1.05)
+    found = [simulated(number, truth, **noise) for number in range(160)]
+    covered = sum(each.low < math.exp(truth) < each.high for each in found)
+    assert covered >= 0.9 * len(found)
+
+
+def test_pairing_removes_the_common_effect_of_prompts() -> None:
+    random = np.random.default_rng(0)
+    easiness = random.normal(0, 0.5, 20)
+    arm, base = (made_up_rate(random, easiness) for _ in range(2))
+    shuffled = Rate(*(part[:, random.permutation(20)] for part in base))
+    paired, unpaired = ratio(arm, base), ratio(arm, shuffled)
+    assert unpaired.value == pytest.approx(paired.value)
+    assert unpaired.high - unpaired.low > 3 * (paired.high - paired.low)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.0, 2.7, 10.0, 300.0])
+def test_student_quantiles_are_those_of_scipy(freedom: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
+
+
+def test_a_rate_without_tokens_is_refused() -> None:
+    with pytest.raises(DataError, match="a rate cannot be computed without tokens"):
+        product([(1.0, Rate(np.zeros((2, 5)), np.ones((2, 5))))])

@@ -1,95 +1,97 @@
 """Analysis of a study: results from the `jakiro bench` documents of all seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from inference.benchmark.document import ComparisonDocument
 from inference.benchmark.method_names import AUTOREGRESSIVE
-from inference.benchmark.stats import Ratio, ratio
-from training.config import TrainSettings
-from training.studies.ablation.arms import BASE
-from training.studies.ablation.contrasts import Counts, counts_of, find_cells, two_by_two
+from inference.benchmark.samples import SPEED, TAU, rate_of
+from inference.benchmark.stats import Rate, Ratio, ratio
+from training.studies.ablation.arms import BASE, Arm
+from training.studies.ablation.contrasts import find_cells, two_by_two
 from training.studies.ablation.results import ArmExperts, ArmRow, ArmVerdict, StudyResults
 
-
-@dataclass(frozen=True)
-class ArmFacts:
-    """Properties of an arm that are known from its training.
-
-    Attributes:
-        experts: diversity of the experts (`training.evaluation.diversity`), for each seed for which
-            it was measured.
-    """
-
-    name: str
-    settings: TrainSettings
-    parameters: int
-    training_tokens: tuple[int, ...] = ()
-    validation_agreement: tuple[float, ...] = ()
-    experts: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def diversity(self) -> ArmExperts:
-        """The diversity of the experts, if it was measured."""
-        names = ("top_overlap", "router_entropy", "load_entropy")
-        by_seed = [[seed[name] for name in names] for seed in self.experts]
-        overlaps, router, load = zip(*by_seed, strict=True)
-        return ArmExperts(
-            arm=self.name,
-            top_overlap=None if None in overlaps else fmean(overlaps),
-            router_entropy=fmean(router),
-            load_entropy=fmean(load),
-            by_seed=tuple((overlap, entropy, mean) for overlap, entropy, mean in by_seed),
-        )
-
-    def row(self, temperature: float, counts: Mapping[str, Counts]) -> ArmRow:
-        """Return the results of the arm at a temperature, from the counts of all methods."""
-        arm, base = counts[self.name], counts[BASE]
-        tau_ratio = ratio(arm.tau, base.tau)
-        agreement = self.validation_agreement
-        return ArmRow(
-            arm=self.name,
-            temperature=temperature,
-            parameters=self.parameters,
-            intermediate_size=self.settings.drafter.experts.intermediate_size,
-            training_tokens=self.training_tokens,
-            validation_agreement=fmean(agreement) if agreement else None,
-            tau=arm.tau.pooled,
-            tau_ratio=tau_ratio,
-            conditional_acceptance_rate=arm.conditional_acceptance_rate,
-            tokens_per_second=arm.speed.pooled,
-            seconds_per_draft=arm.seconds_per_draft,
-            speed_ratio=ratio(arm.speed, base.speed),
-            speedup=ratio(arm.speed, counts[AUTOREGRESSIVE].speed),
-            verdict=_verdict(self.name, tau_ratio),
-        )
+_Rates = Mapping[str, Rate]  # of each method, over all seeds and prompts
 
 
-def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[ArmFacts]) -> StudyResults:
+def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) -> StudyResults:
     """Return the results of a study."""
     methods = next(iter(documents.values())).methods
     prompts = sorted({sample.prompt for sample in methods[0].samples})
-    index_of = {prompt: index for index, prompt in enumerate(prompts)}
     cells = find_cells({arm.name: arm.settings for arm in arms})
     rows, interactions = [], []
     for temperature in dict.fromkeys(method.temperature for method in methods):
-        counts = {
-            name: counts_of(documents.values(), name, temperature, index_of)
+        samples = {
+            name: [each.figures(name, temperature).samples for each in documents.values()]
             for name in (AUTOREGRESSIVE, *(arm.name for arm in arms))
         }
-        rows += [arm.row(temperature, counts) for arm in arms]
+        taus = {name: rate_of(several, TAU, prompts) for name, several in samples.items()}
+        speeds = {name: rate_of(several, SPEED, prompts) for name, several in samples.items()}
+        rows += [_row(arm, temperature, documents, taus, speeds) for arm in arms]
         if cells is not None:
-            rates = {name: count.tau for name, count in counts.items()}
-            interactions.append(two_by_two(cells, temperature, rates))
+            interactions.append(two_by_two(cells, temperature, taus))
     return StudyResults(
         seeds=len(documents),
         prompts=len(prompts),
         note=_note(len(documents), sum(row.verdict != "base" for row in rows)),
         rows=tuple(rows),
         interactions=tuple(interactions),
-        experts=tuple(arm.diversity for arm in arms if arm.experts),
+        experts=tuple(filter(None, map(_diversity, arms))),
+    )
+
+
+def _row(
+    arm: Arm,
+    temperature: float,
+    documents: Mapping[int, ComparisonDocument],
+    taus: _Rates,
+    speeds: _Rates,
+) -> ArmRow:
+    """Return the results of an arm at a temperature."""
+    figures = [each.figures(arm.name, temperature) for each in documents.values()]
+    rates = [one.conditional_acceptance_rate for one in figures]
+    depths = range(max(map(len, rates)))  # not all seeds reach the same depth
+    forwards = sum(one.target_forwards for one in figures)
+    tau_ratio = ratio(taus[arm.name], taus[BASE])
+    agreement = [
+        float(one["validation"]["levels"][0]["agreement"])
+        for one in arm.evaluations
+        if "validation" in one
+    ]
+    return ArmRow(
+        arm=arm.name,
+        temperature=temperature,
+        parameters=arm.parameters,
+        intermediate_size=arm.width,
+        training_tokens=tuple(int(record["training"]["tokens"]) for record in arm.records),
+        validation_agreement=fmean(agreement) if agreement else None,
+        tau=taus[arm.name].pooled,
+        tau_ratio=tau_ratio,
+        conditional_acceptance_rate=tuple(
+            fmean(one[depth] for one in rates if len(one) > depth) for depth in depths
+        ),
+        tokens_per_second=speeds[arm.name].pooled,
+        seconds_per_draft=sum(one.seconds.draft for one in figures) / max(forwards, 1),
+        speed_ratio=ratio(speeds[arm.name], speeds[BASE]),
+        speedup=ratio(speeds[arm.name], speeds[AUTOREGRESSIVE]),
+        verdict=_verdict(arm.name, tau_ratio),
+    )
+
+
+def _diversity(arm: Arm) -> ArmExperts | None:
+    """Return the diversity of an arm's experts; None if it was not measured."""
+    names = ("top_overlap", "router_entropy", "load_entropy")
+    measured = [one["experts"] for one in arm.evaluations if "experts" in one]
+    if not measured:
+        return None
+    by_seed = [tuple(seed[name] for name in names) for seed in measured]
+    overlaps, router, load = zip(*by_seed, strict=True)
+    return ArmExperts(
+        arm=arm.name,
+        top_overlap=None if None in overlaps else fmean(overlaps),
+        router_entropy=fmean(router),
+        load_entropy=fmean(load),
+        by_seed=tuple(by_seed),
     )
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -33,12 +33,35 @@ _OPEN = (
 _WIDTH = "drafter.experts.intermediate_size"
 
 
+TOLERANCE = 0.02  # largest difference in size, as a fraction of the base's number of parameters
+
+
 @dataclass(frozen=True)
 class Arm:
-    """The base or a variant of it."""
+    """The base or a variant of it.
+
+    Attributes:
+        parameters: number of trainable parameters; 0 until the arm has its expert width.
+        width_before: expert width in the arm's settings, before it was changed.
+        records: for each seed, the record of a finished training: settings, provenance, progress
+            and evaluation.
+    """
 
     name: str
     settings: TrainSettings
+    parameters: int = 0
+    width_before: int = 0
+    records: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The intermediate size of an expert."""
+        return self.settings.drafter.experts.intermediate_size
+
+    @property
+    def evaluations(self) -> list[Mapping[str, Any]]:
+        """The evaluation of the drafter, for each seed."""
+        return [record["evaluation"] for record in self.records]
 
 
 def read_arms(
@@ -98,35 +121,13 @@ def _check_delta(delta: Mapping[str, Any], path: Path) -> None:
         )
 
 
-TOLERANCE = 0.02  # largest difference in size, as a fraction of the base's number of parameters
-
-
-@dataclass(frozen=True)
-class SizedArm:
-    """An arm with an expert width that makes the arm as large as the base."""
-
-    arm: Arm
-    parameters: int
-    width_before: int  # expert width in the arm's settings, before the change
-
-    @property
-    def name(self) -> str:
-        """The arm's name."""
-        return self.arm.name
-
-    @property
-    def width(self) -> int:
-        """The intermediate size of an expert."""
-        return self.arm.settings.drafter.experts.intermediate_size
-
-
 def equally_sized(
     arms: Sequence[Arm],
     target: TargetRecord,
     *,
     any_size: bool = False,
     base_config: JakiroConfig | None = None,
-) -> list[SizedArm]:
+) -> list[Arm]:
     """Return the arms, with expert widths that make them about as large as the first arm.
 
     If only some experts run for a token, only as many are counted. The nodes of one pass may
@@ -142,30 +143,24 @@ def equally_sized(
     Raises:
         ConfigError: no expert width brings an arm within 2% of the base's size, and not `any_size`.
     """
-    size = arms[0].settings.drafter.draft_vocab_size
+    known = [arm.settings.drafter for arm in arms]
     if base_config is not None:
-        size = base_config.draft_vocab_size
-    known = [_with_vocabulary(arm, size) if _shares(arm, arms[0]) else arm for arm in arms]
-    goal = num_active_parameters(known[0].settings.drafter, target)
-    found = [_sized(arm, goal, target, any_size) for arm in known]
+        size = {"draft_vocab_size": base_config.draft_vocab_size}
+        of_data = _vocabulary(arms[0])
+        known = [
+            arm.settings.drafter.model_copy(update=size if _vocabulary(arm) == of_data else {})
+            for arm in arms
+        ]
+    goal = num_active_parameters(known[0], target)
     return [
-        replace(own, arm=_with_vocabulary(own.arm, arm.settings.drafter.draft_vocab_size))
-        for own, arm in zip(found, arms, strict=True)
+        _sized(arm, drafter, goal, target, any_size)
+        for arm, drafter in zip(arms, known, strict=True)
     ]
 
 
-def _shares(arm: Arm, base: Arm) -> bool:
-    """Return whether the data gives an arm the draft vocabulary of the base."""
-    return _vocabulary(arm) == _vocabulary(base)
-
-
 def _vocabulary(arm: Arm) -> tuple[int | str | None, str | None]:
+    """Return the settings that determine which draft vocabulary the data gives an arm."""
     return arm.settings.drafter.draft_vocab_size, arm.settings.initialize.drafter
-
-
-def _with_vocabulary(arm: Arm, size: int | Literal["auto"] | None) -> Arm:
-    drafter = arm.settings.drafter.model_copy(update={"draft_vocab_size": size})
-    return replace(arm, settings=arm.settings.model_copy(update={"drafter": drafter}))
 
 
 def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
@@ -177,34 +172,44 @@ def num_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
 
 def num_active_parameters(settings: DrafterSettings, target: TargetRecord) -> int:
     """Return the number of trainable parameters that a drafter computes with for one token."""
-    changes = {"num_experts": settings.experts.num_active, "active_experts": None}
-    experts = settings.experts.model_copy(update=changes)
-    return num_parameters(settings.model_copy(update={"experts": experts}), target)
+    active = settings.experts.num_active
+    return num_parameters(_with_experts(settings, num_experts=active, active_experts=None), target)
 
 
-def _sized(arm: Arm, goal: int, target: TargetRecord, any_size: bool) -> SizedArm:
-    drafter = arm.settings.drafter
-    before = drafter.experts.intermediate_size
+def _sized(
+    arm: Arm, drafter: DrafterSettings, goal: int, target: TargetRecord, any_size: bool
+) -> Arm:
+    """Return an arm with a fitting expert width.
+
+    Args:
+        drafter: settings of the arm's drafter, with the draft vocabulary of the data.
+    """
     count = num_active_parameters(drafter, target)
     # The number of parameters is linear in the width, and constant if there are no experts.
-    per_width = num_active_parameters(_with_width(drafter, before + 1), target) - count
-    width = before + round((goal - count) / max(per_width, 1))
-    fitted = _with_width(drafter, max(width, 1))
+    wider = _with_experts(drafter, intermediate_size=arm.width + 1)
+    per_width = num_active_parameters(wider, target) - count
+    width = max(arm.width + round((goal - count) / max(per_width, 1)), 1)
+    fitted = _with_experts(drafter, intermediate_size=width)
     parameters = num_active_parameters(fitted, target)
-    if width < 1 or abs(parameters / goal - 1) > TOLERANCE:
-        if any_size:
-            return SizedArm(arm, num_parameters(drafter, target), before)
-        raise ConfigError(
-            f"the arm {arm.name} cannot be made as large as the base",
-            expected=f"{goal:,} trainable parameters, plus or minus {TOLERANCE:.0%}",
-            got=f"{parameters:,} with experts of width {max(width, 1)}",
-            remedy="change fewer settings in this arm, set a larger expert width in the base, or "
-            "compare arms of different sizes with --any-size",
-        )
-    settings = arm.settings.model_copy(update={"drafter": fitted})
-    return SizedArm(replace(arm, settings=settings), num_parameters(fitted, target), before)
+    if abs(parameters / goal - 1) > TOLERANCE:
+        if not any_size:
+            raise ConfigError(
+                f"the arm {arm.name} cannot be made as large as the base",
+                expected=f"{goal:,} trainable parameters, plus or minus {TOLERANCE:.0%}",
+                got=f"{parameters:,} with experts of width {width}",
+                remedy="change fewer settings in this arm, set a larger expert width in the base, "
+                "or compare arms of different sizes with --any-size",
+            )
+        fitted, width = drafter, arm.width
+    changed = _with_experts(arm.settings.drafter, intermediate_size=width)
+    return replace(
+        arm,
+        settings=arm.settings.model_copy(update={"drafter": changed}),
+        parameters=num_parameters(fitted, target),
+        width_before=arm.width,
+    )
 
 
-def _with_width(drafter: DrafterSettings, width: int) -> DrafterSettings:
-    experts = drafter.experts.model_copy(update={"intermediate_size": width})
+def _with_experts(drafter: DrafterSettings, **changes: int | None) -> DrafterSettings:
+    experts = drafter.experts.model_copy(update=changes)
     return drafter.model_copy(update={"experts": experts})

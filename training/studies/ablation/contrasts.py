@@ -1,68 +1,12 @@
-"""Counts over all seeds and prompts, and the 2 x 2 comparison of experts and contrastive loss."""
+"""The 2 x 2 comparison of experts and contrastive loss."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.stats import Floats, Rate, Ratio, product, sums_by_unit
-from jakiro.errors import DataError
+from inference.benchmark.stats import Rate, Ratio, product
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.results import TwoByTwo
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts of one method at one temperature, over all seeds and prompts.
-
-    Attributes:
-        tau: tokens after the first token, per forward pass of the target after prefill.
-        speed: tokens per second, including prefill.
-    """
-
-    tau: Rate
-    speed: Rate
-    conditional_acceptance_rate: tuple[float, ...]
-    seconds_per_draft: float
-
-
-def counts_of(
-    documents: Iterable[ComparisonDocument],
-    name: str,
-    temperature: float,
-    index_of: Mapping[str, int],
-) -> Counts:
-    """Return the counts of a method in all documents, summed over the samples of each prompt."""
-    figures = [document.figures(name, temperature) for document in documents]
-    if any({sample.prompt for sample in one.samples} != index_of.keys() for one in figures):
-        raise DataError(
-            "arms or seeds were measured on different prompts, and cannot be compared prompt by "
-            "prompt; measure again, with the same prompt file and number of prompts"
-        )
-
-    def summed(field: str) -> Floats:
-        samples = [
-            [(sample.prompt, float(getattr(sample, field))) for sample in one.samples]
-            for one in figures
-        ]
-        return np.stack([sums_by_unit(parts, index_of) for parts in samples])
-
-    rates = [one.conditional_acceptance_rate for one in figures]
-    depths = range(max(map(len, rates)))  # not all seeds reach the same depth
-    forwards = sum(one.target_forwards for one in figures)
-    return Counts(
-        tau=Rate(summed("decoded"), summed("target_forwards")),
-        speed=Rate(summed("tokens"), summed("seconds")),
-        conditional_acceptance_rate=tuple(
-            fmean(one[depth] for one in rates if len(one) > depth) for depth in depths
-        ),
-        seconds_per_draft=sum(one.seconds.draft for one in figures) / max(forwards, 1),
-    )
-
 
 # Settings in which the four arms may differ: these settings define the arms, make them equally
 # large, or identify a run.
@@ -144,5 +88,4 @@ def _has_contrast(settings: TrainSettings) -> bool:
 
 
 def _in_words(effect: Ratio) -> str:
-    text = f"x{effect.value:.3f} [{effect.low:.3f}, {effect.high:.3f}]"
-    return text if effect.is_resolved else f"{text} (not resolved)"
+    return f"x{effect.shown(3)}{'' if effect.is_resolved else ' (not resolved)'}"

@@ -16,7 +16,7 @@ from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
 from training.distributed.launch import LaunchOptions, command, launch
 from training.loop.run_folder import RunFolder
-from training.studies.ablation.arms import SizedArm
+from training.studies.ablation.arms import Arm
 from training.studies.ablation.settings import Launcher
 from training.train import train
 
@@ -46,28 +46,28 @@ class ArmRun:
         return JakiroConfig.from_pretrained(self.folder.drafter).record or {}
 
 
-def runs_of(arms: Sequence[SizedArm], num_seeds: int, folder: Path) -> list[ArmRun]:
+def runs_of(arms: Sequence[Arm], num_seeds: int, folder: Path) -> list[ArmRun]:
     """Return the runs of every arm with every seed, seed by seed.
 
     Arms with the same seed read the same sequences in the same order.
     """
-    first = arms[0].arm.settings.seed
+    first = arms[0].settings.seed
     return [
-        _run(sized, seed, folder / "runs" / sized.name / f"seed-{seed}")
+        _run(arm, seed, folder / "runs" / arm.name / f"seed-{seed}")
         for seed in range(first, first + num_seeds)
-        for sized in arms
+        for arm in arms
     ]
 
 
-def _run(sized: SizedArm, seed: int, run_folder: Path) -> ArmRun:
-    settings = sized.arm.settings
+def _run(arm: Arm, seed: int, run_folder: Path) -> ArmRun:
+    settings = arm.settings
     # Runs do not measure decoding, because the study measures it with interleaved timings.
     evaluation = settings.evaluation.model_copy(update={"num_prompts": 0, "every": None})
     # Runs are evaluated only at the end, so `best` would be a copy of the finished drafter.
     checkpoint = settings.checkpoint.model_copy(update={"keep": 1, "keep_best": False})
     changes: dict[str, Any] = {"evaluation": evaluation, "checkpoint": checkpoint}
     changes |= {"seed": seed, "run_folder": run_folder}
-    return ArmRun(sized.name, seed, settings.model_copy(update=changes))
+    return ArmRun(arm.name, seed, settings.model_copy(update=changes))
 
 
 def train_runs(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,8 +16,8 @@ from jakiro.utils.provenance import provenance
 from training.planning.estimate import duration_text, estimate, product_rate, size_text
 from training.setup.loading import load_model, load_tokenizer
 from training.setup.preparation import check_arm, prepare
-from training.studies.ablation.analysis import ArmFacts, analyse
-from training.studies.ablation.arms import SizedArm, equally_sized, read_arms
+from training.studies.ablation.analysis import analyse
+from training.studies.ablation.arms import Arm, equally_sized, read_arms
 from training.studies.ablation.evaluation import measure
 from training.studies.ablation.results import StudyResults
 from training.studies.ablation.runs import runs_of, train_runs
@@ -47,7 +48,7 @@ class Study:
         for arm in self.arms:
             _logger.info(_size_of(arm))
         self.facts = {  # all arms share the other inputs
-            arm.name: check_arm(arm.arm.settings, self.inputs) for arm in self.arms
+            arm.name: check_arm(arm.settings, self.inputs) for arm in self.arms
         }
         self.runs = runs_of(self.arms, settings.seeds, self.folder)
         if settings.prompts is None:
@@ -67,10 +68,10 @@ class Study:
 
         Measuring the arms takes additional time.
         """
-        rate = product_rate(self.arms[0].arm.settings)
+        rate = product_rate(self.arms[0].settings)
         minutes, disk = 0.0, 0
         for arm in self.arms:
-            run = estimate(arm.arm.settings, num_processes=1)
+            run = estimate(arm.settings, num_processes=1)
             minutes += run.minutes(rate)
             disk += run.disk_bytes
         seeds = self.settings.seeds
@@ -105,7 +106,11 @@ class Study:
             )
             for seed in dict.fromkeys(run.seed for run in self.runs)
         }
-        results = analyse(documents, [self._facts(arm) for arm in self.arms])
+        arms = [
+            replace(arm, records=tuple(run.record for run in self.runs if run.arm == arm.name))
+            for arm in self.arms
+        ]
+        results = analyse(documents, arms)
         table = to_markdown(results)
         facts = {"settings": self.settings.model_dump(mode="json"), "provenance": provenance()}
         write_atomically(folder / "results.json", results.model_dump_json(indent=1) + "\n")
@@ -119,24 +124,8 @@ class Study:
         write_atomically(path, "".join(lines))
         return path
 
-    def _facts(self, sized: SizedArm) -> ArmFacts:
-        records = [run.record for run in self.runs if run.arm == sized.name]
-        evaluations = [record["evaluation"] for record in records]
-        return ArmFacts(
-            name=sized.name,
-            settings=sized.arm.settings,
-            parameters=sized.parameters,
-            training_tokens=tuple(int(record["training"]["tokens"]) for record in records),
-            validation_agreement=tuple(
-                float(found["validation"]["levels"][0]["agreement"])
-                for found in evaluations
-                if "validation" in found
-            ),
-            experts=tuple(found["experts"] for found in evaluations if "experts" in found),
-        )
 
-
-def _size_of(arm: SizedArm) -> str:
+def _size_of(arm: Arm) -> str:
     width = f"experts of width {arm.width}"
     if arm.width != arm.width_before:
         width += f" instead of {arm.width_before}, so that the arm is as large as the base"

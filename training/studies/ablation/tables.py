@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from inference.benchmark.stats import Ratio
 from jakiro.utils.wording import rounded
 from training.studies.ablation.results import ArmExperts, ArmRow, StudyResults
 
@@ -38,8 +37,8 @@ def _cells(row: ArmRow) -> list[str]:
         f"{row.intermediate_size}",
         f"{row.temperature:g}",
         f"{row.tau:.2f}",
-        "1" if is_base else with_interval(row.tau_ratio),
-        "1" if is_base else with_interval(row.speed_ratio),
+        "1" if is_base else row.tau_ratio.shown(3),
+        "1" if is_base else row.speed_ratio.shown(3),
         "" if is_base else row.verdict,
     ]
 
@@ -47,8 +46,3 @@ def _cells(row: ArmRow) -> list[str]:
 def _expert_cells(arm: ArmExperts) -> list[str]:
     overlap = "-" if arm.top_overlap is None else f"{arm.top_overlap:.3f}"
     return [arm.arm, overlap, f"{arm.router_entropy:.3f}", f"{arm.load_entropy:.3f}"]
-
-
-def with_interval(ratio: Ratio) -> str:
-    """Return a ratio with its interval in brackets."""
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

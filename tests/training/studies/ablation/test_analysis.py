@@ -4,10 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents, made_up_rate
-from scipy import stats
+from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents
 
-from inference.benchmark.stats import Rate, Ratio, product, ratio, student_quantile
 from jakiro.errors import DataError
 from training.studies.ablation.analysis import analyse
 
@@ -57,50 +55,6 @@ def test_the_note_mentions_a_single_seed() -> None:
     assert "another seed may reverse any verdict" in results.note
 
 
-def test_equal_arms_are_mostly_not_resolved() -> None:
-    found = [simulated(number, truth=0.0) for number in range(100)]
-    assert sum(ratio.is_resolved for ratio in found) <= 10
-
-
-def test_a_tenth_is_found_in_nearly_all_studies() -> None:
-    found = [simulated(number, truth=math.log(1.1)) for number in range(60)]
-    assert sum(ratio.low > 1 for ratio in found) >= 0.95 * len(found)
-
-
-@pytest.mark.parametrize(
-    "noise",
-    [
-        {"seed_noise": 0.05, "prompt_noise": 0.01, "cell_noise": 0.01},
-        {"seed_noise": 0.003, "prompt_noise": 0.2, "cell_noise": 0.01},
-        {"seed_noise": 0.02, "prompt_noise": 0.08, "cell_noise": 0.02},
-        {"seed_noise": 0.0, "prompt_noise": 0.01, "cell_noise": 0.2},
-    ],
-    ids=["seeds-dominate", "prompts-dominate", "both-matter", "cells-dominate"],
-)
-def test_intervals_of_three_seeds_and_twenty_prompts_cover_the_truth(
-    noise: dict[str, float],
-) -> None:
-    truth = math.log(1.05)
-    found = [simulated(number, truth, **noise) for number in range(160)]
-    covered = sum(ratio.low < math.exp(truth) < ratio.high for ratio in found)
-    assert covered >= 0.9 * len(found)
-
-
-def test_pairing_removes_the_common_effect_of_prompts() -> None:
-    random = np.random.default_rng(0)
-    easiness = random.normal(0, 0.5, 20)
-    arm, base = (made_up_rate(random, easiness) for _ in range(2))
-    shuffled = Rate(*(part[:, random.permutation(20)] for part in base))
-    paired, unpaired = ratio(arm, base), ratio(arm, shuffled)
-    assert unpaired.value == pytest.approx(paired.value)
-    assert unpaired.high - unpaired.low > 3 * (paired.high - paired.low)
-
-
-@pytest.mark.parametrize("freedom", [1.0, 2.0, 2.7, 10.0, 300.0])
-def test_student_quantiles_are_those_of_scipy(freedom: float) -> None:
-    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
-
-
 def test_planted_effects_and_their_interaction_are_recovered() -> None:
     experts, contrast, together = 0.10, 0.05, 0.08
     effects = {
@@ -122,16 +76,3 @@ def test_documents_that_cannot_be_compared_are_refused() -> None:
     fewer = made_up_documents({"base": 0.0}, prompts=19)
     with pytest.raises(DataError, match="different prompts"):
         analyse({0: documents[0], 1: fewer[1]}, [made_up_arm("base")])
-    with pytest.raises(DataError, match="two or more prompts"):
-        analyse(made_up_documents({"base": 0.0}, prompts=1), [made_up_arm("base")])
-    nothing = Rate(np.zeros((2, 5)), np.ones((2, 5)))
-    with pytest.raises(DataError, match="a rate cannot be computed without tokens"):
-        product([(1.0, nothing)])
-
-
-def simulated(number: int, truth: float, **noise: float) -> Ratio:
-    """Return the tau ratio of two arms whose effects differ by `truth`, with noise."""
-    random = np.random.default_rng(number)
-    easiness = random.normal(0, 0.4, 20)
-    arm, base = (made_up_rate(random, easiness, effect, **noise) for effect in (truth, 0.0))
-    return ratio(arm, base)

@@ -78,10 +78,10 @@ def test_every_ablation_is_as_large_as_the_base_and_takes_two_steps(path: Path, 
     arms = read_arms(base, [path], without if path.stem in ADDED else [])
     inputs = prepare(arms[0].settings)
     reference, arm = equally_sized(arms, inputs.drafter_config.target_record)
-    active = num_active_parameters(arm.arm.settings.drafter, inputs.drafter_config.target_record)
+    active = num_active_parameters(arm.settings.drafter, inputs.drafter_config.target_record)
     assert active == pytest.approx(reference.parameters, rel=TOLERANCE)
-    train(arm.arm.settings, model=inputs.target.model, tokenizer=inputs.tokenizer)
-    losses = [line["loss"] for line in read_metrics(arm.arm.settings.run_folder) if "loss" in line]
+    train(arm.settings, model=inputs.target.model, tokenizer=inputs.tokenizer)
+    losses = [line["loss"] for line in read_metrics(arm.settings.run_folder) if "loss" in line]
     assert len(losses) == 2
 
 
@@ -89,7 +89,7 @@ def test_all_other_ablations_of_the_repository_together_fit_its_whole_drafter() 
     paths = [path for path in ABLATIONS if path.stem not in ADDED]
     arms = equally_sized(read_arms(WHOLE, paths, REQUIRED), TARGET)
     assert len({arm.name for arm in arms}) == len(paths) + 1
-    changed = [arm for arm in arms[1:] if arm.arm.settings == arms[0].arm.settings]
+    changed = [arm for arm in arms[1:] if arm.settings == arms[0].settings]
     assert changed == []
     widths = {arm.name: arm.width for arm in arms}
     assert widths["experts-1"] == 2 * widths["base"] == 4 * widths["experts-4"]
@@ -111,8 +111,8 @@ def test_arms_are_as_large_as_the_base_with_the_draft_vocabulary_of_the_data(
     assert config.draft_vocab_size is not None
     assert config.draft_vocab_size < size
     sized = equally_sized(arms, config.target_record, base_config=config)
-    assert [own.arm.settings.drafter.draft_vocab_size for own in sized] == [size, size]
-    trained = [prepare(own.arm.settings).build_drafter() for own in sized]
+    assert [own.settings.drafter.draft_vocab_size for own in sized] == [size, size]
+    trained = [prepare(own.settings).build_drafter() for own in sized]
     counts = [sum(part.numel() for part in one.parameters()) for one in trained]
     assert [own.parameters for own in sized] == counts
     assert counts[1] == pytest.approx(counts[0], rel=TOLERANCE)
@@ -123,7 +123,7 @@ def test_experts_that_do_not_run_are_not_counted_as_active() -> None:
         read_arms(WHOLE, [CONFIGS / "ablations/experts-8-sparse-1.yaml"], REQUIRED),
         TARGET,
     )
-    drafter = sparse.arm.settings.drafter
+    drafter = sparse.settings.drafter
     active = num_active_parameters(drafter, TARGET)
     assert active == pytest.approx(base.parameters, rel=TOLERANCE)
     width = drafter.experts.intermediate_size

@@ -1,19 +1,14 @@
-"""Counts of samples, and the 2 x 2 comparison of experts and contrastive loss."""
+"""The 2 x 2 comparison of experts and contrastive loss."""
 
 import math
 
 import numpy as np
 import pytest
-from helpers.studies import FOUR_CELLS, made_up_arm, made_up_documents
+from helpers.studies import FOUR_CELLS, made_up_arm
 
 from inference.benchmark.stats import Rate
 from jakiro.drafter_settings import DrafterSettings, ExpertsSettings
-from training.studies.ablation.contrasts import (
-    Cells,
-    counts_of,
-    find_cells,
-    two_by_two,
-)
+from training.studies.ablation.contrasts import Cells, find_cells, two_by_two
 
 CELLS = Cells("both", "experts", "contrast", "neither")
 
@@ -21,39 +16,6 @@ CELLS = Cells("both", "experts", "contrast", "neither")
 def _rate(tau: float) -> Rate:
     """Return the rate `tau` for three seeds and five prompts, without noise."""
     return Rate(np.full((3, 5), tau * 10), np.full((3, 5), 10.0))
-
-
-def test_counts_are_summed_over_the_samples_of_each_prompt_and_seed() -> None:
-    documents = made_up_documents({"base": 0.0}, seeds=2, prompts=4, repeats=3)
-    index_of = {f"{number:08x}": number for number in range(4)}
-    counts = counts_of(documents.values(), "base", 0.0, index_of)
-    assert counts.tau.top.shape == (2, 4)
-    for seed, document in documents.items():
-        for prompt, index in index_of.items():
-            figures = document.figures("base", 0.0)
-            own = [sample for sample in figures.samples if sample.prompt == prompt]
-            assert len(own) == 3
-            assert counts.tau.top[seed, index] == sum(sample.decoded for sample in own)
-            assert counts.speed.top[seed, index] == sum(sample.tokens for sample in own)
-
-
-def test_only_seeds_that_reached_a_depth_count_at_that_depth() -> None:
-    documents = made_up_documents({"base": 0.0}, seeds=2)
-    rates = {0: (0.8, 0.6), 1: (0.4,)}
-    shorter = {
-        seed: document.model_copy(
-            update={
-                "methods": tuple(
-                    method.model_copy(update={"conditional_acceptance_rate": rates[seed]})
-                    for method in document.methods
-                )
-            }
-        )
-        for seed, document in documents.items()
-    }
-    index_of = {f"{number:08x}": number for number in range(20)}
-    counts = counts_of(shorter.values(), "base", 0.0, index_of)
-    assert counts.conditional_acceptance_rate == pytest.approx((0.6, 0.6))
 
 
 def test_effects_are_averages_over_the_other_factor() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from helpers.studies import made_up_arm, made_up_documents
 
 from training.studies.ablation.analysis import analyse
+from training.studies.ablation.arms import Arm
 from training.studies.ablation.results import StudyResults
-from training.studies.ablation.tables import to_markdown, with_interval
+from training.studies.ablation.tables import to_markdown
 
 
 def test_the_table_has_one_row_for_each_arm_and_temperature() -> None:
@@ -20,19 +21,22 @@ def test_the_table_has_one_row_for_each_arm_and_temperature() -> None:
     assert {line.count("|") for line in lines} == {9}
     for line, row in zip(lines[2:], results.rows, strict=True):
         assert line.startswith(f"| {row.arm} | 1.23M |")
-        assert row.arm == "base" or f"{with_interval(row.tau_ratio)} |" in line
+        assert row.arm == "base" or f"{row.tau_ratio.shown(3)} |" in line
     assert results.note in text
     assert "overlap" not in text
 
 
 def test_experts_have_a_table_where_they_were_measured() -> None:
     entropies = {"router_entropy": 0.5, "load_entropy": 0.6, "mean_gate": [0.5, 0.5]}
-    measured = ({"top_overlap": 0.25, **entropies}, {"top_overlap": 0.75, **entropies})
-    arms = [
-        replace(made_up_arm("base"), experts=measured),
-        replace(made_up_arm("sum"), experts=({"top_overlap": None, **entropies},)),
-        made_up_arm("older"),
-    ]
+
+    def with_experts(name: str, *overlaps: float | None) -> Arm:
+        records = [
+            {"training": {"tokens": 1}, "evaluation": {"experts": {"top_overlap": x, **entropies}}}
+            for x in overlaps
+        ]
+        return replace(made_up_arm(name), records=tuple(records))
+
+    arms = [with_experts("base", 0.25, 0.75), with_experts("sum", None), made_up_arm("older")]
     results = analyse(made_up_documents({arm.name: 0.0 for arm in arms}), arms)
     assert [experts.arm for experts in results.experts] == ["base", "sum"]
     assert results.experts[0].by_seed == ((0.25, 0.5, 0.6), (0.75, 0.5, 0.6))
