@@ -22,6 +22,9 @@ SCHEMA_VERSION: Literal[1] = 1
 class Seconds(Settings):
     """Seconds by phase, summed over all samples; `other` is the time outside reported phases.
 
+    For methods of transformers, prefill lasts until the first delivery, and everything after it
+    counts as `verify`, or as `other` if the method drafts.
+
     On an accelerator, the seconds are measured on the host. Work that the host queues is included
     in the phase in which the host waits for the result.
     """

@@ -2,8 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,7 +56,8 @@ class TransformersDecoding:
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
-        with self._watched() as watch:
+        watch = _Deliveries(self.threads)
+        with num_threads(self._prompt_threads):
             tokens = generate(
                 input_ids,
                 attention_mask=mask,
@@ -68,8 +68,13 @@ class TransformersDecoding:
                 **self._how,
                 **self._cache(input_ids.shape[1] + options.max_new_tokens),
             )
-        sequences = tokens[:, input_ids.shape[1] :].tolist()
-        return Decoded([self._continuation(sequence, watch) for sequence in sequences], watch.parts)
+        first, total = watch.arrivals[0].seconds, watch.seconds
+        parts = {"prefill": first} | ({} if self._is_drafting else {"verify": total - first})
+        continuations = [
+            self._continuation(sequence, watch.arrivals)
+            for sequence in tokens[:, input_ids.shape[1] :].tolist()
+        ]
+        return Decoded(continuations, parts)
 
     def reset(self) -> None:
         """Restore the assistant's generation config, which transformers may change in `decode`."""
@@ -88,23 +93,14 @@ class TransformersDecoding:
     def _cache(self, length: int) -> dict[str, Any]:
         return {}
 
-    @contextmanager
-    def _watched(self) -> Iterator["_ForwardTimer"]:
-        """Record the seconds of prefill and of the forward passes after it.
+    @property
+    def _is_drafting(self) -> bool:
+        return self.kind not in (TRANSFORMERS, COMPILED)
 
-        The prompt is read with torch's current number of threads, as in this package.
-        """
-        watch = _ForwardTimer(self.threads)
-        handles = [
-            self._model.register_forward_pre_hook(watch.begin_forward),
-            self._model.register_forward_hook(watch.end_forward),
-        ]
-        try:
-            with num_threads(torch.get_num_threads()):
-                yield watch
-        finally:
-            for handle in handles:
-                handle.remove()
+    @property
+    def _prompt_threads(self) -> int | None:
+        """The number of threads that read the prompt: torch's current one, as in this package."""
+        return torch.get_num_threads()
 
     def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids with padding on the left, and the mask of those that are a prompt's."""
@@ -113,15 +109,14 @@ class TransformersDecoding:
         masks = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         return torch.tensor(padded, device=device), torch.tensor(masks, device=device)
 
-    def _continuation(self, sequence: list[int], watch: "_ForwardTimer") -> Continuation:
+    def _continuation(self, sequence: list[int], deliveries: Sequence[Arrival]) -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
         ends = set(end_ids(self._model.generation_config))
         found = (index + 1 for index, token in enumerate(sequence) if token in ends)
         ids = sequence[: next(found, len(sequence))]
         # Without drafts, every token after the one from prefill needs one forward pass.
-        is_drafting = self.kind not in (TRANSFORMERS, COMPILED)
-        forwards = watch.num_forwards - 1 if is_drafting else len(ids) - 1
-        arrivals = _first(watch.arrivals, len(ids))
+        forwards = len(deliveries) - 1 if self._is_drafting else len(ids) - 1
+        arrivals = _first(deliveries, len(ids))
         stats = DecodeStats(
             from_prefill=arrivals[0].num_tokens, emitted=len(ids), target_forwards=forwards
         )
@@ -142,53 +137,40 @@ class CompiledDecoding(TransformersDecoding):
         cache = StaticCache(self._model.config.get_text_config(), max_cache_len=size)
         return {"past_key_values": cache, "compile_config": compiling}
 
-    @contextmanager
-    def _watched(self) -> Iterator["_ForwardTimer"]:
-        """Record the seconds until the first token, and after it; hooks could not be compiled."""
-        watch, started = _ForwardTimer(None), time.perf_counter()
-        with num_threads(self.threads):
-            yield watch
-        first = watch.arrivals[0].seconds
-        watch.parts = {"prefill": first, "verify": time.perf_counter() - started - first}
+    @property
+    def _prompt_threads(self) -> int | None:
+        """The number of threads of all steps: another number would be compiled again."""
+        return self.threads
 
 
-class _ForwardTimer(BaseStreamer):
-    """Recorder of delivery times and of the seconds of the model's forward passes.
+class _Deliveries(BaseStreamer):
+    """Recorder of the times at which tokens are delivered, after each forward pass of the target.
 
-    After each forward pass, the number of threads is set to `threads`, so that only prefill
-    uses torch's own number.
+    After the first delivery, the number of threads is set to `threads`, so that only prefill uses
+    another number.
     """
 
     def __init__(self, threads: int | None) -> None:
         self.threads = threads
         self.arrivals: list[Arrival] = []
-        self.parts = {"prefill": 0.0, "verify": 0.0}
-        self.num_forwards = 0
         self._started = time.perf_counter()
-        self._forward_started = 0.0
         self._has_prompt = False
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the start of decoding."""
+        return time.perf_counter() - self._started
 
     def put(self, value: Tensor) -> None:
         """Receive the prompt first, then the new tokens of every sequence."""
         if self._has_prompt:
-            count = value.numel() if value.dim() > 1 else 1
-            self.arrivals.append(Arrival(time.perf_counter() - self._started, count))
+            self.arrivals.append(Arrival(self.seconds, value.numel() if value.dim() > 1 else 1))
+            if self.threads is not None:
+                torch.set_num_threads(self.threads)
         self._has_prompt = True
 
     def end(self) -> None:
         """Do nothing, because all tokens have been delivered."""
-
-    def begin_forward(self, *_: object) -> None:
-        """Record the start of a forward pass."""
-        self._forward_started = time.perf_counter()
-
-    def end_forward(self, *_: object) -> None:
-        """Record the end of a forward pass; the first forward pass is prefill."""
-        part = "verify" if self.num_forwards else "prefill"
-        self.parts[part] += time.perf_counter() - self._forward_started
-        self.num_forwards += 1
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
 
 
 def _first(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:

@@ -8,6 +8,7 @@ gives with log-probabilities.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -86,24 +87,23 @@ def verify_server(
     )
 
 
+@dataclass
 class _Verification:
     """The checks of one server; the arguments are those of `verify_server`."""
 
-    def __init__(
-        self,
-        client: ServerClient,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        prompts: Sequence[Any],
-        settings: VerifySettings,
-        track: Track,
-    ) -> None:
-        self.client, self.model, self.tokenizer = client, model, tokenizer
-        self.prompts, self.settings, self.track = prompts, settings, track
-        self.vocab_size = int(model.config.get_text_config().vocab_size)
-        self.encoded = [encode_prompt(prompt, tokenizer, self.vocab_size) for prompt in prompts]
-        self.notes: list[str] = []
-        self.fingerprints: set[str] = set()
+    client: ServerClient
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[Any]
+    settings: VerifySettings
+    track: Track
+    notes: list[str] = field(default_factory=list)
+    fingerprints: set[str] = field(default_factory=set)
+
+    def encoded(self, index: int) -> list[int]:
+        config: Any = self.model.config
+        vocab_size = config.get_text_config().vocab_size
+        return encode_prompt(self.prompts[index], self.tokenizer, vocab_size)
 
     def checks(self) -> Iterator[Check]:
         yield self._greedy()
@@ -115,7 +115,8 @@ class _Verification:
         fields = {"max_tokens": most, "temperature": 0.0}
         answers = self._ask("greedy texts", [(prompt, fields) for prompt in self.prompts])
         tokens, differences = 0, []
-        for number, (ids, answer) in enumerate(zip(self.encoded, answers, strict=True), start=1):
+        for number, answer in enumerate(answers, start=1):
+            ids = self.encoded(number - 1)
             if answer.prompt_tokens not in (None, len(ids)):
                 self.notes.append(
                     f"prompt {number} has {len(ids)} tokens here, but the server counts "
@@ -171,9 +172,8 @@ class _Verification:
             )
             return
         answers += self._ask(f"samples of prompt {index + 1}", requests[_REPEATED_SEEDS:])
-        reference = NamedReference(
-            self.model, self.encoded[index], settings.sampling, self.tokenizer
-        )
+        ids = self.encoded(index)
+        reference = NamedReference(self.model, ids, settings.sampling, self.tokenizer)
         sequences = [reference.tokens_of(answer) for answer in answers]
         drafted, length = drafted_in(answers), fields["max_tokens"]
         yield from compare_samples(reference, sequences, length, drafted, index + 1, settings)

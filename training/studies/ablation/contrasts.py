@@ -1,9 +1,11 @@
 """The 2 x 2 comparison of experts and contrastive loss."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
-from inference.benchmark.stats import Rate, Ratio, product
+from inference.benchmark.stats import Rate, Ratio
+from inference.benchmark.stats import product as product_of
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.results import TwoByTwo
@@ -34,31 +36,32 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
     first one that is part of such a comparison counts.
     """
     for both in arms.values():
-        if not (_has_experts(both) and _has_contrast(both)):
-            continue
         found = {
             (_has_experts(settings), _has_contrast(settings)): name
             for name, settings in arms.items()
             if _is_cell(settings, both)
         }
-        if len(found) == 4 and BASE in found.values():
-            with_experts, without = ((found[on, True], found[on, False]) for on in (True, False))
-            return Cells(*with_experts, *without)
+        if (
+            _has_experts(both)
+            and _has_contrast(both)
+            and len(found) == 4
+            and BASE in found.values()
+        ):
+            return Cells(*(found[key] for key in product((True, False), repeat=2)))
     return None
 
 
 def two_by_two(cells: Cells, temperature: float, rates: Mapping[str, Rate]) -> TwoByTwo:
     """Return the effects of experts and contrastive loss, and the interaction, as ratios of tau."""
-    both, only_experts, only_contrast, neither = (rates[name] for name in cells)
-
-    def effect(*exponents: float) -> Ratio:
-        in_order = (both, only_experts, only_contrast, neither)
-        return product(list(zip(exponents, in_order, strict=True)))
-
+    exponents = {
+        "experts": (0.5, 0.5, -0.5, -0.5),
+        "contrast": (0.5, -0.5, 0.5, -0.5),
+        "interaction": (1.0, -1.0, -1.0, 1.0),
+    }
+    in_order = [rates[name] for name in cells]
     effects = {
-        "experts": effect(0.5, 0.5, -0.5, -0.5),
-        "contrast": effect(0.5, -0.5, 0.5, -0.5),
-        "interaction": effect(1.0, -1.0, -1.0, 1.0),
+        name: product_of(list(zip(powers, in_order, strict=True)))
+        for name, powers in exponents.items()
     }
     words = ", ".join(f"{name} {_in_words(ratio)}" for name, ratio in effects.items())
     sentence = f"At T = {temperature:g}: {words}."
