@@ -16,8 +16,6 @@ from inference.benchmark.settings import ComparisonSettings
 from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
-SCHEMA_VERSION: Literal[1] = 1
-
 
 class Seconds(Settings):
     """Seconds by phase, summed over all samples; `other` is the time outside reported phases.
@@ -55,11 +53,6 @@ class ExpertFigures(Settings):
     expert: int
     proposed: int  # candidates to which this expert gave the highest score of all experts
     accepted: int
-
-    @property
-    def acceptance(self) -> float:
-        """The share of the proposed candidates that were accepted."""
-        return self.accepted / self.proposed if self.proposed else 0.0
 
 
 class MainFigures(Settings):
@@ -146,7 +139,7 @@ class ComparisonDocument(Settings):
 
     model_config = ConfigDict(extra="ignore")  # older documents also have texts and trees
 
-    version: Literal[1] = SCHEMA_VERSION
+    version: Literal[1] = 1
     environment: Environment
     settings: ComparisonSettings
     prompts: int

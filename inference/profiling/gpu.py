@@ -8,7 +8,7 @@ cache, captured in a CUDA graph. All arms are timed in turn, and all tokens are 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import sqrt
@@ -47,7 +47,7 @@ from jakiro.target.record import record_target
 BASELINE = "transformers, static cache"
 _BUCKET = 64  # capacities of static caches are multiples, so that masks align
 _PREFILL_CHUNK = 1024  # tokens of a prompt per forward pass
-_WARM_UP = 3  # untimed repetitions
+_WARM_UP = 3  # repetitions whose time is not counted
 _LOGIT = 64.0  # logit of the right token, approximately; those of other tokens are much smaller
 _LAYER_SCALE = 0.01  # of the matrices through which layers change the hidden state
 
@@ -64,6 +64,11 @@ class Scale:
     batches: tuple[int, ...] = (1, 8)
     block: int = 24
     repeats: int = 20
+
+    @property
+    def blocks(self) -> int:
+        """The number of times that each arm decodes `block` tokens."""
+        return _WARM_UP + self.repeats
 
 
 FULL = Scale(  # the geometry of an 8B model
@@ -274,13 +279,8 @@ class StaticDecoding:
         )
 
 
-@dataclass
-class Arm:
-    """Work that decodes `tokens` tokens of each sequence, and a check of all its tokens."""
-
-    work: Callable[[], None]
-    tokens: int
-    check: Callable[[], None]
+# Decodes a block before each number of tokens that it yields, and checks all tokens at the end.
+Arm = Iterator[int]
 
 
 class GPUProfile:
@@ -308,12 +308,9 @@ class GPUProfile:
             generator = torch.Generator().manual_seed(batch)
             size = (batch, self.scale.context)
             prompts = torch.randint(self.target.spec.vocab_size, size, generator=generator)
-            arms = self._arms(prompts.tolist())
-            seconds = self._interleaved(arms)
-            baseline = median(seconds[BASELINE]) / arms[BASELINE].tokens
-            for name, arm in arms.items():
-                arm.check()
-                taken = [each / arm.tokens for each in seconds[name]]
+            seconds = self._interleaved(self._arms(prompts.tolist()))
+            baseline = median(seconds[BASELINE])
+            for name, taken in seconds.items():
                 yield {
                     "batch": batch,
                     "arm": name,
@@ -324,18 +321,20 @@ class GPUProfile:
                 }
 
     def _interleaved(self, arms: dict[str, Arm]) -> dict[str, list[float]]:
-        """Return the seconds of each arm in each repeat, in which the order of the arms rotates.
+        """Return the seconds per token of each arm in each repeat; the order of the arms rotates.
 
         A drift of the machine's speed then affects all arms equally.
         """
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         names = list(arms)
-        for _ in range(_WARM_UP + self.scale.repeats):
+        for _ in range(self.scale.blocks):
             names = [*names[1:], names[0]]
             for name in names:
                 started = now()
-                arms[name].work()
-                seconds[name].append(now() - started)
+                tokens = next(arms[name])
+                seconds[name].append((now() - started) / tokens)
+        for arm in arms.values():
+            assert next(arm, None) is None
         return {name: taken[_WARM_UP:] for name, taken in seconds.items()}
 
     def _arms(self, prompts: list[list[int]]) -> dict[str, Arm]:
@@ -348,16 +347,14 @@ class GPUProfile:
         return arms
 
     def _static(self, prompts: list[list[int]]) -> Arm:
-        scale = self.scale
-        count = (scale.repeats + _WARM_UP) * scale.block
+        blocks, block = self.scale.blocks, self.scale.block
         ids = torch.tensor(prompts, device=self.target.device)
-        decoding = StaticDecoding(self.target.model, ids, count)
-
-        def work() -> None:
-            for _ in range(scale.block):
+        decoding = StaticDecoding(self.target.model, ids, blocks * block)
+        for _ in range(blocks):
+            for _ in range(block):
                 decoding.step()
-
-        return Arm(work, scale.block, lambda: self.cycle.check(prompts, decoding.new_tokens))
+            yield block
+        self.cycle.check(prompts, decoding.new_tokens)
 
     def _ours(self, prompts: list[list[int]], tau: int, captured: bool) -> Arm:
         scale = self.scale
@@ -365,20 +362,16 @@ class GPUProfile:
         drafter: Drafter | None = None
         if tau > 1:
             drafter = CycleDrafter(self.drafter, self.target, scale.tree, self.cycle, tau - 1)
-        new_tokens = (steps * (scale.repeats + _WARM_UP) + 1) * tau + 1
+        new_tokens = (steps * scale.blocks + 1) * tau + 1
         run = self.start(drafter, prompts, new_tokens, captured=captured)
         iterator = iter(run)
         next(iterator)  # reads the prompts
-
-        def work() -> None:
+        for _ in range(scale.blocks):
             assert sum(1 for _ in islice(iterator, steps)) == steps, "the run has ended early"
-
-        def check() -> None:
-            self.cycle.check(prompts, [state.new_token_ids for state in run.sequences])
-            assert run.stats.tau == tau
-            run.close()
-
-        return Arm(work, steps * tau, check)
+            yield steps * tau
+        self.cycle.check(prompts, [state.new_token_ids for state in run.sequences])
+        assert run.stats.tau == tau
+        run.close()
 
     def start(
         self,

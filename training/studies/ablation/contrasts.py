@@ -1,11 +1,9 @@
 """The 2 x 2 comparison of experts and contrastive loss."""
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any, NamedTuple
 
-from inference.benchmark.stats import Rate, Ratio
-from inference.benchmark.stats import product as product_of
+from inference.benchmark.stats import Rate, Ratio, product
 from training.config import TrainSettings
 from training.studies.ablation.arms import BASE
 from training.studies.ablation.results import TwoByTwo
@@ -47,7 +45,8 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> Cells | None:
             and len(found) == 4
             and BASE in found.values()
         ):
-            return Cells(*(found[key] for key in product((True, False), repeat=2)))
+            keys = ((True, True), (True, False), (False, True), (False, False))
+            return Cells(*(found[key] for key in keys))
     return None
 
 
@@ -60,7 +59,7 @@ def two_by_two(cells: Cells, temperature: float, rates: Mapping[str, Rate]) -> T
     }
     in_order = [rates[name] for name in cells]
     effects = {
-        name: product_of(list(zip(powers, in_order, strict=True)))
+        name: product(list(zip(powers, in_order, strict=True)))
         for name, powers in exponents.items()
     }
     words = ", ".join(f"{name} {_in_words(ratio)}" for name, ratio in effects.items())

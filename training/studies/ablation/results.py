@@ -5,8 +5,6 @@ from typing import Literal
 from inference.benchmark.stats import Ratio
 from jakiro.utils.settings import Settings
 
-SCHEMA_VERSION = 2
-
 ArmVerdict = Literal["base", "better", "worse", "not resolved"]
 
 
@@ -91,7 +89,7 @@ class StudyResults(Settings):
             arms of a 2 x 2 comparison.
     """
 
-    version: int = SCHEMA_VERSION
+    version: int = 2
     seeds: int
     prompts: int
     note: str
