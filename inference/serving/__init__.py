@@ -1,1 +1,1 @@
-"""The server, and drafters in the servers of other projects."""
+"""The server with OpenAI's interface."""

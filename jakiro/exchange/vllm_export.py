@@ -38,7 +38,7 @@ class _Parts(NamedTuple):
 
 
 def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
-    """Return a drafter as the plug-in `inference.serving.vllm_plugin` loads it.
+    """Return a drafter as the plug-in `inference.vllm_plugin` loads it.
 
     Args:
         drafter: drafter with any kind of trunk of one layer, in which no token attends to

@@ -28,7 +28,7 @@ COUNTED = ("spec_decode", "prefix_cache_hits", "num_preemptions")
 
 def _record_logits(calls: list[Any]) -> None:
     """Keep the logits of every drafted token."""
-    from inference.serving.vllm_plugin.model import VllmDrafter
+    from inference.vllm_plugin.model import VllmDrafter
 
     compute = VllmDrafter.compute_logits
 

@@ -8,8 +8,8 @@ from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import FEEDBACK, FUSED, HYBRID, NO_FIRST, OWN, WIDE
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from inference.serving import vllm_plugin
-from inference.serving.vllm_plugin.checks import check_draft_ids
+from inference import vllm_plugin
+from inference.vllm_plugin.checks import check_draft_ids
 from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetNotSupported

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.serving.vllm_plugin.attention import CachedAttend, VerifiedAttend
+from inference.vllm_plugin.attention import CachedAttend, VerifiedAttend
 from moa.attention import KV, attend_masked
 
 TOKENS, HEADS, KV_HEADS, DIM = 12, 4, 2, 8

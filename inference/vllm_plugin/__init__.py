@@ -14,5 +14,5 @@ def register() -> None:
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(
-            ARCHITECTURE, "inference.serving.vllm_plugin.model:VllmDrafter"
+            ARCHITECTURE, "inference.vllm_plugin.model:VllmDrafter"
         )

@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
-from importlib.metadata import entry_points
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
-from inference.serving import vllm_plugin
+from inference import vllm_plugin
 
 # Modules of ours and of others that the plug-in imports beside vLLM and torch.
 USED = (
-    "inference.serving.vllm_plugin, jakiro.architecture, jakiro.config, jakiro.errors, "
+    "inference.vllm_plugin, jakiro.architecture, jakiro.config, jakiro.errors, "
     "jakiro.experts, moa.attention, moa.memory, moa.rotary, moa.target_kv, moa.trunk"
 )
 HEAVY = ("datasets", "deepspeed", "peft", "training", "vllm")
@@ -22,7 +24,7 @@ def _run(program: str) -> None:
 
 def test_importing_the_plugin_imports_neither_vllm_nor_torch() -> None:
     _run(
-        "import sys, inference.serving.vllm_plugin\n"
+        "import sys, inference.vllm_plugin\n"
         "sys.exit(any(name in sys.modules for name in ('vllm', 'torch', 'transformers')))"
     )
 
@@ -33,17 +35,15 @@ def test_the_modules_that_the_plugin_uses_need_no_heavy_packages() -> None:
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
-    found = entry_points(group="vllm.general_plugins", name="jakiro")
-    if not found:
-        pytest.skip("the installed package is older than the entry point: install it again")
-    (entry,) = found
-    assert entry.value == "inference.serving.vllm_plugin:register"
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    value = project["entry-points"]["vllm.general_plugins"]["jakiro"]
+    assert EntryPoint("jakiro", value, "vllm.general_plugins").load() is vllm_plugin.register
 
 
 def test_registration_is_the_first_use_of_vllm() -> None:
     # In a process of its own, because `tests/vllm` has the name of the package on pytest's path.
     _run(
-        "import inference.serving.vllm_plugin as plugin, sys\n"
+        "import inference.vllm_plugin as plugin, sys\n"
         "sys.modules['vllm'] = None  # as if it were not installed\n"
         "try:\n"
         "    plugin.register()\n"

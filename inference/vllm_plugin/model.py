@@ -29,8 +29,8 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.utils import maybe_prefix, process_eagle_weight
 
-from inference.serving.vllm_plugin.attention import CachedAttend, VerifiedAttend
-from inference.serving.vllm_plugin.checks import (
+from inference.vllm_plugin.attention import CachedAttend, VerifiedAttend
+from inference.vllm_plugin.checks import (
     check_config,
     check_draft_ids,
     check_head,

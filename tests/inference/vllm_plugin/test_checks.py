@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
 
-from inference.serving.vllm_plugin.checks import (
+from inference.vllm_plugin.checks import (
     check_config,
     check_draft_ids,
     check_states,
