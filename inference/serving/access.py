@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.serving.api_error import ApiError
@@ -79,7 +78,7 @@ class AccessCheck:
             if not self._is_open(scope["path"]):
                 scope["state"]["user"] = self._user_of(headers)
         except ApiError as error:
-            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+            await error.response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

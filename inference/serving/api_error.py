@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
 
 _FAILED = "decoding has failed; see the log of the server"
@@ -25,6 +27,11 @@ class ApiError(Exception):
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
         self.body = {"error": error}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The response to the client."""
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 def api_error_of(error: JakiroError) -> ApiError:

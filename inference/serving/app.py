@@ -1,5 +1,6 @@
 """The routes of the server, the handlers of short requests, and the order of the checks."""
 
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,18 +14,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from inference.serving.access import AccessCheck, ApiKeys, BodyLimit
-from inference.serving.answers.chat import chat
-from inference.serving.answers.completions import complete
+from inference.serving.answers.answer import answer
+from inference.serving.answers.chat import ChatForm
+from inference.serving.answers.completions import CompletionForm
 from inference.serving.answers.events import Disconnected
 from inference.serving.api_error import ApiError
-from inference.serving.remote.routes import remote_routes
-from inference.serving.remote.sessions import RemoteSessions
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings, is_loopback
 from inference.serving.static_page import is_of_page, page_routes
 from inference.serving.telemetry import CONTENT_TYPE
 
-_RETRY_SECONDS = "5"
+_RETRY_SECONDS = "5"  # after which a client may ask again whether the server is ready
 _CLOSED = 499  # status in logs of requests whose client has disconnected
 
 
@@ -35,15 +35,9 @@ async def list_models(request: HttpRequest) -> Response:
 
 async def get_model(request: HttpRequest) -> Response:
     """Answer a request to `/v1/models/NAME`."""
-    model = _model(request.app.state.service)
-    if request.path_params["name"] != model["id"]:
-        raise ApiError(
-            404,
-            f"there is no such model; expected: {model['id']}",
-            param="model",
-            code="model_not_found",
-        )
-    return JSONResponse(model)
+    service: Service = request.app.state.service
+    service.model.check_name(request.path_params["name"])
+    return JSONResponse(_model(service))
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -93,8 +87,8 @@ async def _metrics(request: HttpRequest) -> Response:
 
 
 _ROUTES = [
-    Route("/v1/completions", complete, methods=["POST"]),
-    Route("/v1/chat/completions", chat, methods=["POST"]),
+    Route("/v1/completions", partial(answer, kind=CompletionForm), methods=["POST"]),
+    Route("/v1/chat/completions", partial(answer, kind=ChatForm), methods=["POST"]),
     Route("/v1/adaptation", forget, methods=["DELETE"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
@@ -113,13 +107,8 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
         Disconnected: _disconnected,
         ClientDisconnect: _disconnected,
     }
-    has_remote = bool(service.settings.remote_sessions)
     app = Starlette(
-        routes=[
-            *_ROUTES,
-            *(remote_routes() if has_remote else []),
-            *(page_routes() if service.settings.playground else []),
-        ],
+        routes=[*_ROUTES, *(page_routes() if service.settings.playground else [])],
         middleware=_checks(service.settings, keys),
         exception_handlers=handlers,
     )
@@ -127,9 +116,18 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     # and clients would send their keys there.
     app.router.redirect_slashes = False
     app.state.service = service
-    if has_remote:
-        app.state.remote = RemoteSessions(service)
+    if service.settings.remote_sessions:
+        _add_remote(app, service)
     return app
+
+
+def _add_remote(app: Starlette, service: Service) -> None:
+    """Add the routes by which other machines draft, whose modules most servers do not need."""
+    from inference.serving.remote.routes import remote_routes
+    from inference.serving.remote.sessions import RemoteSessions
+
+    app.router.routes += remote_routes()
+    app.state.remote = RemoteSessions(service)
 
 
 def _checks(settings: ServeSettings, keys: ApiKeys) -> list[Middleware]:
@@ -160,23 +158,20 @@ def _checks(settings: ServeSettings, keys: ApiKeys) -> list[Middleware]:
 
 
 async def _api_error(_request: HttpRequest, error: ApiError) -> Response:
-    return JSONResponse(error.body, error.status, error.headers)
+    return error.response
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:
-    found = ApiError(
-        error.status_code,
-        f"{error.detail}: {request.method} {request.url.path[:80]}",
-        code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code),
-    )
-    return JSONResponse(found.body, found.status, error.headers)
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    message = f"{error.detail}: {request.method} {request.url.path[:80]}"
+    response = ApiError(error.status_code, message, code=codes.get(error.status_code)).response
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _internal_error(_request: HttpRequest, _error: Exception) -> Response:
-    found = ApiError(
-        500, "the server has failed; remedy: see its log", kind="server_error", code="internal"
-    )
-    return JSONResponse(found.body, found.status)
+    message = "the server has failed; remedy: see its log"
+    return ApiError(500, message, kind="server_error", code="internal").response
 
 
 async def _disconnected(_request: HttpRequest, _error: Exception) -> Response:

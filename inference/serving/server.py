@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,15 +15,13 @@ from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
 from inference.protocol import request_counter_of
 from inference.serving.access import ApiKeys
-from inference.serving.address import listen
 from inference.serving.app import create_app
 from inference.serving.learning.adaptation import Adaptation, Learner
-from inference.serving.remote.sessions import memory_note
 from inference.serving.scheduling.engine_thread import EngineThread
 from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.background import in_background
 from jakiro.utils.logs import get_logger
 
@@ -51,8 +50,7 @@ class Server(uvicorn.Server):
         learner: Learner | None = None,
     ) -> None:
         assert learner is not None or settings.adapt == "off"
-        secrets = [key.get_secret_value() for key in settings.api_keys]
-        keys = ApiKeys(secrets, settings.keys_file)
+        keys = ApiKeys((key.get_secret_value() for key in settings.api_keys), settings.keys_file)
         self._has_several_users = keys.are_several
         self.service = Service(settings, has_several_users=keys.are_several)
         super().__init__(_config(self.service, keys))
@@ -60,7 +58,7 @@ class Server(uvicorn.Server):
         self._loading: Future[tuple[LoadedModel, Adaptation | None]] | None = None
         self._adapting: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
-        self._socket = listen(settings)
+        self._socket = _listen(settings)
         if settings.sends_keys_unencrypted:
             _logger.warning(
                 "keys and texts travel unencrypted between %s and other machines; remedy: pass "
@@ -122,11 +120,8 @@ class Server(uvicorn.Server):
             await self._stop_engine()
             await asyncio.gather(serving, return_exceptions=True)
             self._socket.close()
-        return 1 if self._has_failed else 0
-
-    @property
-    def _has_failed(self) -> bool:
-        return not self.started or (self.service.has_model and self.engine.error is not None)
+        has_failed = self.service.has_model and self.engine.error is not None
+        return 1 if has_failed or not self.started else 0
 
     async def _load_model(
         self, serving: "asyncio.Future[None]", on_ready: Callable[[str], object]
@@ -134,26 +129,29 @@ class Server(uvicorn.Server):
         """Load the model, unless a signal arrives first."""
         loading = self._loading = in_background(self._open)
         await self._until(lambda: serving.done() or loading.done() or self.service.is_draining)
-        if loading.done():
-            model, adaptation = loading.result()
-            _logger.info("%s", model)
-            if num_sessions := self.service.settings.remote_sessions:
-                _logger.info("%s", memory_note(model, num_sessions))
-            self.service.start(model, adaptation)
-            if adaptation is not None:
-                self._adapting = asyncio.create_task(adaptation.run())
-            if not self.service.is_draining and not serving.done():
-                on_ready(self.url)
+        if not loading.done():
+            return
+        model, adaptation = loading.result()
+        _logger.info("%s", model)
+        if num_sessions := self.service.settings.remote_sessions:
+            from inference.serving.remote.sessions import memory_note
+
+            _logger.info("%s", memory_note(model, num_sessions))
+        self.service.start(model, adaptation)
+        if adaptation is not None:
+            self._adapting = asyncio.create_task(adaptation.run())
+        if not self.service.is_draining and not serving.done():
+            on_ready(self.url)
 
     def _open(self) -> tuple[LoadedModel, Adaptation | None]:
         """Return the model, whose caches are allocated, and the adaptation of its drafter, if any.
 
         This method runs in a thread of its own.
         """
-        settings = self.service.settings
+        service, settings = self.service, self.service.settings
         decoder = self._load()
         needed(decoder.tokenizer)
-        on_step = self.service.telemetry.step.observe
+        on_step = service.telemetry.step.observe
         engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
         model = LoadedModel(engine, settings.model_name)
         learns = settings.adapt != "off" or request_counter_of(decoder.drafter) is not None
@@ -162,7 +160,6 @@ class Server(uvicorn.Server):
         model.details.hides_rejected = learns and has_others
         if settings.adapt == "off" or self._learner is None:
             return model, None
-        service = self.service
         try:
             return model, Adaptation(
                 model,
@@ -207,6 +204,24 @@ class Server(uvicorn.Server):
         if self.service.has_model:
             closing = in_background(self.engine.close)
             await self._until(lambda: closing.done() or self.force_exit)
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    """Return a socket that listens on the address of the settings."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot listen on {settings.host}, port {settings.port}",
+            expected="an address of this machine, and a port that is free",
+            got=error.strerror or error,
+            remedy="choose others with --host and --port",
+        ) from error
+    # Connections inherit this. Otherwise, the body after a head, and each event, may wait 40 ms
+    # until the client confirms what was sent before.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:

@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
-from inference.generation.prompts import Prompt, continued_tokens
-from inference.serving.answers.reply import Reply, Wake
+from inference.generation.prompts import Prompt
+from inference.serving.answers.reply import Reply
 from inference.serving.api_error import ApiError, api_error_of
 from inference.serving.learning.adaptation import Adaptation
-from inference.serving.scheduling.admission import Admission, Admitted
+from inference.serving.scheduling.admission import Admission
 from inference.serving.scheduling.decoding_options import DecodingOptions
-from inference.serving.scheduling.job import Job
-from inference.serving.scheduling.loaded_model import LoadedModel, discard
+from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import EngineStopped, JakiroError, PromptError
@@ -67,7 +66,7 @@ class Service:
     def start(self, model: LoadedModel, adaptation: Adaptation | None = None) -> None:
         """Accept requests from now on."""
         self._model, self.adaptation = model, adaptation
-        self.telemetry.watch_engine(model.engine.scheduler, lambda: model.fingerprint)
+        self.telemetry.watch_engine(model)
 
     def check_ready(self) -> None:
         """Check whether requests are accepted."""
@@ -79,11 +78,16 @@ class Service:
         self, prompts: Sequence[Prompt], options: DecodingOptions, user: str
     ) -> AsyncIterator[Reply]:
         """Start the decoding of prompts, and cancel it if the block ends before its time."""
-        async with self._answering(prompts, options, user) as admitted:
-            reply = await self._started(prompts, options, admitted)
+        self.check_ready()
+        lane, seconds = self.model.lane_of(options), self.settings.request_seconds
+        reply = Reply(prompts, options, lane=lane, user=user, seconds=seconds)
+        with self._admission.admitted(reply), self.active():
             why = "error"
             try:
-                yield reply
+                async with self._drafter_in_use():
+                    await self.prepared(lambda: reply.prepare(self.model))
+                    reply.start(self.model)
+                    yield reply
                 why = "unread"
             except (asyncio.CancelledError, GeneratorExit):
                 why = "disconnected"
@@ -95,7 +99,6 @@ class Service:
                 raise logged_api_error(error) from error
             finally:
                 self._finish(reply, why)
-                self._learn_from(reply, options, user)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -117,86 +120,29 @@ class Service:
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
-    async def _answering(
-        self, prompts: Sequence[Prompt], options: DecodingOptions, user: str
-    ) -> AsyncIterator[Admitted]:
-        """Accept a request before it is prepared, and count it as active."""
-        self.check_ready()
-        model = self.model
-        admitted = self._admission.admit(
-            model.lane_of(options), len(prompts) * options.choices, user
-        )
+    async def _drafter_in_use(self) -> AsyncIterator[None]:
+        """Wait while the weights of the drafter must be replaced, which the block prevents."""
+        if self.adaptation is not None:
+            async with asyncio.timeout(self.settings.request_seconds):
+                await self.adaptation.admitted()
+            self.check_ready()
+        self.num_decoding += 1
         try:
-            with self.active():
-                await self._until_drafter_may_be_used()
-                self.num_decoding += 1
-                try:
-                    yield admitted
-                finally:
-                    self.num_decoding -= 1
+            yield
         finally:
-            self._admission.release(admitted)
-
-    async def _until_drafter_may_be_used(self) -> None:
-        """Wait while the weights of the drafter must be replaced."""
-        if self.adaptation is None:
-            return
-        try:
-            await asyncio.wait_for(self.adaptation.admitted(), self.settings.request_seconds)
-        except TimeoutError:
-            raise self._too_long() from None
-        self.check_ready()
-
-    async def _started(
-        self, prompts: Sequence[Prompt], options: DecodingOptions, admitted: Admitted
-    ) -> Reply:
-        """Return the reply to a request whose jobs were submitted."""
-        wake = Wake()
-        try:
-            jobs = await self._prepared(prompts, options, wake.notify)
-            for job in jobs:
-                self.model.engine.start(job)
-        except JakiroError as error:
-            raise logged_api_error(error) from error
-        admitted.jobs = jobs
-        reply = Reply(
-            jobs,
-            wake,
-            self.model.tokenizer,
-            options.stops,
-            self.settings.request_seconds,
-            [
-                continued_tokens(prompt, job.request.token_ids)
-                for prompt, job in zip(prompts, jobs, strict=True)
-            ],
-        )
-        reply.fingerprint = self.model.fingerprint  # of the weights that decode the jobs
-        return reply
-
-    async def _prepared(
-        self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
-    ) -> list[Job]:
-        """Return the jobs of a request, which another thread prepares."""
-        future = self._preparing.submit(self.model.jobs_of, prompts, options, notify)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(_discard_result)
-            raise
+            self.num_decoding -= 1
 
     def _finish(self, reply: Reply, why: str) -> None:
-        """Free what a request used, and count it."""
-        for job in reply.jobs:
-            self.model.engine.cancel(job)
+        """Free what a request used, count it, and let the drafter learn from its texts."""
+        reply.stop(self.model)
+        if not reply.is_started:
+            return
         seconds = self.telemetry.observe(reply, why)
-        if seconds is not None:
-            self._admission.observe(seconds)
-
-    def _learn_from(self, reply: Reply, options: DecodingOptions, user: str) -> None:
-        """Let the drafter learn from the texts of a request that is complete."""
-        if self.adaptation is not None and reply.is_complete:
-            learns, drafts = options.may_learn, options.drafting
-            self.adaptation.record(user, reply, may_learn=learns, has_drafts=drafts)
+        if seconds is None:
+            return
+        self._admission.observe(seconds)
+        if self.adaptation is not None:
+            self.adaptation.record(reply)
 
     def _not_ready(self) -> ApiError:
         return ApiError(
@@ -224,9 +170,3 @@ def logged_api_error(error: JakiroError) -> ApiError:
     if not isinstance(error, PromptError | EngineStopped):  # the engine logs why it has died
         _logger.error("a request has failed: %s", error, exc_info=error)
     return api_error_of(error)
-
-
-def _discard_result(future: "Future[list[Job]]") -> None:
-    """End jobs whose client has disconnected while they were prepared."""
-    if not future.cancelled() and future.exception() is None:
-        discard(future.result())

@@ -1,17 +1,15 @@
 """Counters and times of the server, in Prometheus' text format."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from inference.engine.stats import DecodeStats
 from inference.serving.answers.reply import Reply
 from inference.serving.scheduling.job import Job
-from inference.serving.scheduling.scheduler import Scheduler
+from inference.serving.scheduling.loaded_model import LoadedModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -38,33 +36,20 @@ class Telemetry:
         self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
         self.lessons = count("adapt_lessons", "Lessons of the drafter.", "outcome")
         self.changes = count("adapt_changes", "Changes of the drafter's version.", "why")
+        self._identity = Gauge("model", "Target, drafter and trees.", ["fingerprint"], **self._own)
+        self._model: LoadedModel | None = None
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed whenever the metrics are read."""
         Gauge(name, text, **self._own).set_function(value)
 
-    def watch_engine(self, scheduler: Scheduler, fingerprint: Callable[[], str]) -> None:
-        """Add gauges of an engine.
-
-        Args:
-            fingerprint: function that returns the identity of the target, the drafter and the
-                trees, which changes when the drafter is adapted.
-        """
+    def watch_engine(self, model: LoadedModel) -> None:
+        """Add gauges of a model and its engine."""
+        scheduler = model.engine.scheduler
         self.watch("running", "Sequences that have places.", lambda: scheduler.num_running)
         self.watch("waiting", "Prompts that wait for places.", lambda: scheduler.num_waiting)
         self.watch("cache_bytes", "Size of the caches.", lambda: scheduler.num_bytes)
-        self.registry.register(_ModelInfo(fingerprint))
-
-    def watch_adaptation(
-        self,
-        version: Callable[[], float],
-        num_tokens: Callable[[], float],
-        is_learning: Callable[[], float],
-    ) -> None:
-        """Add gauges of the adaptation to traffic."""
-        self.watch("adapt_version", "Version of the drafter; 0 for its own weights.", version)
-        self.watch("adapt_tokens", "Tokens of recent texts in memory.", num_tokens)
-        self.watch("adapt_learning", "Whether the drafter is learning.", is_learning)
+        self._model = model
 
     def observe(self, reply: Reply, why: str) -> float | None:
         """Count a request that has ended, and return its duration if it is complete."""
@@ -84,6 +69,9 @@ class Telemetry:
 
     def page(self) -> bytes:
         """Return all metrics as text."""
+        if self._model is not None:
+            self._identity.clear()  # the fingerprint changes when the drafter is adapted
+            self._identity.labels(self._model.fingerprint).set(1)
         return generate_latest(self.registry)
 
     def _observe_times(self, job: Job) -> None:
@@ -103,17 +91,3 @@ class Telemetry:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, buckets=buckets, **self._own)
-
-
-class _ModelInfo(Collector):
-    """A gauge whose label is the present fingerprint of the model."""
-
-    def __init__(self, fingerprint: Callable[[], str]) -> None:
-        self._fingerprint = fingerprint
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauge."""
-        text = "Target, drafter and trees."
-        found = GaugeMetricFamily("jakiro_model", text, labels=["fingerprint"])
-        found.add_metric([self._fingerprint()], 1.0)
-        yield found

@@ -13,6 +13,4 @@ def register() -> None:
     from vllm import ModelRegistry
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(
-            ARCHITECTURE, "inference.vllm_plugin.model:VllmDrafter"
-        )
+        ModelRegistry.register_model(ARCHITECTURE, "inference.vllm_plugin.model:VllmDrafter")

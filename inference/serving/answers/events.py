@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -24,42 +25,25 @@ class Disconnected(Exception):
     """The client has closed its connection, or was disconnected because it takes no data."""
 
 
-class EventResponse(Response):
+class EventResponse(StreamingResponse):
     """A response that sends events as they are made, and stops if the client disconnects.
 
     Args:
-        events: the following events, from a generator that has begun; closed at the end, also if
-            the client disconnects.
+        events: events from a generator that may have begun; closed at the end, also if the client
+            disconnects.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._first = first
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        try:
-            await unless_disconnected(receive, self._send_all(send))
-        except Disconnected:
-            return
-        finally:
-            await self._events.aclose()
-
-    async def _send_all(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        await send(_part(self._first))
-        async for data in self._events:
-            await send(_part(data))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _part(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}
+        async with aclosing(self._events):
+            with suppress(Disconnected):
+                await unless_disconnected(receive, self.stream_response(send))
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -1,24 +1,24 @@
-"""The texts that the engine decodes for one request, as they arrive."""
+"""A request on its way through the server, and the texts that the engine decodes for it."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
-
-from transformers import PreTrainedTokenizerBase
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from inference.engine.decode_step import DecodeStep
 from inference.engine.request import Request
 from inference.engine.stats import DecodeStats
 from inference.generation.incremental_text import IncrementalText
-from inference.serving.answers.details import ChoiceDetails, DetailLog
-from inference.serving.scheduling.job import Job
+from inference.generation.prompts import Prompt, continued_tokens
+from inference.serving.answers.details import DetailLog
+from inference.serving.scheduling.decoding_options import DecodingOptions
+from inference.serving.scheduling.job import Event, Job
+from inference.serving.scheduling.loaded_model import LoadedModel
 
-IDLE_SECONDS = 15.0  # seconds without a token after which an empty list is yielded
-
-FinishReason = Literal["stop", "length"]
+IDLE_SECONDS = 15.0  # seconds without a token after which None is yielded
 
 
 class TokenDetail(NamedTuple):
@@ -35,71 +35,88 @@ class TextDelta:
     """New text of one choice."""
 
     index: int  # number of the choice
-    text: str
+    text: str = ""
     tokens: list[TokenDetail] = field(default_factory=list)  # if log-probabilities were requested
-    finish_reason: FinishReason | None = None
-    details: ChoiceDetails | None = None  # if these were requested
-
-
-class Wake:
-    """Wakes a coroutine from another thread; it belongs to the running event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        """Wake the coroutine; any thread may call this."""
-        self._loop.call_soon_threadsafe(self._event.set)
-
-    async def wait(self, seconds: float) -> bool:
-        """Wait for the next notification, and return whether there was one in time."""
-        try:
-            async with asyncio.timeout(seconds):  # unlike wait_for, never loses a cancellation
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True
+    finish_reason: Literal["stop", "length"] | None = None
+    details: dict[str, Any] | None = None  # value of the field `jakiro`, if it was requested
 
 
 class Reply:
-    """The choices of one request.
+    """A request and its choices; choice `i` of prompt `p` has the number `p * n + i`.
 
     Args:
-        jobs: job of each prompt. Choice `i` of prompt `p` has the number `p * n + i`.
-        befores: for each job, the tokens that its texts continue; empty if they continue none.
+        lane: number of the lane in which the choices are decoded.
+        seconds: largest number of seconds until the last token.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Job],
-        wake: Wake,
-        tokenizer: PreTrainedTokenizerBase,
-        stops: Sequence[str],
-        seconds: float | None = None,
-        befores: Sequence[Sequence[int]] = (),
+        prompts: Sequence[Prompt],
+        options: DecodingOptions,
+        *,
+        lane: int = 0,
+        user: str = "",
+        seconds: float = math.inf,
     ) -> None:
-        self.jobs = list(jobs)
+        self.prompts, self.options = prompts, options
+        self.lane, self.user = lane, user
+        self.jobs: list[Job] = []  # one job for each prompt
         self.started = time.monotonic()
         self.first_token_seconds: float | None = None
         self.fingerprint = ""  # identity of the target, the drafter and the trees
-        self._end = math.inf if seconds is None else self.started + seconds
-        self._wake = wake
-        self._sequences: list[_Choice] = []
-        for job, before in zip(self.jobs, befores or [()] * len(self.jobs), strict=True):
+        self._end = self.started + seconds
+        self._is_over = False
+        self._choices: list[_Choice] = []  # empty until the jobs have been started
+        self._loop = asyncio.get_running_loop()
+        # Events with the number of the first choice of their job.
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+    def prepare(self, model: LoadedModel) -> None:
+        """Add the jobs; for any thread."""
+        for number, prompt in enumerate(self.prompts):
+            first = number * self.options.choices
+            put = partial(self._put, first)
+            self.jobs.append(model.engine.prepare(prompt, self.options, first_row=first, put=put))
+            if self._is_over:  # the client has disconnected
+                return self.jobs[-1].end()
+        return None
+
+    def start(self, model: LoadedModel) -> None:
+        """Start the jobs, which have been prepared."""
+        self.fingerprint = model.fingerprint  # of the weights that decode the jobs
+        for prompt, job in zip(self.prompts, self.jobs, strict=True):
+            before = continued_tokens(prompt, job.request.token_ids)
             for state in job.sequences:
-                text = IncrementalText(tokenizer, stops, before=before)
-                choice = _Choice(len(self._sequences), text, state.request)
-                record = state.request.record
-                if record is not None and record.trees:
-                    choice.log = DetailLog(self.started)
-                self._sequences.append(choice)
+                index = len(self._choices)
+                text = IncrementalText(model.tokenizer, self.options.stops, before=before)
+                has_details = state.request.record is not None and state.request.record.trees
+                log = DetailLog(model.details, index, self.started) if has_details else None
+                self._choices.append(_Choice(index, text, state.request, log))
+        for job in self.jobs:
+            model.engine.start(job)
+
+    def stop(self, model: LoadedModel) -> None:
+        """End all jobs, also those that are being prepared."""
+        self._is_over = True
+        for job in self.jobs:
+            model.engine.cancel(job)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the jobs have been started."""
+        return bool(self._choices)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all choices have ended."""
-        return all(choice.is_ended for choice in self._sequences)
+        """Whether all choices have ended, and all of their text has been taken."""
+        return self.is_started and all(choice.is_ended for choice in self._choices)
+
+    @property
+    def num_live(self) -> int:
+        """The number of sequences that have not ended yet."""
+        if not self.is_started:
+            return len(self.prompts) * self.options.choices
+        return sum(len(job.sequences) for job in self.jobs if not job.is_ended)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -109,15 +126,15 @@ class Reply:
     @property
     def num_tokens(self) -> int:
         """The number of tokens that were decoded and have arrived."""
-        return sum(choice.num_tokens for choice in self._sequences)
+        return sum(choice.num_tokens for choice in self._choices)
 
     @property
     def stats(self) -> DecodeStats:
         """The statistics of all choices together."""
         return DecodeStats.pooled(state.stats for job in self.jobs for state in job.sequences)
 
-    async def deltas(self) -> AsyncIterator[list[TextDelta]]:
-        """Yield new texts until all choices have ended, and an empty list if nothing arrives.
+    async def deltas(self) -> AsyncIterator[TextDelta | None]:
+        """Yield new texts until all choices have ended, and None if nothing arrives.
 
         Raises:
             TimeoutError: the reply has taken too long.
@@ -126,35 +143,40 @@ class Reply:
             rest = self._end - time.monotonic()
             if rest <= 0:
                 raise TimeoutError
-            if not await self._wake.wait(min(IDLE_SECONDS, rest)):
-                yield []
+            try:
+                async with asyncio.timeout(min(IDLE_SECONDS, rest)):
+                    first, event = await self._events.get()
+            except TimeoutError:
+                yield None
                 continue
-            while (found := self._arrived()) is not None:
-                if found:
-                    yield found
+            if isinstance(event, DecodeStep):
+                error = event.error
+                if error is None and (delta := self._extended(first, event)):
+                    yield delta
+            else:
+                error = event
+            if error is not None:
+                raise error
 
-    def _arrived(self) -> list[TextDelta] | None:
-        """Return the new texts; None if no step arrived, and an empty list if steps add no text."""
-        found = []
-        first, has_arrived = 0, False
-        for job in self.jobs:
-            for step in job.poll():
-                has_arrived = True
-                if step.error is not None:
-                    raise step.error
-                if self.first_token_seconds is None:
-                    self.first_token_seconds = time.monotonic() - self.started
-                delta = self._sequences[first + step.index].extend(step)
-                if delta.text or delta.tokens or delta.finish_reason or delta.details:
-                    found.append(delta)
-            first += len(job.sequences)
-        return found if has_arrived else None
+    def _extended(self, first: int, step: DecodeStep) -> TextDelta | None:
+        """Return the text that a step makes final; None if there is nothing to send."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = time.monotonic() - self.started
+        delta = self._choices[first + step.index].extend(step)
+        is_empty = not (delta.text or delta.tokens or delta.finish_reason or delta.details)
+        return None if is_empty else delta
+
+    def _put(self, first: int, event: Event) -> None:
+        """Pass an event on to the event loop; for the engine's thread."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, (first, event))
 
 
 class _Choice:
     """The text of one sequence, with the tokens whose text is not complete yet."""
 
-    def __init__(self, index: int, text: IncrementalText, request: Request) -> None:
+    def __init__(
+        self, index: int, text: IncrementalText, request: Request, log: DetailLog | None
+    ) -> None:
         self.is_ended = False
         self.num_tokens = 0
         self._index = index
@@ -162,12 +184,12 @@ class _Choice:
         self._eos_ids = request.stop.eos_ids
         self._max_tokens = request.max_length - len(request.token_ids)
         self._waiting: list[TokenDetail] = []
-        self.log: DetailLog | None = None  # log of the details to return
+        self._log = log  # of the details to return
 
     def extend(self, step: DecodeStep) -> TextDelta:
         """Return the text that a step makes final."""
         has_log_probs = step.details is not None and bool(step.details.raw_log_probs)
-        delta, offsets = TextDelta(self._index, ""), []
+        delta, offsets = TextDelta(self._index), []
         for number, token_id in enumerate(step.token_ids):
             self.num_tokens += 1
             delta.text += self._text.push(token_id)
@@ -179,10 +201,10 @@ class _Choice:
                 self._waiting = []
         if step.finished:
             self._end(delta, step.token_ids[-1])
-        if self.log is not None:
-            self.log.add(step, offsets)
+        if self._log is not None:
+            self._log.add(step, offsets)
             is_final = self.is_ended or not self._text.is_holding
-            delta.details = self.log.take(delta.text, is_final)
+            delta.details = self._log.take(delta.text, is_final)
         return delta
 
     def _end(self, delta: TextDelta, last: int) -> None:

@@ -1,54 +1,25 @@
 """Request bodies with a closed set of fields, and errors that name the first wrong field."""
 
+import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from inference.engine.request import OutputOptions
+from inference.generation.prompts import Prompt
 from inference.remote.messages import SMALLEST, Temperature
 from inference.serving.api_error import ApiError
+from inference.serving.scheduling.decoding_options import DecodingOptions
 
-_MAX_BIASES = 300
+_SEEDS = 2**53  # number of seeds to choose from, all of which are exact in JavaScript
 
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)] | None
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-
-
-def _kind_of(value: object) -> str:
-    """Return the kind of a prompt by its first element, so that only this kind is tried."""
-    first = value[0] if isinstance(value, list) and value else None
-    if isinstance(first, list):
-        return "lists"
-    if isinstance(first, str):
-        return "texts"
-    return "ids" if isinstance(value, list) else "text"
-
-
-PromptField = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[str], Field(min_length=1, max_length=16, fail_fast=True), Tag("texts")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=16, fail_fast=True), Tag("lists")],
-    Discriminator(_kind_of),
-]
-
-
-def _few(value: object) -> object:
-    """Refuse a mapping with many entries, before they are checked one by one."""
-    if isinstance(value, dict) and len(value) > _MAX_BIASES:
-        raise ValueError(f"at most {_MAX_BIASES} entries")
-    return value
+Texts = Annotated[list[str], Field(min_length=1, max_length=16, fail_fast=True)]
+Lists = Annotated[list[TokenIds], Field(min_length=1, max_length=16, fail_fast=True)]
 
 
 class Closed(BaseModel):
@@ -111,7 +82,7 @@ class GenerationBody(Selection):
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
-    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_few)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = None
     jakiro: Extensions | None = None
     # These fields are ignored.
     user: Any = None
@@ -120,52 +91,92 @@ class GenerationBody(Selection):
     service_tier: Any = None
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> "GenerationBody":
+    def _options_of_a_stream_need_a_stream(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options requires stream=true")
-        return self
-
-    @model_validator(mode="after")
-    def _details_need_a_stream(self) -> "GenerationBody":
-        if self.has_details and not self.stream:
+        if self._extensions.details and not self.stream:
             raise ValueError("jakiro.details requires stream=true")
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
-    def biases(self) -> dict[int, float]:
-        """The number to add to the logit of each token."""
-        return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
-
-    @property
-    def has_details(self) -> bool:
-        """Whether the chunks of a stream have the origin of each token, and the draft trees."""
-        return self.jakiro is not None and self.jakiro.details
 
     @property
     def has_usage_chunk(self) -> bool:
         """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts."""
+        raise NotImplementedError
+
+    @property
+    def has_log_probs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return self._num_likeliest is not None
+
+    @property
+    def options(self) -> DecodingOptions:
+        """The options in the engine's terms, with a random seed if the body has none."""
+        others = {"top_p": self.top_p} if self.top_p is not None else {}
+        biases = self.logit_bias or {}
+        return DecodingOptions(
+            seed=secrets.randbelow(_SEEDS) if self.seed is None else self.seed,
+            choices=self.n or 1,
+            max_new_tokens=self._max_new_tokens,
+            temperature=self.temperature,
+            stops=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            record=None if self._record == OutputOptions() else self._record,
+            drafting=self._extensions.drafting,
+            may_learn=self.store is not False,
+            logit_bias={int(token): float(bias) for token, bias in biases.items()},
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            others={**others, **self._extensions.selection, **self.selection},
+        )
+
+    @property
+    def _extensions(self) -> Extensions:
+        return self.jakiro or Extensions()
+
+    @property
+    def _max_new_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def _num_likeliest(self) -> int | None:
+        """The number of likeliest tokens to return; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def _record(self) -> OutputOptions:
+        return OutputOptions(
+            raw_log_probs=self.has_log_probs,
+            num_likeliest=self._num_likeliest or 0,
+            trees=self._extensions.details,
+        )
+
 
 class CompletionBody(GenerationBody):
     """The body of a completion request."""
 
-    prompt: PromptField
+    prompt: str | TokenIds | Texts | Lists
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> list[Prompt]:
         """The prompts, each a text or token ids."""
         given: Any = self.prompt
         is_single = isinstance(given, str) or isinstance(given[0], int)
         return [given] if is_single else list(given)
+
+    @property
+    def _max_new_tokens(self) -> int:
+        return self.max_tokens or 16  # OpenAI's default
+
+    @property
+    def _num_likeliest(self) -> int | None:
+        return self.logprobs
 
 
 class TextPart(Closed):
@@ -213,6 +224,19 @@ class ChatBody(GenerationBody):
             raise ValueError("max_tokens and max_completion_tokens cannot be combined")
         return self
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The messages, which are one prompt."""
+        return [[dict(message.for_template) for message in self.messages]]
+
+    @property
+    def _max_new_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def _num_likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 BodyT = TypeVar("BodyT", bound=Closed)
 
@@ -239,7 +263,7 @@ def _explained(error: ValidationError) -> ApiError:
     return ApiError(400, f"{param or 'the body'}: {problem}", param=param)
 
 
-_TYPES = {"str", "list", "int", "text", "ids", "texts", "lists"}  # of unions
+_TYPES = {"str", "list", "int"}  # of unions
 
 
 def _is_field(part: int | str) -> bool:

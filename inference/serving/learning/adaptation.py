@@ -20,9 +20,12 @@ from inference.adaptation.watch import AcceptanceWatch
 from inference.adaptation.weights import identity_of_drafter
 from inference.protocol import RequestCounter
 from inference.serving.answers.reply import Reply
-from inference.serving.learning.preconditions import check_memory, drafter_that_learns
 from inference.serving.learning.process import LearningProcess
-from inference.serving.learning.used_version import UsedVersion
+from inference.serving.learning.used_version import (
+    UsedVersion,
+    check_memory,
+    drafter_that_learns,
+)
 from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
@@ -109,16 +112,19 @@ class Adaptation:
         self._num_new = 0  # number of texts since the last lesson
         self._said: int | None = None  # number of held-out texts that was logged last
         self._idle_since: float | None = None
-        telemetry.watch_adaptation(
-            lambda: self.version,
-            lambda: self._ring.num_tokens,
-            lambda: self._process is not None and not self._process.is_paused,
-        )
+        watch = telemetry.watch
+        watch("adapt_version", "Version of the drafter; 0 for its own.", lambda: self.version)
+        watch("adapt_tokens", "Tokens of recent texts.", lambda: self._ring.num_tokens)
+        watch("adapt_learning", "Whether the drafter is learning.", lambda: self._is_learning)
 
     @property
     def version(self) -> int:
         """The number of the version in use; 0 for the drafter's own weights."""
         return self._used.number
+
+    @property
+    def _is_learning(self) -> bool:
+        return self._process is not None and not self._process.is_paused
 
     def pause(self) -> None:
         """Stop learning, because a request has arrived."""
@@ -130,20 +136,21 @@ class Adaptation:
         """Wait while a version that must not be used waits for the end of earlier requests."""
         await self._admits.wait()
 
-    def record(self, tenant: str, reply: Reply, *, may_learn: bool, has_drafts: bool) -> None:
+    def record(self, reply: Reply) -> None:
         """Count a complete reply, and keep its texts for a lesson if that is allowed."""
-        stats = reply.stats
-        finding = self._watch.add(stats.decoded, stats.target_forwards) if has_drafts else "waiting"
-        if finding == "worse":
-            self._undo()
-        elif finding == "good":
-            self._num_undone = 0
-        if not may_learn:
+        stats, options = reply.stats, reply.options
+        if options.drafting:
+            finding = self._watch.add(stats.decoded, stats.target_forwards)
+            if finding == "worse":
+                self._undo()
+            elif finding == "good":
+                self._num_undone = 0
+        if not options.may_learn:
             return
         for job in reply.jobs:
             for state in job.sequences:
-                prompt = len(state.token_ids) - len(state.new_token_ids)
-                self._num_new += self._ring.add(tenant, state.token_ids, prompt)
+                prompt = len(state.request.token_ids)
+                self._num_new += self._ring.add(reply.user, state.token_ids, prompt)
 
     async def purge(self, tenant: str) -> Purged:
         """Forget the texts of a tenant, and all versions that have learned from them.

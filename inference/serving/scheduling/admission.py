@@ -1,29 +1,13 @@
 """Limits of the numbers of sequences that run, are prepared, or wait in each lane."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from inference.serving.answers.reply import Reply
 from inference.serving.api_error import ApiError
-from inference.serving.scheduling.job import Job
 
 _LONGEST_RETRY_SECONDS = 60
-
-
-class Admitted:
-    """The sequences of an accepted request."""
-
-    def __init__(self, lane: int, count: int, user: object) -> None:
-        self.lane = lane
-        self.user = user
-        self.jobs: Sequence[Job] | None = None  # None until the prompts are prepared
-        self._count = count
-
-    @property
-    def num_live(self) -> int:
-        """The number of sequences that have not ended yet."""
-        if self.jobs is None:
-            return self._count
-        return sum(len(job.sequences) for job in self.jobs if not job.is_ended)
 
 
 class Admission:
@@ -39,11 +23,13 @@ class Admission:
         self._queue = queue
         self._most = places + queue
         self._most_of_user = -(-self._most // 2) if has_several_users else self._most
-        self._admitted: list[Admitted] = []
+        self._replies: list[Reply] = []
         self._mean_seconds = 1.0  # mean duration of a request
 
-    def admit(self, lane: int, count: int, user: object = None) -> Admitted:
-        """Return the accepted sequences of a request, to be passed to `release` in the end."""
+    @contextmanager
+    def admitted(self, reply: Reply) -> Iterator[None]:
+        """Keep room for the sequences of a request until they or the block have ended."""
+        count = reply.num_live
         if count > self._most_of_user:
             raise ApiError(
                 400,
@@ -51,20 +37,18 @@ class Admission:
                 f"expected: at most {self._most_of_user}; got: {count}; "
                 "remedy: send several requests",
             )
-        live = [(own.user, own.num_live) for own in self._admitted if own.lane == lane]
-        of_user = sum(num for owner, num in live if owner is user)
+        live = [(own.user, own.num_live) for own in self._replies if own.lane == reply.lane]
+        of_user = sum(num for user, num in live if user == reply.user)
         if sum(num for _, num in live) + count > self._most:
             raise self._overload(f"too many requests are waiting; expected: at most {self._queue}")
         if of_user + count > self._most_of_user:
             most = f"at most {self._most_of_user} that run or wait"
             raise self._overload(f"too many sequences of this key; expected: {most}")
-        found = Admitted(lane, count, user)
-        self._admitted.append(found)
-        return found
-
-    def release(self, admitted: Admitted) -> None:
-        """Free the room of a request."""
-        self._admitted.remove(admitted)
+        self._replies.append(reply)
+        try:
+            yield
+        finally:
+            self._replies.remove(reply)
 
     def observe(self, seconds: float) -> None:
         """Take the duration of a request into account for the time after which to try again."""

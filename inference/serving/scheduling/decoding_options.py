@@ -1,6 +1,5 @@
-"""The options of a request in the engine's terms, and penalties of tokens."""
+"""The options of a request in the engine's terms, and the engine's requests with these options."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,12 +7,16 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from inference.engine.request import OutputOptions
-from inference.serving.answers.schema import GenerationBody
+from inference.decoder import SpeculativeDecoder
+from inference.engine.request import OutputOptions, Request
+from inference.generation.incremental_text import IncrementalText, TextStopRule
+from inference.generation.preparation import prepare_requests, shifted
+from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
+from inference.serving.api_error import ApiError
+from jakiro.errors import PromptError
 
-_SEEDS = 2**53  # number of seeds to choose from, all of which are exact in JavaScript
 _OF_SAMPLING = frozenset({"top_p", "top_k", "min_p"})
 
 
@@ -22,14 +25,19 @@ class DecodingOptions:
     """The options of a request.
 
     Attributes:
+        seed: the continuations get different random numbers, like the sequences of
+            `generate_batch`; None for a random seed.
+        choices: number of continuations of each prompt.
         max_new_tokens: largest number of new tokens; None for as many as there is room for.
         temperature: 0 for greedy decoding; None for the target's own.
+        stops: strings each of which ends a text with the token that completes it.
         frequency_penalty: number to subtract from a token's logit for each of its occurrences in
             the new text.
         presence_penalty: number to subtract from a token's logit if it occurs in the new text.
+        others: further arguments of `generate()`.
     """
 
-    seed: int
+    seed: int | None = None
     choices: int = 1
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -42,34 +50,6 @@ class DecodingOptions:
     presence_penalty: float = 0.0
     others: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        body: GenerationBody,
-        max_new_tokens: int | None,
-        record: OutputOptions | None,
-    ) -> "DecodingOptions":
-        """Return the options of a request body, with a random seed if it has none."""
-        own = body.jakiro
-        if body.has_details:
-            record = replace(record or OutputOptions(), trees=True)
-        others = {"top_p": body.top_p} if body.top_p is not None else {}
-        others |= {**(own.selection if own else {}), **body.selection}
-        return cls(
-            seed=secrets.randbelow(_SEEDS) if body.seed is None else body.seed,
-            choices=body.n or 1,
-            max_new_tokens=max_new_tokens,
-            temperature=body.temperature,
-            stops=body.stops,
-            record=record,
-            drafting=own is None or own.drafting,
-            may_learn=body.store is not False,
-            logit_bias=body.biases,
-            frequency_penalty=body.frequency_penalty or 0.0,
-            presence_penalty=body.presence_penalty or 0.0,
-            others=others,
-        )
-
     def selection(self, samples: bool) -> tuple[float | None, dict[str, Any]]:
         """Return the temperature, and the arguments of `generate()` that have an effect at it."""
         temperature, others = self.temperature, dict(self.others)
@@ -79,6 +59,85 @@ class DecodingOptions:
         if temperature == 0:  # the likeliest token stays the same
             others = {name: value for name, value in others.items() if name not in _OF_SAMPLING}
         return temperature, others
+
+
+def requests_of(
+    decoder: SpeculativeDecoder,
+    capacity: int,
+    prompt: Prompt,
+    options: DecodingOptions,
+    *,
+    first_row: int = 0,
+    is_answer: bool = False,
+) -> tuple[list[Request], GenerationConfig]:
+    """Return a request for each continuation of a prompt, and the config that they share.
+
+    Args:
+        capacity: largest number of tokens of a sequence, including its prompt.
+        first_row: row of a batch whose random numbers the first continuation gets; the others get
+            those of the next rows.
+        is_answer: whether the tokens of the prompt are those of chat messages.
+    """
+    target, tokenizer = decoder.target, decoder.tokenizer
+    token_ids = encode_prompt(prompt, tokenizer, target.spec.vocab_size)
+    config: Any = target.model.generation_config
+    temperature, others = options.selection(bool(config.do_sample))
+    requests, config = prepare_requests(
+        target.model,
+        [token_ids] * options.choices,
+        {
+            "max_new_tokens": _num_new(len(token_ids), options.max_new_tokens, capacity),
+            **others,
+            **_processors(len(token_ids), options, target.spec.vocab_size),
+        },
+        temperature=temperature,
+        seed=None if options.seed is None else options.seed % 2**63,
+        max_position=target.spec.max_position,
+        tokenizer=tokenizer,
+    )
+    before = () if is_answer else continued_tokens(prompt, token_ids)
+
+    def with_options(request: Request) -> Request:
+        stop = request.stop
+        if options.stops:
+            text = IncrementalText(needed(tokenizer), options.stops, before=before)
+            stop = TextStopRule(stop, text)
+        return replace(request, stop=stop, record=options.record, drafts=options.drafting)
+
+    return [with_options(request) for request in shifted(requests, first_row)], config
+
+
+def _num_new(num_prompt_tokens: int, wanted: int | None, capacity: int) -> int:
+    """Return the largest number of new tokens; all that there is room for without a wish."""
+    room = capacity - num_prompt_tokens
+    if room >= (wanted or 1):
+        return room if wanted is None else wanted
+    raise ApiError(
+        400,
+        "the prompt and its new tokens are longer than a sequence may be; "
+        f"expected: at most {capacity} tokens; "
+        f"got: {num_prompt_tokens} prompt tokens and {wanted or 1} new ones; "
+        "remedy: shorten the prompt or lower max_tokens",
+        code="context_length_exceeded",
+    )
+
+
+def _processors(num_prompt_tokens: int, options: DecodingOptions, size: int) -> dict[str, Any]:
+    """Return the arguments of `generate()` for biases and penalties."""
+    arguments: dict[str, Any] = {}
+    if wrong := [token for token in options.logit_bias if token >= size]:
+        raise PromptError(
+            "logit_bias contains an id outside the target's vocabulary",
+            expected=f"ids from 0 to {size - 1}",
+            got=wrong[0],
+        )
+    if options.logit_bias:
+        arguments["sequence_bias"] = {(id_,): own for id_, own in options.logit_bias.items()}
+    penalties = options.frequency_penalty, options.presence_penalty
+    if any(penalties):
+        processor = TokenPenalties(num_prompt_tokens, *penalties)
+        arguments["logits_processor"] = LogitsProcessorList([processor])
+    return arguments
 
 
 class TokenPenalties(LogitsProcessor):

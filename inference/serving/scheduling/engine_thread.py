@@ -1,30 +1,27 @@
 """The thread that owns the models, to which other threads submit prompts."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
-from types import TracebackType
+from time import monotonic
 from typing import Any, TypeVar
 
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from inference.autotune.policy import fixed_policy, numbered
 from inference.decoder import SpeculativeDecoder
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
-from inference.engine.request import OutputOptions, Request
-from inference.generation.incremental_text import IncrementalText, TextStopRule
-from inference.generation.preparation import prepare_requests, shifted
-from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
+from inference.generation.prompts import Prompt
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
-from inference.serving.scheduling.job import EngineCall, Job
+from inference.serving.scheduling.decoding_options import DecodingOptions, requests_of
+from inference.serving.scheduling.job import Event, Job
 from inference.serving.scheduling.scheduler import Scheduler
-from jakiro.errors import EngineStopped, PromptError
+from jakiro.errors import EngineStopped
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -35,7 +32,7 @@ Command = Callable[[], None]
 _EXACT_BYTES = 4  # size of numbers whose rounding hardly ever changes a text
 
 
-class EngineThread:
+class EngineThread(AbstractContextManager["EngineThread"]):
     """Decodes prompts that any thread submits at any time, in places that are allocated at start.
 
     With the same seed and the same trees, a request gets the tokens that it would get alone,
@@ -72,40 +69,22 @@ class EngineThread:
         self.error: BaseException | None = None  # why the thread died; None if it did not
         self._lock = Lock()  # held while commands are added, and while the thread stops
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._calls: deque[EngineCall[Any]] = deque()  # only the engine's thread uses it
+        # Functions to run between steps, and their results; only the engine's thread uses it.
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._is_stopped = False
         _logger.info(
             "%d places of %d tokens take %.1f MB, and a prompt that is read takes up to %.1f MB",
             sum(lane.places for lane in self.scheduler.lanes),
             longest,
-            self.num_bytes / 1e6,
+            self.scheduler.num_bytes / 1e6,
             max(lane.prompt_bytes for lane in self.scheduler.lanes) / 1e6,
         )
         self._thread = Thread(target=self._run, name="jakiro-engine", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> "EngineThread":
-        """Return the engine; the end of the block stops it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the engine."""
         self.close()
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the caches in bytes."""
-        return self.scheduler.num_bytes
-
-    @property
-    def are_seeds_repeatable(self) -> bool:
-        """Whether the same seed always gives the same text, whatever else is decoded."""
-        return not self.seed_obstacle
 
     @property
     def seed_obstacle(self) -> str:
@@ -133,103 +112,41 @@ class EngineThread:
     def prepare(
         self,
         prompt: Prompt,
+        options: DecodingOptions,
         *,
-        choices: int = 1,
-        temperature: float | int | None = None,
-        seed: int | None = None,
-        stops: Sequence[str] = (),
-        before: Sequence[int] | None = None,
-        record: OutputOptions | None = None,
-        drafts: bool = True,
         first_row: int = 0,
-        notify: Callable[[], object] | None = None,
-        **generation: Any,
+        put: Callable[[Event], object] | None = None,
     ) -> Job:
-        """Return a job that continues a prompt, to be passed to `start`.
+        """Return a job that continues a prompt, to be passed to `start` once.
 
         Args:
-            seed: as for `SpeculativeDecoder.generate`; the continuations get different random
-                numbers, like the sequences of `generate_batch`.
-            stops: strings each of which ends a continuation with the token that completes it in the
-                text, as `IncrementalText` decodes the text.
-            before: tokens that the text continues; None for those of a prompt without messages.
-            first_row: row of a batch whose random numbers the first continuation gets; the others
-                get those of the next rows.
+            first_row: as for `requests_of`.
+            put: as for `Job`.
 
         Raises:
-            PromptError: the prompt or an argument cannot be used, or the text may become longer
-                than `capacity`.
+            PromptError: the prompt or an option cannot be used.
+            ApiError: the text may become longer than `capacity`.
         """
-        if choices < 1:
-            raise PromptError(
-                "the number of continuations is too small", expected="at least 1", got=choices
-            )
-        requests, config = self.requests_of(
-            prompt,
-            choices,
-            temperature=temperature,
-            seed=seed,
-            stops=stops,
-            before=before,
-            **generation,
-        )
-        requests = [
-            replace(request, record=record, drafts=drafts)
-            for request in shifted(requests, first_row)
-        ]
-        self.scheduler.lane_of(Job(requests))
         decoder = self.decoder
+        requests, config = requests_of(decoder, self.capacity, prompt, options, first_row=first_row)
+        lane = self.scheduler.lane_of(requests)
         group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
-        return Job(group.requests, notify)
-
-    def requests_of(
-        self,
-        prompt: Prompt,
-        choices: int = 1,
-        *,
-        temperature: float | int | None = None,
-        seed: int | None = None,
-        stops: Sequence[str] = (),
-        before: Sequence[int] | None = None,
-        **generation: Any,
-    ) -> tuple[list[Request], GenerationConfig]:
-        """Return a request for each continuation of a prompt, and their generation config."""
-        decoder = self.decoder
-        spec = decoder.target.spec
-        token_ids = encode_prompt(prompt, decoder.tokenizer, spec.vocab_size)
-        requests, config = prepare_requests(
-            decoder.target.model,
-            [token_ids] * choices,
-            generation,
-            temperature=temperature,
-            seed=seed,
-            max_position=spec.max_position,
-            tokenizer=decoder.tokenizer,
-        )
-        if stops:
-            before = continued_tokens(prompt, token_ids) if before is None else before
-            requests = [self._with_stops(request, stops, before) for request in requests]
-        return requests, config
+        return Job(group.requests, lane, put)
 
     def start(self, job: Job) -> None:
-        """Submit a job that was prepared; it is decoded as soon as there are places.
-
-        Args:
-            job: job of `prepare`, which has not been started yet. Nothing happens if it was
-                cancelled.
-        """
-        self.scheduler.claim(job)
+        """Submit a job; it is decoded as soon as there are places, unless it was cancelled."""
+        job.submitted = monotonic()
         self._command(lambda: self.scheduler.add(job))
 
     def submit(self, prompt: Prompt, **options: Any) -> Job:
-        """Prepare and start a job that continues a prompt, and return it."""
-        job = self.prepare(prompt, **options)
+        """Prepare and start a job that continues a prompt, and return it.
+
+        Args:
+            **options: fields of `DecodingOptions`.
+        """
+        job = self.prepare(prompt, DecodingOptions(**options))
         self.start(job)
         return job
-
-    def _with_stops(self, request: Request, stops: Sequence[str], before: Sequence[int]) -> Request:
-        text = IncrementalText(needed(self.decoder.tokenizer), stops, before=before)
-        return replace(request, stop=TextStopRule(request.stop, text))
 
     def cancel(self, job: Job) -> None:
         """End a job before its next decoding step, and free its places."""
@@ -246,9 +163,9 @@ class EngineThread:
             EngineStopped: as for `start`; the future raises it if the engine stops before the
                 function runs.
         """
-        call = EngineCall(function)
-        self._command(lambda: self._calls.append(call))
-        return call.future
+        future: Future[T] = Future()
+        self._command(lambda: self._calls.append((function, future)))
+        return future
 
     def when_idle(self, change: Callable[[], None]) -> "Future[bool]":
         """Run a function in the engine's thread, unless there are jobs.
@@ -265,9 +182,9 @@ class EngineThread:
                 change()
             return is_idle
 
-        call = EngineCall(attempt)
-        self._command(call.run)
-        return call.future
+        future: Future[bool] = Future()
+        self._command(lambda: _run(attempt, future))
+        return future
 
     def close(self) -> None:
         """Stop the engine after the current decoding step.
@@ -296,8 +213,9 @@ class EngineThread:
                 if (command := self._commands.get()) is not None:
                     _tried(command)
         self.scheduler.close(_stopped(self.error))
-        while self._calls:
-            self._calls.popleft().fail(_stopped(self.error))
+        for _, future in self._calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(_stopped(self.error))
 
     def _loop(self) -> None:
         is_busy = False
@@ -309,8 +227,18 @@ class EngineThread:
                 command()
                 is_busy = True
             if self._calls:
-                self._calls.popleft().run()
+                _run(*self._calls.popleft())
             is_busy = self.scheduler.turn() or bool(self._calls)
+
+
+def _run(function: Callable[[], T], future: "Future[T]") -> None:
+    """Run a function, unless its future was cancelled; an exception is a result, too."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except Exception as error:  # noqa: BLE001 - the future raises it
+        future.set_exception(error)
 
 
 def _tried(command: Command) -> None:

@@ -1,23 +1,19 @@
-"""The model of a server: its engine, its name, and its requests in the engine's terms."""
+"""The model of a server: its engine, its name, and the identity of what it decodes with."""
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import transformers
-from transformers import LogitsProcessorList
 
 from inference.drafters.identity import identity_of
 from inference.engine.request import Request
-from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
+from inference.generation.prompts import Prompt, needed
 from inference.serving.answers.details import DetailWriter
 from inference.serving.api_error import ApiError
-from inference.serving.scheduling.decoding_options import DecodingOptions, TokenPenalties
+from inference.serving.scheduling.decoding_options import DecodingOptions, requests_of
 from inference.serving.scheduling.engine_thread import EngineThread
-from inference.serving.scheduling.job import Job
 from jakiro import __version__
-from jakiro.errors import PromptError
 from jakiro.utils.files import fingerprint
 
 
@@ -42,30 +38,21 @@ class LoadedModel:
         seeds = self.engine.seed_obstacle or "the same seed gives the same text"
         return f"{self.name}: {seeds} ({self.fingerprint})"
 
+    def check_name(self, name: str) -> None:
+        """Refuse a request for another model."""
+        if name != self.name:
+            raise ApiError(
+                404,
+                f"the model is not served here; expected: {self.name}",
+                param="model",
+                code="model_not_found",
+            )
+
     def lane_of(self, options: DecodingOptions) -> int:
         """Return the number of the lane of a request that has not been prepared yet."""
-        lanes = self.engine.scheduler.lanes
         temperature, _ = options.selection(self._samples)
         samples = self._samples if temperature is None else temperature > 0
-        kinds = [lane.sampling.do_sample for lane in lanes]
-        return kinds.index(samples) if len(lanes) > 1 else 0
-
-    def jobs_of(
-        self, prompts: Sequence[Prompt], options: DecodingOptions, notify: Callable[[], object]
-    ) -> list[Job]:
-        """Return the jobs of a request, which have not been started.
-
-        The choice with index i gets the random numbers of row i of a batch.
-        """
-        jobs: list[Job] = []
-        try:
-            for number, prompt in enumerate(prompts):
-                first_row = number * options.choices
-                jobs.append(self._job(prompt, options, first_row, notify))
-        except BaseException:
-            discard(jobs)
-            raise
-        return jobs
+        return len(self.engine.scheduler.lanes) - 1 if samples else 0
 
     def request_of(
         self, prompt: Prompt, options: DecodingOptions, *, is_answer: bool = False
@@ -75,87 +62,13 @@ class LoadedModel:
         Its random numbers do not depend on other requests.
 
         Args:
-            is_answer: whether the tokens of the prompt are those of chat messages.
+            is_answer: as for `requests_of`.
         """
-        token_ids, arguments = self._arguments(prompt, options)
-        if is_answer:
-            arguments["before"] = ()
-        (request,), _ = self.engine.requests_of(token_ids, **arguments)
+        engine = self.engine
+        (request,), _ = requests_of(
+            engine.decoder, engine.capacity, prompt, options, is_answer=is_answer
+        )
         return request
-
-    def _job(
-        self,
-        prompt: Prompt,
-        options: DecodingOptions,
-        first_row: int,
-        notify: Callable[[], object],
-    ) -> Job:
-        token_ids, arguments = self._arguments(prompt, options)
-        return self.engine.prepare(
-            token_ids,
-            choices=options.choices,
-            record=options.record,
-            drafts=options.drafting,
-            first_row=first_row,
-            notify=notify,
-            **arguments,
-        )
-
-    def _arguments(
-        self, prompt: Prompt, options: DecodingOptions
-    ) -> tuple[list[int], dict[str, Any]]:
-        """Return the tokens of a prompt, and arguments of the engine for it."""
-        decoder = self.engine.decoder
-        token_ids = encode_prompt(prompt, decoder.tokenizer, decoder.target.spec.vocab_size)
-        temperature, others = options.selection(self._samples)
-        return token_ids, {
-            "temperature": temperature,
-            "seed": options.seed % 2**63,
-            "stops": options.stops,
-            "before": continued_tokens(prompt, token_ids),
-            "max_new_tokens": self._num_new(len(token_ids), options.max_new_tokens),
-            **others,
-            **self._processors(len(token_ids), options),
-        }
-
-    def _num_new(self, num_prompt_tokens: int, wanted: int | None) -> int:
-        """Return the largest number of new tokens; all that there is room for without a wish."""
-        room = self.engine.capacity - num_prompt_tokens
-        if room >= (wanted or 1):
-            return room if wanted is None else wanted
-        raise ApiError(
-            400,
-            "the prompt and its new tokens are longer than a sequence may be; "
-            f"expected: at most {self.engine.capacity} tokens; "
-            f"got: {num_prompt_tokens} prompt tokens and {wanted or 1} new ones; "
-            "remedy: shorten the prompt or lower max_tokens",
-            code="context_length_exceeded",
-        )
-
-    def _processors(self, num_prompt_tokens: int, options: DecodingOptions) -> dict[str, Any]:
-        """Return the arguments of `generate()` for biases and penalties."""
-        arguments: dict[str, Any] = {}
-        size = self.engine.decoder.target.spec.vocab_size
-        if wrong := [token for token in options.logit_bias if token >= size]:
-            raise PromptError(
-                "logit_bias contains an id outside the target's vocabulary",
-                expected=f"ids from 0 to {size - 1}",
-                got=wrong[0],
-                remedy="use ids of the target's own tokenizer",
-            )
-        if options.logit_bias:
-            arguments["sequence_bias"] = {(id_,): own for id_, own in options.logit_bias.items()}
-        penalties = options.frequency_penalty, options.presence_penalty
-        if any(penalties):
-            own = TokenPenalties(num_prompt_tokens, *penalties)
-            arguments["logits_processor"] = LogitsProcessorList([own])
-        return arguments
-
-
-def discard(jobs: Sequence[Job]) -> None:
-    """End jobs that have not been started, so that a drafter does not wait for their text."""
-    for job in jobs:
-        job.end()
 
 
 def target_identity(engine: EngineThread) -> list[Any]:

@@ -2,24 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from inference.engine.lane import Lane
 from inference.engine.prefill import Prefill
+from inference.engine.request import Request
 from inference.engine.threads import num_threads
 from inference.serving.scheduling.job import Job
 from jakiro.errors import JakiroError, PromptError, ResourceError
 from jakiro.utils.memory import is_out_of_memory
-
-
-class _Reading(NamedTuple):
-    """A job whose prompt is being read."""
-
-    job: Job
-    lane: Lane
-    prefill: Prefill
 
 
 class Scheduler:
@@ -34,7 +26,7 @@ class Scheduler:
         self.lanes = list(lanes)
         self._on_step = on_step
         self._waiting: list[Job] = []
-        self._reading: _Reading | None = None
+        self._reading: tuple[Job, Prefill] | None = None
         self._running: dict[int, Job] = {}  # jobs by the `id()` of each of their sequences
 
     @property
@@ -57,59 +49,36 @@ class Scheduler:
         """The size of the caches of all lanes in bytes."""
         return sum(lane.num_bytes for lane in self.lanes)
 
-    def lane_of(self, job: Job) -> Lane:
-        """Return the lane of a job.
-
-        Raises:
-            PromptError: there is no lane for the way in which tokens are selected, the text may
-                become longer than a sequence of the lane, or there are too many continuations.
-        """
-        request, count = job.request, len(job.sequences)
-        lane = next((lane for lane in self.lanes if lane.can_take(request)), None)
-        if lane is None:
+    def lane_of(self, requests: Sequence[Request]) -> Lane:
+        """Return the lane for the continuations of a prompt; for any thread."""
+        sampling = requests[0].sampling
+        lane = self.lanes[-1 if sampling.do_sample else 0]
+        if not lane.can_take(requests[0]):
             raise PromptError(
                 "the drafter cannot draft for this way of selecting tokens",
-                expected=" or ".join(str(lane.sampling) for lane in self.lanes),
-                got=str(request.sampling),
+                expected=str(lane.sampling),
+                got=str(sampling),
                 remedy="use other sampling options, or define the drafter's can_share()",
             )
-        if request.max_length > lane.capacity:
-            prompt = len(request.token_ids)
-            raise PromptError(
-                "the prompt and its new tokens are longer than a sequence may be",
-                expected=f"at most {lane.capacity} tokens",
-                got=f"{prompt} prompt tokens and {request.max_length - prompt} new tokens",
-                remedy="shorten the prompt or lower max_new_tokens",
-            )
-        if count > lane.places:
+        if len(requests) > lane.places:
             raise PromptError(
                 "there are more continuations than places",
                 expected=f"at most {lane.places}",
-                got=count,
+                got=len(requests),
                 remedy="request fewer continuations, or start the engine with more places",
             )
         return lane
 
-    def claim(self, job: Job) -> None:
-        """Check a job that is about to be added; for any thread."""
-        self.lane_of(job)
-        job.claim()
-
     def add(self, job: Job) -> None:
-        """Add a job that was claimed, unless it was cancelled in the meantime."""
+        """Add a job, unless it was cancelled in the meantime."""
         if not job.is_ended:
             self._waiting.append(job)
-
-    def submit(self, job: Job) -> None:
-        """Claim and add a job."""
-        self.claim(job)
-        self.add(job)
 
     def cancel(self, job: Job) -> None:
         """End a job between two steps, and free its places."""
         if job in self._waiting:
             self._waiting.remove(job)
-        if self._reading is not None and self._reading.job is job:
+        if self._reading is not None and self._reading[0] is job:
             self._stop_reading()
         for lane in self.lanes:
             lane.remove(job.sequences)
@@ -128,7 +97,7 @@ class Scheduler:
         """End all jobs, and free the caches."""
         jobs = [*self._waiting, *self._running.values()]
         if self._reading is not None:
-            jobs.append(self._reading.job)
+            jobs.append(self._reading[0])
         self._waiting, self._reading = [], None
         for job in jobs:
             self._end(job, error)
@@ -139,9 +108,9 @@ class Scheduler:
         """Read up to a chunk of tokens of one or several prompts; return whether any were read."""
         num_read = 0
         self._begin_reading()
-        while self._reading is not None and self._reading.prefill.fits(num_read):
-            num_read += self._reading.prefill.chunk_size
-            self._read()
+        while self._reading is not None and self._reading[1].fits(num_read):
+            num_read += self._reading[1].chunk_size
+            self._read(*self._reading)
             self._begin_reading()
         return num_read > 0
 
@@ -151,34 +120,30 @@ class Scheduler:
             return
         full: list[Lane] = []  # lanes in which an earlier job waits for places
         for job in self._waiting:
-            lane = self.lane_of(job)
-            if lane not in full and lane.num_free >= len(job.sequences):
-                self._open(job, lane)
+            if job.lane not in full and job.lane.num_free >= len(job.sequences):
+                self._open(job)
                 self._waiting.remove(job)  # stays in the list if there was an exception
                 return
-            full.append(lane)
+            full.append(job.lane)
 
-    def _open(self, job: Job, lane: Lane) -> None:
+    def _open(self, job: Job) -> None:
         job.begun = time.monotonic()
         try:
-            self._reading = _Reading(job, lane, lane.prefill_of(job.sequences))
+            self._reading = job, job.lane.prefill_of(job.sequences)
         except (RuntimeError, MemoryError) as error:
             self._end(job, _no_memory(job, error))
 
     @torch.inference_mode()
-    def _read(self) -> None:
+    def _read(self, job: Job, prefill: Prefill) -> None:
         """Read a chunk of the prompt; after the last chunk, its continuations get their places."""
-        if self._reading is None:
-            return
-        job, lane, prefill = self._reading
         try:
-            with num_threads(lane.prefill_threads):
+            with num_threads(job.lane.prefill_threads):
                 prefill.read_chunk()
                 if not prefill.is_complete:
                     return
                 job.read = time.monotonic()
                 self._running.update({id(state): job for state in job.sequences})
-                steps = lane.start(prefill, job.sequences)
+                steps = job.lane.start(prefill, job.sequences)
         except (RuntimeError, MemoryError) as error:
             no_memory = _no_memory(job, error)
             self._stop_reading()
@@ -214,7 +179,7 @@ class Scheduler:
 
     def _stop_reading(self) -> None:
         assert self._reading is not None
-        self._reading.prefill.context.close()
+        self._reading[1].context.close()
         self._reading = None
 
 

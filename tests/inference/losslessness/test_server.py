@@ -1,6 +1,7 @@
 """A lossless server passes, planted faults are found, and gaps of an interface are noted."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def test_drafts_that_distort_the_distribution_are_found(
     [
         ("temperature", lambda value: value and 0.4, "sequence distribution"),
         ("seed", lambda _: None, "seeds"),
-        ("top_k", lambda _: 50, "impossible tokens"),
+        ("others", lambda own: {**own, "top_k": 50}, "impossible tokens"),
     ],
 )
 def test_an_ignored_option_is_found(
@@ -120,8 +121,9 @@ def test_an_ignored_option_is_found(
 ) -> None:
     correct = EngineThread.prepare
 
-    def planted(engine: EngineThread, prompt: Any, **options: Any) -> Any:
-        return correct(engine, prompt, **options | {option: change(options.get(option))})
+    def planted(engine: EngineThread, prompt: Any, options: Any, **others: Any) -> Any:
+        changed = replace(options, **{option: change(getattr(options, option))})
+        return correct(engine, prompt, changed, **others)
 
     monkeypatch.setattr(EngineThread, "prepare", planted)
     assert check in _failed(_of(server))

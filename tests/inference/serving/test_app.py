@@ -3,10 +3,8 @@
 import asyncio
 import json
 import socket
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any
 
@@ -25,6 +23,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.serving.learning.adaptation import Learner
+from inference.serving.scheduling.decoding_options import DecodingOptions
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from jakiro.errors import TargetNotSupported
@@ -38,24 +37,6 @@ def _body(**fields: Any) -> dict[str, Any]:
 
 def _post(server: Running, content: bytes | str, path: str = "completions") -> httpx2.Response:
     return httpx2.post(f"{server.url}/{path}", content=content, timeout=SECONDS)
-
-
-def _wait_until(condition: Any) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-@contextmanager
-def _held(server: Running) -> Iterator[None]:
-    """Hold the engine between two steps."""
-    gate = Event()
-    server.server.engine._command(lambda: gate.wait(SECONDS))
-    try:
-        yield
-    finally:
-        gate.set()
 
 
 @pytest.mark.parametrize(
@@ -163,15 +144,14 @@ def test_disconnecting_cancels_a_request(server: Running, stream: bool) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
-    _wait_until(lambda: scheduler.num_running == 1)
-    (admitted,) = service._admission._admitted
-    assert admitted.jobs is not None
-    (job,) = admitted.jobs
+    wait_until(lambda: scheduler.num_running == 1)
+    (reply,) = service._admission._replies
+    (job,) = reply.jobs
     connection.close()
-    _wait_until(lambda: scheduler.num_running == 0)
+    wait_until(lambda: scheduler.num_running == 0)
     assert job.is_ended
     assert len(job.sequences[0].new_token_ids) < 100
-    _wait_until(lambda: service.num_active == 0)
+    wait_until(lambda: service.num_active == 0)
 
 
 def test_the_failure_of_one_request_leaves_the_others_alone(
@@ -184,10 +164,11 @@ def test_the_failure_of_one_request_leaves_the_others_alone(
     engine = server.server.engine
     original = engine.prepare
 
-    def planted(prompt: Any, **options: Any) -> Any:
-        if options.get("seed") == 666:
-            options["logits_processor"] = LogitsProcessorList([Fails()])
-        return original(prompt, **options)
+    def planted(prompt: Any, options: DecodingOptions, **others: Any) -> Any:
+        if options.seed == 666:
+            processors = {"logits_processor": LogitsProcessorList([Fails()])}
+            options = replace(options, others=processors)
+        return original(prompt, options, **others)
 
     bodies = [_body(temperature=0.8, seed=seed, max_tokens=30) for seed in range(7)]
     alone = [client.completions.create(**body).choices[0].text for body in bodies]

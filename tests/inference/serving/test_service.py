@@ -16,7 +16,7 @@ from inference.drafters.lookup import LookupDrafter
 from inference.engine.context import Context
 from inference.engine.lane import Lane
 from inference.sampling.options import Sampling
-from inference.serving.scheduling import loaded_model
+from inference.serving.scheduling import decoding_options
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 4, "temperature": 0}
 
@@ -27,8 +27,8 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.is_open = Event()
-        self._original = loaded_model.encode_prompt
-        monkeypatch.setattr(loaded_model, "encode_prompt", self)
+        self._original = decoding_options.encode_prompt
+        monkeypatch.setattr(decoding_options, "encode_prompt", self)
 
     def __call__(self, *arguments: Any) -> list[int]:
         assert self.is_open.wait(SECONDS)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from helpers.serving import MODEL, Running, running, tiny_decoder
-from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +20,13 @@ from inference.engine.details import TokenDetails
 from inference.engine.verified_tree import VerifiedTree
 from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Drafter
-from inference.serving.answers.details import DetailLog, DetailWriter, TokenOrigin
+from inference.serving.answers.details import DetailLog, DetailWriter
 from inference.serving.learning.adaptation import Learner
 
 MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
 NO_TREE = VerifiedTree(1, [], [], [], [], [], 2)
 TOKENIZER = tiny_tokenizer()
+WRITER = DetailWriter(TOKENIZER, ("expert 0",))
 
 
 def _stream(server: Running, **body: Any) -> list[dict[str, Any]]:
@@ -168,8 +168,8 @@ def _step(token_ids: list[int], finished: bool) -> DecodeStep:
 )
 def test_any_tokens_divide_the_text_exactly(steps: list[list[int]], stops: list[str]) -> None:
     # Random tokens contain bytes that are not valid, and beginnings of stop strings.
-    text, log = IncrementalText(TOKENIZER, stops), DetailLog(0.0)
-    whole, tokens = "", list[TokenOrigin]()
+    text, log = IncrementalText(TOKENIZER, stops), DetailLog(WRITER, 0, 0.0)
+    whole, tokens = "", list[dict[str, Any]]()
     for number, token_ids in enumerate(steps):
         offsets, piece = [], ""
         for token_id in token_ids:
@@ -181,33 +181,32 @@ def test_any_tokens_divide_the_text_exactly(steps: list[list[int]], stops: list[
         log.add(_step(token_ids, is_last), offsets)
         found = log.take(piece, is_last or not text.is_holding)
         assert found is not None
-        tokens += found.tokens
+        tokens += found["tokens"]
         if is_last or not text.is_holding:
-            assert "".join(own.text for own in tokens) == whole
+            assert "".join(own["text"] for own in tokens) == whole
             expected = [token for own in steps[: number + 1] for token in own]
-            assert [own.token_id for own in tokens] == expected
+            assert [own["id"] for own in tokens] == expected
         if is_last:
             break
 
 
 def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
-    text, log, tokens = IncrementalText(TOKENIZER), DetailLog(0.0), list[TokenOrigin]()
+    text, log, tokens = IncrementalText(TOKENIZER), DetailLog(WRITER, 0, 0.0), []
     for token_id in TOKENIZER.encode("a😀b", add_special_tokens=False):
         piece = text.push(token_id)
         log.add(_step([token_id], False), [text.offset])
         found = log.take(piece, not text.is_holding)
-        tokens += found.tokens if found else []
-    assert [own.text for own in tokens] == ["a", "", "", "", "😀", "b"]
+        tokens += found["tokens"] if found else []
+    assert [own["text"] for own in tokens] == ["a", "", "", "", "😀", "b"]
 
 
 def test_a_probability_that_is_not_a_number_becomes_null() -> None:
     tree = VerifiedTree(1, [2, 3], [-1, -1], [0, 5], [float("nan"), 0.25], [1], None)
     details = TokenDetails([], [], [], tree=tree)
-    log = DetailLog(0.0)
+    log = DetailLog(WRITER, 1, 0.0)
     log.add(DecodeStep([3], [1], True, details=details, proposer_ids=[0]), [0])
-    found = log.take("x", True)
-    assert found is not None
-    data = DetailWriter(tiny_tokenizer(CHATML), ("expert 0",)).data(1, found)
+    data = log.take("x", True)
+    assert data is not None
     nodes = data["steps"][0]["tree"]["nodes"]
     assert [node["probability"] for node in nodes] == [None, 0.25]
     assert [node["source"] for node in nodes] == ["expert 0", "source 5"]
@@ -217,9 +216,9 @@ def test_a_probability_that_is_not_a_number_becomes_null() -> None:
 def test_rejected_drafts_can_be_hidden() -> None:
     tree = VerifiedTree(1, [5, 6, 7, 8], [-1, -1, 1, 1], [0] * 4, [0.1, 0.2, 0.3, 0.4], [1, 3], 2)
     writer = DetailWriter(TOKENIZER, ["all"])
-    whole = writer._tree(tree)
+    whole = writer.tree(tree)
     writer.hides_rejected = True
-    shown = writer._tree(tree)
+    shown = writer.tree(tree)
     assert [node["accepted"] for node in whole["nodes"]] == [False, True, False, True]
     assert [node["text"] for node in shown["nodes"]] == [
         TOKENIZER.decode([token]) for token in (6, 8)

@@ -1,75 +1,52 @@
-"""Texts arrive before the error that ends a reply, and a cancellation is never lost."""
+"""Texts arrive before the error that ends a reply, and a reply ends in time."""
 
 import asyncio
 
 import pytest
-from helpers.lanes import Work, requests_of
 from helpers.serving import tiny_decoder
 
 from inference.engine.decode_step import DecodeStep
-from inference.serving.answers.reply import Reply, Wake
-from inference.serving.scheduling.job import Job
+from inference.serving.answers.reply import Reply
+from inference.serving.scheduling.decoding_options import DecodingOptions
+from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.scheduling.loaded_model import LoadedModel
 from jakiro.errors import EngineStopped
 
-WORK = Work([1, 2], 0, {"temperature": 0, "max_new_tokens": 9})
 
-
-def test_an_error_right_after_a_step_is_raised_at_once() -> None:
+@pytest.mark.parametrize(("stops", "text"), [((), "a"), (("ab",), "")])  # "ab" holds back "a"
+def test_an_error_right_after_a_step_is_raised_at_once(stops: tuple[str, ...], text: str) -> None:
     decoder = tiny_decoder()
-    assert decoder.tokenizer is not None
     token = decoder.tokenizer.encode("a", add_special_tokens=False)[0]
+
+    async def read_until_error(reply: Reply) -> str:
+        found = ""
+        try:
+            async for delta in reply.deltas():
+                found += delta.text if delta is not None else ""
+        except EngineStopped:
+            return found
+        pytest.fail("no error")
 
     async def read() -> str:
-        wake = Wake()
-        job = Job(requests_of(decoder, WORK, 1), wake.notify)
-        reply = Reply([job], wake, decoder.tokenizer, ())
-        job.deliver(DecodeStep([token], [0], finished=False))
-        job.end(EngineStopped("the engine has stopped"))
-        arriving = aiter(reply.deltas())
-        text = "".join(delta.text for delta in await anext(arriving))
-        with pytest.raises(EngineStopped):
-            await anext(arriving)
-        return text
+        with EngineThread(decoder, places=1, capacity=64) as engine:
+            reply = Reply([[1, 2]], DecodingOptions(max_new_tokens=9, stops=stops))
+            model = LoadedModel(engine)
+            engine.start = lambda _: None  # type: ignore[method-assign]
+            reply.prepare(model)
+            reply.start(model)
+            (job,) = reply.jobs
+            job.deliver(DecodeStep([token], [0], finished=False))
+            job.end(EngineStopped("the engine has stopped"))
+            return await read_until_error(reply)
 
-    assert asyncio.run(asyncio.wait_for(read(), 5)) == "a"
+    assert asyncio.run(asyncio.wait_for(read(), 5)) == text
 
 
-def test_an_error_right_after_a_step_without_text_is_raised_at_once() -> None:
-    decoder = tiny_decoder()
-    assert decoder.tokenizer is not None
-    token = decoder.tokenizer.encode("a", add_special_tokens=False)[0]
-
+def test_a_reply_that_takes_too_long_ends_with_an_error() -> None:
     async def read() -> None:
-        wake = Wake()
-        job = Job(requests_of(decoder, WORK, 1), wake.notify)
-        reply = Reply([job], wake, decoder.tokenizer, ("ab",))  # holds back "a"
-        job.deliver(DecodeStep([token], [0], finished=False))
-        job.end(EngineStopped("the engine has stopped"))
-        with pytest.raises(EngineStopped):
-            _ = [delta async for delta in reply.deltas()]
+        arriving = Reply(["a"], DecodingOptions(), seconds=0.05).deltas()
+        assert await anext(arriving) is None
+        await anext(arriving)
 
-    asyncio.run(asyncio.wait_for(read(), 5))
-
-
-@pytest.mark.parametrize("pauses", range(4))
-def test_a_cancellation_that_arrives_with_a_step_is_not_lost(pauses: int) -> None:
-    async def wait() -> None:
-        wake = Wake()
-        task = asyncio.ensure_future(wake.wait(5.0))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        wake.notify()
-        for _ in range(pauses):
-            await asyncio.sleep(0)
-        if task.cancel():  # the task had not ended before
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(wait())
-
-
-def test_waiting_without_a_step_ends_after_some_time() -> None:
-    async def wait() -> bool:
-        return await Wake().wait(0.01)
-
-    assert not asyncio.run(wait())
+    with pytest.raises(TimeoutError):
+        asyncio.run(read())

@@ -12,7 +12,7 @@ from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.serving.learning import preconditions
+from inference.serving.learning import used_version
 from inference.serving.learning.adaptation import Learner
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
@@ -36,14 +36,14 @@ def test_drafters_that_cannot_learn_are_refused() -> None:
     )
     model: Any = SimpleNamespace(engine=SimpleNamespace(decoder=SimpleNamespace(drafter=drafter)))
     with pytest.raises(ConfigError, match=f"{expected}TrainedDrafter without them"):
-        preconditions.drafter_that_learns(model)
+        used_version.drafter_that_learns(model)
 
 
 def test_too_little_memory_is_found_before_the_server_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = type("Memory", (), {"available": 1000})
-    monkeypatch.setattr(preconditions.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(used_version.psutil, "virtual_memory", lambda: memory)
     server = _server(
         tiny_decoder(trained=True), adapt="shared", learner=Learner(("true",), "drafter")
     )

@@ -1,5 +1,6 @@
 """One scheduler reads prompts and decodes requests of all kinds, in the order of their arrival."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,8 +48,15 @@ def _work(index: int, length: int = 10) -> Work:
     return Work(prompt, 20 + index, {**KINDS[index % len(KINDS)], "max_new_tokens": length})
 
 
-def _job(decoder: SpeculativeDecoder, work: Work, choices: int = 1, **options: Any) -> Job:
-    return Job(requests_of(decoder, work, choices), **options)
+def _job(
+    scheduler: Scheduler,
+    decoder: SpeculativeDecoder,
+    work: Work,
+    choices: int = 1,
+    put: Callable[[Any], object] | None = None,
+) -> Job:
+    requests = requests_of(decoder, work, choices)
+    return Job(requests, scheduler.lane_of(requests), put)
 
 
 def _run(scheduler: Scheduler) -> int:
@@ -59,21 +67,21 @@ def _run(scheduler: Scheduler) -> int:
 
 
 def _tokens(job: Job, choice: int = 0) -> list[int]:
-    return [token for step in job.poll() if step.index == choice for token in step.token_ids]
+    return [token for step in job if step.index == choice for token in step.token_ids]
 
 
 def test_more_requests_than_places_get_the_tokens_that_they_get_alone(
     decoder: SpeculativeDecoder,
 ) -> None:
     scheduler, works = _scheduler(decoder), [_work(index) for index in range(9)]
-    jobs = [_job(decoder, work) for work in works]
+    jobs = [_job(scheduler, decoder, work) for work in works]
     for job in jobs[:5]:
-        scheduler.submit(job)
+        scheduler.add(job)
     for _ in range(4):
         scheduler.turn()
         assert scheduler.num_running <= 4
     for job in jobs[5:]:
-        scheduler.submit(job)
+        scheduler.add(job)
     _run(scheduler)
     for job, work in zip(jobs, works, strict=True):
         assert _tokens(job) == work.alone(decoder).new_token_ids
@@ -86,7 +94,7 @@ def test_greedy_requests_and_those_that_sample_have_lanes_of_their_own(
     model: LlamaForCausalLM, decoder: SpeculativeDecoder
 ) -> None:
     scheduler = _scheduler(decoder)
-    lanes = [scheduler.lane_of(_job(decoder, _work(index))) for index in range(4)]
+    lanes = [_job(scheduler, decoder, _work(index)).lane for index in range(4)]
     assert [scheduler.lanes.index(lane) for lane in lanes] == [0, 1, 1, 0]
     assert len(_scheduler(SpeculativeDecoder(model)).lanes) == 1
     per_token = decoder.bytes_per_token
@@ -99,18 +107,21 @@ def test_a_long_prompt_delays_the_others_by_one_chunk_per_step(
 ) -> None:
     monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 8)
     scheduler = _scheduler(decoder)
-    short = _job(decoder, Work([1, 2], 1, {"temperature": 0, "max_new_tokens": 50}))
-    long = _job(decoder, Work([1, 2, 3, 4] * 10, 1, {"temperature": 0, "max_new_tokens": 5}))
-    scheduler.submit(short)
+    steps: dict[str, list[Any]] = {"short": [], "long": []}
+    works = {
+        "short": Work([1, 2], 1, {"temperature": 0, "max_new_tokens": 50}),
+        "long": Work([1, 2, 3, 4] * 10, 1, {"temperature": 0, "max_new_tokens": 5}),
+    }
+    jobs = {name: _job(scheduler, decoder, works[name], put=steps[name].append) for name in works}
+    scheduler.add(jobs["short"])
     scheduler.turn()
-    short.poll()
-    scheduler.submit(long)
-    for _ in range(4):
+    scheduler.add(jobs["long"])
+    for before in range(2, 6):
+        assert len(steps["short"]) == before  # its first token, and the steps so far
         scheduler.turn()
-        assert len(short.poll()) == 1
-        assert long.poll() == []
+        assert steps["long"] == []
     scheduler.turn()
-    assert len(long.poll()) == 2  # its first token, and its first step
+    assert len(steps["long"]) == 2  # its first token, and its first step
 
 
 def test_short_prompts_are_read_in_the_same_turn(
@@ -121,9 +132,9 @@ def test_short_prompts_are_read_in_the_same_turn(
     works = [
         Work([1 + index, 2, 3, 4], 1, {"temperature": 0, "max_new_tokens": 9}) for index in range(8)
     ]
-    jobs = [_job(decoder, work) for work in works]
+    jobs = [_job(scheduler, decoder, work) for work in works]
     for job in jobs:
-        scheduler.submit(job)
+        scheduler.add(job)
     num_running = []
     for _ in range(2):
         scheduler.turn()
@@ -136,11 +147,11 @@ def test_short_prompts_are_read_in_the_same_turn(
 
 def test_all_continuations_of_a_job_wait_for_places(decoder: SpeculativeDecoder) -> None:
     scheduler, work = _scheduler(decoder, places=4), _work(1)
-    one = _job(decoder, _work(1, length=14))
-    several = [_job(decoder, work, choices=3) for _ in range(2)]
-    later = _job(decoder, _work(2))
+    one = _job(scheduler, decoder, _work(1, length=14))
+    several = [_job(scheduler, decoder, work, choices=3) for _ in range(2)]
+    later = _job(scheduler, decoder, _work(2))
     for job in (one, *several, later):
-        scheduler.submit(job)
+        scheduler.add(job)
     scheduler.turn()
     scheduler.turn()
     assert scheduler.num_running == 4
@@ -148,7 +159,7 @@ def test_all_continuations_of_a_job_wait_for_places(decoder: SpeculativeDecoder)
     _run(scheduler)
     alone = decoder.generate_batch([work.prompt] * 3, seed=work.seed, **work.options)
     for job in several:
-        steps = job.poll()
+        steps = list(job)
         for choice, output in enumerate(alone):
             own = [token for step in steps if step.index == choice for token in step.token_ids]
             assert own == output.new_token_ids
@@ -161,8 +172,8 @@ def test_a_cancelled_job_frees_its_places_at_once(
 ) -> None:
     monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 2)
     scheduler, others = _scheduler(decoder, places=1), _work(0)
-    job, next_one = _job(decoder, _work(4)), _job(decoder, others)
-    scheduler.submit(job)
+    job, next_one = _job(scheduler, decoder, _work(4)), _job(scheduler, decoder, others)
+    scheduler.add(job)
     turns = {"waiting": 0, "reading": 1, "running": 6, "ended": 99}[when]
     for _ in range(turns):
         scheduler.turn()
@@ -170,7 +181,7 @@ def test_a_cancelled_job_frees_its_places_at_once(
     scheduler.cancel(job)
     assert job.is_ended
     assert scheduler.num_running == scheduler.num_waiting == len(scheduler._running) == 0
-    scheduler.submit(next_one)
+    scheduler.add(next_one)
     _run(scheduler)
     assert _tokens(next_one) == others.alone(decoder).new_token_ids
 
@@ -179,21 +190,21 @@ def test_a_job_that_is_cancelled_before_it_is_submitted_never_starts(
     decoder: SpeculativeDecoder,
 ) -> None:
     scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
-    jobs = [_job(decoder, work) for work in works]
+    jobs = [_job(scheduler, decoder, work) for work in works]
     scheduler.cancel(jobs[0])
     for job in jobs:
-        scheduler.submit(job)
+        scheduler.add(job)
     _run(scheduler)
-    assert jobs[0].poll() == []
+    assert list(jobs[0]) == []
     assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
     assert scheduler.num_running == len(scheduler._running) == 0
 
 
 def test_a_job_that_ends_while_it_is_decoded_leaves_its_place(decoder: SpeculativeDecoder) -> None:
     scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
-    jobs = [_job(decoder, work) for work in works]
+    jobs = [_job(scheduler, decoder, work) for work in works]
     for job in jobs:
-        scheduler.submit(job)
+        scheduler.add(job)
     for _ in range(3):
         scheduler.turn()
     jobs[0].end()
@@ -207,10 +218,8 @@ def test_requests_that_can_never_have_a_place_are_refused_at_once(
     decoder: SpeculativeDecoder,
 ) -> None:
     scheduler = _scheduler(decoder)
-    with pytest.raises(PromptError, match=r"at most 60 tokens; got: 3 prompt tokens and 58 new"):
-        scheduler.submit(_job(decoder, _work(0, length=58)))
     with pytest.raises(PromptError, match=r"more continuations than places.*remedy"):
-        scheduler.submit(_job(decoder, _work(1), choices=3))
+        _job(scheduler, decoder, _work(1), choices=3)
     assert not scheduler.turn()
 
 
@@ -234,19 +243,19 @@ def test_a_prompt_without_memory_is_refused_and_the_others_go_on(
     error: Exception,
 ) -> None:
     scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
-    jobs = [_job(decoder, work) for work in works]
-    scheduler.submit(jobs[0])
+    jobs = [_job(scheduler, decoder, work) for work in works]
+    scheduler.add(jobs[0])
     scheduler.turn()
 
     def planted(*_: Any) -> Any:
         raise error
 
-    scheduler.submit(jobs[1])
+    scheduler.add(jobs[1])
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, planted)
         scheduler.turn()
     with pytest.raises(ResourceError, match="no memory to read the prompt"):
-        jobs[1].poll()
+        list(jobs[1])
     _run(scheduler)
     assert _tokens(jobs[0]) == works[0].alone(decoder).new_token_ids
     assert scheduler.num_running == len(scheduler._running) == 0
@@ -262,14 +271,15 @@ def test_a_job_whose_prompt_raises_another_error_can_still_be_ended(
     def planted(*_: Any) -> Any:
         raise RuntimeError("the device is lost")
 
-    scheduler, job = _scheduler(decoder), _job(decoder, _work(0))
-    scheduler.submit(job)
+    scheduler = _scheduler(decoder)
+    job = _job(scheduler, decoder, _work(0))
+    scheduler.add(job)
     monkeypatch.setattr(owner, name, planted)
     with pytest.raises(RuntimeError, match="the device is lost"):
         scheduler.turn()
     scheduler.close(EngineStopped("the engine has stopped"))
     with pytest.raises(EngineStopped):
-        job.poll()
+        list(job)
 
 
 def test_a_reader_that_cannot_be_notified_loses_its_place(decoder: SpeculativeDecoder) -> None:
@@ -277,10 +287,10 @@ def test_a_reader_that_cannot_be_notified_loses_its_place(decoder: SpeculativeDe
         raise RuntimeError("the loop is closed")
 
     scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
-    jobs = [_job(decoder, works[0]), _job(decoder, works[1], notify=gone)]
+    jobs = [_job(scheduler, decoder, works[0]), _job(scheduler, decoder, works[1], put=gone)]
     for job in jobs:
-        scheduler.submit(job)
+        scheduler.add(job)
     _run(scheduler)
     assert jobs[1].is_abandoned
-    assert len(_tokens(jobs[1])) < len(works[1].alone(decoder).new_token_ids)
+    assert jobs[1].is_ended
     assert _tokens(jobs[0]) == works[0].alone(decoder).new_token_ids
