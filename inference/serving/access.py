@@ -1,7 +1,7 @@
 """Who may send requests, from which web pages, and how large requests may be."""
 
 import hmac
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, load_settings
 
 _HASH_DIGITS = 64
+_FREE_FOLDERS = ("/health", "/playground/")
 EVERYONE = "everyone"  # the user of all requests to a server without keys
 
 
@@ -58,24 +59,21 @@ def _hash(key: str) -> bytes:
 
 
 class AccessCheck:
-    """Refuses requests of foreign web pages and those without a key, and names the user."""
+    """Refuses requests of foreign web pages and those without a key, and names the user.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: ApiKeys,
-        origins: Sequence[str],
-        is_open: Callable[[str], bool],
-    ) -> None:
+    The state of the server and the page need no key: a browser that opens a page sends none.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, origins: Sequence[str]) -> None:
         self._app = app
-        self._keys, self._origins, self._is_open = keys, origins, is_open
+        self._keys, self._origins = keys, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
         try:
             headers = Headers(scope=scope)
             self._check_origin(headers)
-            if not self._is_open(scope["path"]):
+            if not scope["path"].startswith(_FREE_FOLDERS) and scope["path"] != "/":
                 scope["state"]["user"] = self._user_of(headers)
         except ApiError as error:
             await error.response(scope, receive, send)

@@ -19,38 +19,32 @@ from inference.serving.answers.chat import ChatForm
 from inference.serving.answers.completions import CompletionForm
 from inference.serving.answers.events import Disconnected
 from inference.serving.api_error import ApiError
+from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings, is_loopback
-from inference.serving.static_page import is_of_page, page_routes
+from inference.serving.static_page import page_routes
 from inference.serving.telemetry import CONTENT_TYPE
 
-_RETRY_SECONDS = "5"  # after which a client may ask again whether the server is ready
 _CLOSED = 499  # status in logs of requests whose client has disconnected
 
 
 async def list_models(request: HttpRequest) -> Response:
-    """Answer a request to `/v1/models`."""
-    return JSONResponse({"object": "list", "data": [_model(request.app.state.service)]})
-
-
-async def get_model(request: HttpRequest) -> Response:
-    """Answer a request to `/v1/models/NAME`."""
-    service: Service = request.app.state.service
-    service.model.check_name(request.path_params["name"])
-    return JSONResponse(_model(service))
-
-
-def _model(service: Service) -> dict[str, Any]:
-    return {
-        "id": service.model.name,
+    """Answer a request to `/v1/models`, or to `/v1/models/NAME`."""
+    model: LoadedModel = request.app.state.service.model
+    data = {
+        "id": model.name,
         "object": "model",
-        "created": service.model.created,
+        "created": model.created,
         "owned_by": "jakiro",
     }
+    if (name := request.path_params.get("name")) is None:
+        return JSONResponse({"object": "list", "data": [data]})
+    model.check_name(name)
+    return JSONResponse(data)
 
 
 async def forget(request: HttpRequest) -> Response:
-    """Answer a request to `DELETE /v1/adaptation`."""
+    """Answer a request to `DELETE /v1/adaptation`: the texts of the user are forgotten."""
     service: Service = request.app.state.service
     service.check_ready()
     if service.adaptation is None:
@@ -63,23 +57,11 @@ async def forget(request: HttpRequest) -> Response:
     return JSONResponse({"object": "adaptation.deleted", "deleted": True, **purged._asdict()})
 
 
-async def health(request: HttpRequest) -> Response:
-    """Answer a request to `/health` with status 200 if the server is ready, and 503 otherwise."""
-    body = _body(request)
-    if body["ready"]:
-        return JSONResponse(body)
-    return JSONResponse(body, 503, {"retry-after": _RETRY_SECONDS})
-
-
-async def live(request: HttpRequest) -> Response:
-    """Answer a request to `/health/live` with status 200 unless the engine is dead."""
-    body = _body(request)
-    return JSONResponse(body, 200 if body["live"] else 503)
-
-
-def _body(request: HttpRequest) -> dict[str, object]:
+async def health(request: HttpRequest, needed: str = "ready") -> Response:
+    """Answer with status 200 if the server is ready, or if it is only needed to be live."""
     state = request.app.state.service.state
-    return {"status": state, "live": state != "dead", "ready": state == "ready"}
+    body = {"status": state, "live": state != "dead", "ready": state == "ready"}
+    return JSONResponse(body) if body[needed] else JSONResponse(body, 503, {"retry-after": "5"})
 
 
 async def _metrics(request: HttpRequest) -> Response:
@@ -91,9 +73,9 @@ _ROUTES = [
     Route("/v1/chat/completions", partial(answer, kind=ChatForm), methods=["POST"]),
     Route("/v1/adaptation", forget, methods=["DELETE"]),
     Route("/v1/models", list_models, methods=["GET"]),
-    Route("/v1/models/{name:path}", get_model, methods=["GET"]),
+    Route("/v1/models/{name:path}", list_models, methods=["GET"]),
     Route("/health", health),
-    Route("/health/live", live),
+    Route("/health/live", partial(health, needed="live")),
     Route("/metrics", _metrics),
 ]
 
@@ -139,20 +121,20 @@ def _checks(settings: ServeSettings, keys: ApiKeys) -> list[Middleware]:
     hosts, origins = settings.allowed_hosts, settings.allowed_origins
     if not hosts and not is_loopback(settings.host):
         hosts = ("*",)
-
-    def is_open(path: str) -> bool:
-        is_page = settings.playground and is_of_page(path)
-        return is_page or path in {"/health", "/health/live"}
-
-    cors: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
+    everything = ["*"]
     return [
         Middleware(
             TrustedHostMiddleware,
             allowed_hosts=[*hosts, settings.host, "localhost", "127.0.0.1", "[::1]"],
             www_redirect=False,
         ),
-        *([Middleware(CORSMiddleware, allow_headers=["*"], **cors)] if origins else []),
-        Middleware(AccessCheck, keys, origins, is_open),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=everything,
+            allow_headers=everything,
+        ),
+        Middleware(AccessCheck, keys, origins),
         Middleware(BodyLimit, settings.max_body_bytes),
     ]
 

@@ -42,11 +42,6 @@ class _Page(StaticFiles):
 
 
 def page_routes() -> list[BaseRoute]:
-    """Return the routes of the page, which need no key: a browser that opens a page sends none."""
+    """Return the routes of the page."""
     page = _Page(packages=[_FOLDER], html=True)
     return [Route("/", page), Mount("/playground", _Page(packages=[_FOLDER]))]
-
-
-def is_of_page(path: str) -> bool:
-    """Return whether a path may be one of the page's."""
-    return path == "/" or path.startswith("/playground/")

@@ -68,7 +68,7 @@ async def answer(request: HttpRequest, kind: type[AnswerForm]) -> Response:
     options = body.options
     if request.headers.get(NO_LEARNING):
         options = replace(options, may_learn=False)
-    form = kind(service.model.tokenizer, body.has_log_probs)
+    form = kind(service.model.tokenizer, body.num_likeliest is not None)
     numbers = range(len(body.prompts) * options.choices)
     opened = service.open(body.prompts, options, request.state.user)
     head = {

@@ -1,6 +1,7 @@
 """Request bodies with a closed set of fields, and errors that name the first wrong field."""
 
 import secrets
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,7 +15,7 @@ from inference.serving.scheduling.decoding_options import DecodingOptions
 _SEEDS = 2**53  # number of seeds to choose from, all of which are exact in JavaScript
 
 Stop = Annotated[str, Field(min_length=1, max_length=64)]
-Penalty = Annotated[float, Field(ge=-2, le=2)] | None
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
@@ -25,7 +26,8 @@ Lists = Annotated[list[TokenIds], Field(min_length=1, max_length=16, fail_fast=T
 class Closed(BaseModel):
     """Base class of request bodies: unknown fields are errors, and values are not converted.
 
-    Many clients send null or an empty list for fields that ask for nothing.
+    A null stands for a missing field. Many clients also send empty lists for fields of other
+    servers.
     """
 
     model_config = ConfigDict(
@@ -37,8 +39,11 @@ class Closed(BaseModel):
     def _without_empty_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        known = cls.model_fields
-        return {key: own for key, own in given.items() if key in known or own not in (None, [])}
+        return {
+            key: value
+            for key, value in given.items()
+            if value is not None and (key in cls.model_fields or value != [])
+        }
 
 
 class StreamOptions(Closed):
@@ -58,7 +63,7 @@ class Selection(Closed):
     def selection(self) -> dict[str, float]:
         """The options that are set, by their names in `generate()`."""
         given = {name: getattr(self, name) for name in Selection.model_fields}
-        return {name: max(own, 0) for name, own in given.items() if own is not None}
+        return {name: max(value, 0) for name, value in given.items() if value is not None}
 
 
 class Extensions(Selection):
@@ -73,18 +78,18 @@ class GenerationBody(Selection):
 
     model: str
     temperature: Temperature | None = None
-    top_p: float | None = Field(None, gt=0, le=1)
-    n: int | None = Field(None, ge=1, le=8)
+    top_p: float = Field(1.0, gt=0, le=1)
+    n: int = Field(1, ge=1, le=8)
     max_tokens: int | None = Field(None, ge=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stream: bool | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty = None
-    frequency_penalty: Penalty = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = None
-    jakiro: Extensions | None = None
-    # These fields are ignored.
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] = {}
+    jakiro: Extensions = Extensions()
+    # These fields are ignored, except store=false, which forbids learning.
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -94,7 +99,7 @@ class GenerationBody(Selection):
     def _options_of_a_stream_need_a_stream(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options requires stream=true")
-        if self._extensions.details and not self.stream:
+        if self.jakiro.details and not self.stream:
             raise ValueError("jakiro.details requires stream=true")
         return self
 
@@ -104,54 +109,42 @@ class GenerationBody(Selection):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    @abstractmethod
     def prompts(self) -> list[Prompt]:
         """The prompts."""
-        raise NotImplementedError
 
     @property
-    def has_log_probs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return self._num_likeliest is not None
+    @abstractmethod
+    def num_likeliest(self) -> int | None:
+        """The number of likeliest tokens to return; None for no log-probabilities."""
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The largest number of new tokens; None for as many as there is room for."""
+        return self.max_tokens
 
     @property
     def options(self) -> DecodingOptions:
         """The options in the engine's terms, with a random seed if the body has none."""
-        others = {"top_p": self.top_p} if self.top_p is not None else {}
-        biases = self.logit_bias or {}
+        top_p = {"top_p": self.top_p} if "top_p" in self.model_fields_set else {}
+        record = OutputOptions(
+            raw_log_probs=self.num_likeliest is not None,
+            num_likeliest=self.num_likeliest or 0,
+            trees=self.jakiro.details,
+        )
         return DecodingOptions(
             seed=secrets.randbelow(_SEEDS) if self.seed is None else self.seed,
-            choices=self.n or 1,
-            max_new_tokens=self._max_new_tokens,
+            choices=self.n,
+            max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
-            stops=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            record=None if self._record == OutputOptions() else self._record,
-            drafting=self._extensions.drafting,
+            stops=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            record=None if record == OutputOptions() else record,
+            drafting=self.jakiro.drafting,
             may_learn=self.store is not False,
-            logit_bias={int(token): float(bias) for token, bias in biases.items()},
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            others={**others, **self._extensions.selection, **self.selection},
-        )
-
-    @property
-    def _extensions(self) -> Extensions:
-        return self.jakiro or Extensions()
-
-    @property
-    def _max_new_tokens(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def _num_likeliest(self) -> int | None:
-        """The number of likeliest tokens to return; None for no log-probabilities."""
-        raise NotImplementedError
-
-    @property
-    def _record(self) -> OutputOptions:
-        return OutputOptions(
-            raw_log_probs=self.has_log_probs,
-            num_likeliest=self._num_likeliest or 0,
-            trees=self._extensions.details,
+            logit_bias={int(token): float(bias) for token, bias in self.logit_bias.items()},
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            others={**top_p, **self.jakiro.selection, **self.selection},
         )
 
 
@@ -159,9 +152,10 @@ class CompletionBody(GenerationBody):
     """The body of a completion request."""
 
     prompt: str | TokenIds | Texts | Lists
+    max_tokens: int | None = Field(16, ge=1)  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    echo: Literal[False] = False
+    best_of: Literal[1] = 1
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -171,11 +165,8 @@ class CompletionBody(GenerationBody):
         return [given] if is_single else list(given)
 
     @property
-    def _max_new_tokens(self) -> int:
-        return self.max_tokens or 16  # OpenAI's default
-
-    @property
-    def _num_likeliest(self) -> int | None:
+    def num_likeliest(self) -> int | None:
+        """The number of likeliest tokens to return; None for no log-probabilities."""
         return self.logprobs
 
 
@@ -194,7 +185,7 @@ class Message(Closed):
     name: str | None = None  # ignored
 
     @property
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
@@ -212,7 +203,7 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
+    logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
 
@@ -227,15 +218,17 @@ class ChatBody(GenerationBody):
     @property
     def prompts(self) -> list[Prompt]:
         """The messages, which are one prompt."""
-        return [[dict(message.for_template) for message in self.messages]]
+        return [[message.for_template for message in self.messages]]
 
     @property
-    def _max_new_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def _num_likeliest(self) -> int | None:
+    def num_likeliest(self) -> int | None:
+        """The number of likeliest tokens to return; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The largest number of new tokens; None for as many as there is room for."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 BodyT = TypeVar("BodyT", bound=Closed)
@@ -244,27 +237,20 @@ _SHOWN = 200  # largest number of characters of a description
 
 
 def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
-    """Return a request body."""
+    """Return a request body, or raise an `ApiError` that names the first wrong field."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise _explained(error) from error
-
-
-def _explained(error: ValidationError) -> ApiError:
-    """Return an error that names the first wrong field."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    # If a field may have values of several types, the error of the type that was sent is shown.
-    first = next((own for own in errors if not own["type"].endswith("_type")), errors[0])
-    param = ".".join(str(part) for part in first["loc"] if _is_field(part)) or None
-    problem = first["msg"].removeprefix("Value error, ")[:_SHOWN]
-    if first["type"] == "extra_forbidden":
-        problem = "is not supported; see the guide to `jakiro serve`"
-    return ApiError(400, f"{param or 'the body'}: {problem}", param=param)
-
-
-_TYPES = {"str", "list", "int"}  # of unions
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        # If a field may have values of several types, the error of the type that was sent is shown.
+        first = next((own for own in errors if not own["type"].endswith("_type")), errors[0])
+        param = ".".join(str(part) for part in first["loc"] if _is_field(part)) or None
+        problem = first["msg"].removeprefix("Value error, ")[:_SHOWN]
+        if first["type"] == "extra_forbidden":
+            problem = "is not supported; see the guide to `jakiro serve`"
+        raise ApiError(400, f"{param or 'the body'}: {problem}", param=param) from error
 
 
 def _is_field(part: int | str) -> bool:
-    return isinstance(part, int) or (part.isidentifier() and part not in _TYPES)
+    """Return whether a part of a place is no type of a union."""
+    return isinstance(part, int) or (part.isidentifier() and part not in {"str", "list", "int"})

@@ -110,7 +110,6 @@ class Adaptation:
         self._num_purges = 0
         self._num_undone = 0  # number of versions in succession that were undone
         self._num_new = 0  # number of texts since the last lesson
-        self._said: int | None = None  # number of held-out texts that was logged last
         self._idle_since: float | None = None
         watch = telemetry.watch
         watch("adapt_version", "Version of the drafter; 0 for its own.", lambda: self.version)
@@ -251,15 +250,6 @@ class Adaptation:
             _logger.warning("a lesson takes too long: it is ended")
             await process.kill()
 
-    def _say_what_is_missing(self, num_held_out: int) -> None:
-        if num_held_out != self._said:
-            _logger.info(
-                "no lesson yet: %d of at least %d different texts are held out",
-                num_held_out,
-                _FEWEST_HELD_OUT,
-            )
-        self._said = num_held_out
-
     def _next_lesson(self) -> Lesson | None:
         if self._num_new < self._settings.adapt_every * 2**self._num_undone:
             return None
@@ -267,19 +257,19 @@ class Adaptation:
             return None  # the version could not be watched
         traffic = self._ring.traffic(_MOST_LEARNED, _MOST_HELD_OUT)
         if not traffic.learned or len(traffic.held_out) < _FEWEST_HELD_OUT:
-            self._say_what_is_missing(len(traffic.held_out))
             return None
         target = self._model.engine.decoder.target
+        learner, folder = self._learner, self._folder
         return Lesson(
-            folder=self._folder.path,
-            number=max([self.version, *self._folder.numbers]) + 1,
+            folder=folder.path,
+            number=max([self.version, *folder.numbers]) + 1,
             parent=self.version,
-            drafter=self._learner.drafter,
-            target=self._learner.target,
-            identity=self._folder.identity,
+            drafter=learner.drafter,
+            target=learner.target,
+            identity=folder.identity,
             dtype=dtype_name(target.dtype),
             device=str(target.device),
-            other_weights=self._learner.other_weights,
+            other_weights=learner.other_weights,
             tenants=traffic.tenants,
             learned=_passages(traffic.learned),
             held_out=_passages(traffic.held_out),

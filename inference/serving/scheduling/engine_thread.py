@@ -60,7 +60,11 @@ class EngineThread(AbstractContextManager["EngineThread"]):
         capacity: int = 4096,
         on_step: Callable[[float], object] | None = None,
     ) -> None:
-        _warn_about(decoder)
+        if decoder.target.is_compiled:
+            _logger.warning(
+                "compiled=True makes an engine slow at first: decoding steps are compiled again "
+                "for every number of sequences that occurs"
+            )
         self.decoder = decoder
         self.policy = fixed_policy(decoder.policy, places)
         longest = min(capacity, decoder.target.spec.max_position)
@@ -237,7 +241,7 @@ def _run(function: Callable[[], T], future: "Future[T]") -> None:
         return
     try:
         future.set_result(function())
-    except Exception as error:  # noqa: BLE001 - the future raises it
+    except BaseException as error:  # noqa: BLE001 - the future raises it
         future.set_exception(error)
 
 
@@ -260,15 +264,6 @@ def open_lanes(
         kinds.append(sampled)
     shared: dict[str, Any] = {"policy": policy, "threads": threads, "captured": decoder.is_captured}
     return [Lane(decoder.target, drafter, kind, places, capacity, **shared) for kind in kinds]
-
-
-def _warn_about(decoder: SpeculativeDecoder) -> None:
-    """Warn about options of a decoder that slow an engine down."""
-    if decoder.target.is_compiled:
-        _logger.warning(
-            "compiled=True makes an engine slow at first: decoding steps are compiled again for "
-            "every number of sequences that occurs"
-        )
 
 
 def _stopped(error: BaseException | None) -> EngineStopped:

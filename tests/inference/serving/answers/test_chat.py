@@ -1,11 +1,9 @@
 """`/v1/chat/completions` with OpenAI's own client, over a socket."""
 
-import json
-import urllib.request
 from typing import Any
 
 import pytest
-from helpers.serving import MODEL, Running, deltas, running, tiny_decoder
+from helpers.serving import MODEL, Running, running, tiny_decoder
 from openai import BadRequestError, OpenAI
 
 MESSAGES: Any = [
@@ -70,20 +68,6 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) 
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_a_stream_ends_with_done(server: Running) -> None:
-    body = {"model": MODEL, "messages": MESSAGES, "stream": True, "max_tokens": 3}
-    request = urllib.request.Request(
-        f"{server.url}/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        events = response.read().decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-2])
-
-
 def test_without_a_limit_the_answer_fills_the_place(client: OpenAI, server: Running) -> None:
     found = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)
     assert found.usage is not None
@@ -113,19 +97,6 @@ def test_log_probs_have_bytes(client: OpenAI) -> None:
         assert token.bytes is None or bytes(token.bytes).decode(errors="replace") == token.token
         assert len(token.top_logprobs) == 2
         assert token.logprob <= token.top_logprobs[0].logprob + 1e-9
-
-
-def test_a_stop_string_ends_an_answer(client: OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, **OPTIONS)
-    text = whole.choices[0].message.content or ""
-    stop = text[5:7]
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stop=stop, stream=True, **OPTIONS
-        )
-    )
-    assert deltas(chunks) == text[: text.index(stop)]
-    assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_a_target_without_a_template_answers_only_completions() -> None:

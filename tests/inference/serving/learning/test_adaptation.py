@@ -251,16 +251,6 @@ def test_versions_that_are_not_whole_are_refused(serve: Callable[..., _Served], 
         assert served.ask(client, 3).choices[0].text == served.expected(3)
 
 
-@pytest.mark.slow  # quick test: test_a_process_that_crashes_has_failed
-def test_a_learner_that_crashes_or_is_killed_harms_nothing(serve: Callable[..., _Served]) -> None:
-    served = serve("crash")
-    with served.running.client() as client:
-        served.teach(client, 0)
-        wait_until(lambda: served.metric("adapt_lessons_total", outcome="failed") >= 1)
-        assert served.ask(client, 3).choices[0].text == served.expected(3)
-        assert served.adaptation.version == 0
-
-
 def _beats(served: _Served) -> int:
     path = served.folder / "alive"
     return path.stat().st_size if path.exists() else 0
@@ -386,28 +376,6 @@ def test_a_request_can_forbid_learning(serve: Callable[..., _Served]) -> None:
         wait_until(lambda: served.metric("adapt_tokens") == 15)
 
 
-@pytest.mark.slow  # quick test: test_a_user_forgets_the_own_texts_only
-def test_users_are_kept_apart_and_a_user_can_be_forgotten(serve: Callable[..., _Served]) -> None:
-    served = serve("better", api_keys=("first-secret", "second-secret"))
-    with served.running.client("first-secret") as first:
-        served.teach(first, 0)
-        wait_until(lambda: served.adaptation.version >= 1)
-    versions = served.adaptation._folder
-    assert versions.record(1).tenants == ("key 1",)
-    with served.running.client("second-secret") as second:
-        served.teach(second, 100, 70)  # the first ones are compared with those before
-        wait_until(lambda: any("key 2" in versions.record(n).tenants for n in versions.numbers))
-        wait_until(lambda: served.adaptation._process is None)
-    header = {"Authorization": "Bearer second-secret"}
-    found = httpx2.delete(f"{served.running.url}/adaptation", headers=header).json()
-    assert found["texts"] == 70
-    assert found["versions"] >= 1
-    assert {tenant for n in versions.numbers for tenant in versions.record(n).tenants} == {"key 1"}
-    wait_until(lambda: served.adaptation.version in versions.numbers)
-    assert served.metric("adapt_tokens") == 16 * 15
-    assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 401
-
-
 @pytest.mark.slow
 def test_a_version_that_accepts_fewer_drafts_is_undone(
     serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
@@ -468,28 +436,6 @@ def test_a_version_is_replaced_although_devices_never_pause(serve: Callable[...,
         assert _purged(served, "none") == (16, 1)
         wait_until(lambda: served.adaptation.version == 0)
         service.num_active -= 1
-
-
-def _make_read_only(served: _Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no version be removed any more."""
-
-    def refuse(_: int) -> None:
-        raise OSError("read-only")
-
-    monkeypatch.setattr(served.adaptation._folder, "remove", refuse)
-
-
-@pytest.mark.slow
-def test_a_purge_that_cannot_remove_a_version_ends_its_use(
-    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve("better")
-    with served.running.client() as client:
-        served.teach(client, 0)
-        wait_until(lambda: served.adaptation.version == 1)
-        _make_read_only(served, monkeypatch)
-        assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 500
-        wait_until(lambda: served.adaptation.version == 0)
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.engine.lane import Lane
 from inference.protocol import Budget
 from inference.serving.api_error import ApiError
-from inference.serving.scheduling.decoding_options import DecodingOptions
 from inference.serving.scheduling.engine_thread import EngineThread
 from jakiro.errors import EngineStopped
 from jakiro.target.adapter import TargetAdapter
@@ -61,18 +60,6 @@ def test_a_request_that_is_too_long_is_refused_before_any_work(decoder: Speculat
         engine.submit([1, 2, 3], max_new_tokens=30)
 
 
-def test_options_that_do_not_make_an_engine_faster_are_named(
-    model: LlamaForCausalLM,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    decoder = SpeculativeDecoder(model)
-    monkeypatch.setattr(TargetAdapter, "is_compiled", True)
-    with EngineThread(decoder, places=1, capacity=32) as engine:
-        assert list(engine.submit([1, 2], temperature=0, max_new_tokens=3))
-    assert "compiled=True" in caplog.text
-
-
 def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder) -> None:
     with EngineThread(decoder, places=1, capacity=120) as engine:
         job = engine.submit([1, 2], temperature=0, max_new_tokens=110)
@@ -83,14 +70,6 @@ def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder)
         assert list(engine.submit([1, 2], temperature=0, max_new_tokens=5))
         engine.cancel(job)
     engine.cancel(job)
-
-
-def test_a_job_that_was_cancelled_is_not_started(decoder: SpeculativeDecoder) -> None:
-    with EngineThread(decoder, places=2, capacity=64) as engine:
-        cancelled = engine.prepare([1, 2], DecodingOptions(temperature=0, max_new_tokens=9))
-        engine.cancel(cancelled)
-        engine.start(cancelled)
-        assert list(cancelled) == []
 
 
 def test_the_death_of_the_thread_is_known_to_all_requests(
