@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from inference.drafters.aded.index import TrigramIndex
+from inference.drafters.aded.table import TrigramIndex
 from inference.protocol import Drafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import fingerprint
@@ -25,7 +25,9 @@ def identity_of(drafter: Drafter) -> list[Any]:
         parts.append([model.spec.fingerprint, str(model.dtype)])
     index = own.get("index")
     if isinstance(index, TrigramIndex):
-        parts.append([fingerprint(column.tobytes()) for column in (index.keys, *index.rows)])
+        parts.append(
+            [fingerprint(column.tobytes()) for column in (index.keys, index.ids, index.weights)]
+        )
     inner = (own.get(name) for name in ("drafter", "first", "second"))
     return parts + [identity_of(other) for other in inner if isinstance(other, Drafter)]
 

@@ -1,17 +1,38 @@
-"""A training-free drafter with a trigram table that adapts to the text (ADED, arXiv 2407.12021)."""
+"""A training-free drafter with a trigram table that adapts to the text (ADED, arXiv 2407.12021).
+
+The paper's Monte Carlo tree search visits the child that maximizes
+`Q + (c1 + ln((N + c2 + 1) / c2)) p sqrt(N) / (1 + n)`. Here Q, p and n are the value, the prior
+probability and the number of visits of the child, and N is the number of visits of its parent. In
+the limit of many visits, there is a closed form for each child's share of the visits (arXiv
+2007.12509, section 3.2). This search computes the shares directly, so that it needs no random
+numbers and looks up only nodes that become candidates.
+"""
+
+from heapq import heappop, heappush
+from math import log, sqrt
+from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
 from pydantic import Field
 
-from inference.drafters.aded.index import TrigramIndex, trigrams_of
-from inference.drafters.aded.search import SearchSettings, search
-from inference.drafters.aded.table import TrigramTable
+from inference.draft_tree import ROOT
+from inference.drafters.aded.table import TrigramIndex, TrigramTable
 from inference.drafters.base import TokenDrafter, TokenProposer
 from inference.drafters.candidates import Candidates
 from inference.protocol import AdaptiveDrafter
-from inference.trees.limits import MOST_CANDIDATES
+from inference.trees.shape import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
+
+_NEWTON_STEPS: Final = 4  # enough for shares with errors of about one percent
+
+
+class SearchSettings(Settings):
+    """Settings for the number of visits of a search, and for the weight of exploration."""
+
+    visits: float = Field(150.0, gt=1, le=1e9)  # total number of visits in one search
+    exploration: float = Field(32.0, gt=0, le=1e9)  # c1
+    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits before exploration grows
 
 
 class AdedSettings(Settings):
@@ -21,8 +42,8 @@ class AdedSettings(Settings):
     num_nodes: int = Field(24, ge=1, le=MOST_CANDIDATES)
     depth: int = Field(8, ge=1, le=MOST_CANDIDATES)  # largest number of tokens on a path
     search: SearchSettings = SearchSettings()
-    # Largest number of learned bigrams; each takes 112 bytes if there are 12 successors.
-    max_bigrams: int = Field(2**17, ge=1, le=2**28)  # 30 GB
+    # Largest number of learned bigrams; each takes about 500 bytes, more with many successors.
+    max_bigrams: int = Field(2**17, ge=1, le=2**28)
     successors: int = Field(12, ge=1, le=256)  # largest number of successors of each bigram
     # Weight that a trigram gains at each occurrence, 0.04 in the paper; 0 to learn nothing from
     # texts.
@@ -43,13 +64,11 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
     def __init__(
         self, settings: AdedSettings | None = None, index: TrigramIndex | None = None
     ) -> None:
-        self.settings = settings or AdedSettings()
-        super().__init__("aded", self.settings.num_nodes, self.settings.depth)
+        own = self.settings = settings or AdedSettings()
+        super().__init__("aded", own.num_nodes, own.depth)
         self.proposer_names = ("trigrams",)
-        # Surplus successors are removed once here, instead of for the table of every request.
-        self.index = None if index is None else index.narrowed(self.settings.successors)
-        own = self.settings
-        self.table = TrigramTable(own.max_bigrams, own.successors, own.max_weight, below=self.index)
+        self.index = index
+        self.table = TrigramTable(own.max_bigrams, own.successors, own.max_weight, below=index)
 
     def new_proposer(self) -> "TrigramProposer":
         """Return a new proposer; all proposers share the table."""
@@ -70,12 +89,9 @@ class TrigramProposer(TokenProposer):
 
     def read(self, token_ids: Int64[np.ndarray, " tokens"], num_known: int) -> None:
         """Learn the trigrams that end with a new token, and those of the last `window` tokens."""
-        if not self.settings.step or num_known == len(token_ids):
-            return
-        begin = min(num_known - 2, len(token_ids) - self.settings.window)
-        bigrams, successors = trigrams_of(token_ids[max(0, begin) :])
-        amounts = np.full(len(bigrams), self.settings.step, np.float32)
-        self.table.add(bigrams, successors, amounts)
+        if self.settings.step and num_known < len(token_ids):
+            begin = min(num_known - 2, len(token_ids) - self.settings.window)
+            self.table.add(token_ids[max(0, begin) :], self.settings.step)
 
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
@@ -85,3 +101,68 @@ class TrigramProposer(TokenProposer):
             return Candidates.none()
         first, second = token_ids[-2:].tolist()
         return search(self.table, first, second, num_nodes, depth, self.settings.search)
+
+
+def search(
+    table: TrigramTable,
+    first: int,
+    second: int,
+    num_nodes: int,
+    depth: int,
+    settings: SearchSettings,
+) -> Candidates:
+    """Return the most visited continuations of two tokens, in the order of their visits."""
+    nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
+    # A heap with the smallest entry first: (-visits, order, parent, depth, previous token, token).
+    waiting: list[tuple[float, int, int, int, int, int]] = []
+    order = 0
+    node, level, visits = ROOT, 0, settings.visits
+    while len(nodes) < num_nodes:
+        if level < depth:
+            row = table.row(first, second)
+            shares = share_visits(visits, [*row.values()], settings)
+            for token, share in zip(row, shares, strict=True):
+                if share > 0:
+                    heappush(waiting, (-share, order, node, level + 1, second, token))
+                    order += 1
+        if not waiting:
+            break
+        negative_visits, _, parent, level, first, second = heappop(waiting)
+        visits = -negative_visits
+        node = len(nodes)
+        nodes.append((second, parent, level, visits / settings.visits))
+    return Candidates.of(nodes)
+
+
+def share_visits(visits: float, weights: list[float], settings: SearchSettings) -> list[float]:
+    """Return the visits of a node's children, which add up to the visits of the node minus 1.
+
+    Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)` visits, where w_c is its weight and C is
+    the factor of p / (1 + n) in the formula at the top of this module. The condition that the
+    visits have the right sum determines `level`. Both p and Q of a child equal its weight, and
+    deeper nodes do not change Q.
+    """
+    total = visits - 1.0
+    if total <= 0.0 or not weights:
+        return [0.0] * len(weights)
+    growth = settings.exploration_growth
+    factor = (settings.exploration + log((visits + growth + 1.0) / growth)) * sqrt(visits)
+    # The sum of the visits is a falling, convex function of `level`. At the initial level, the
+    # heaviest child alone gets all visits, so this level is not above the solution, and Newton's
+    # method approaches the solution from below without passing it.
+    level = max(weights) * (1.0 + factor / (total + 1.0))
+    for _ in range(_NEWTON_STEPS if len(weights) > 1 else 0):
+        excess, slope = -total, 0.0
+        for weight in weights:
+            gap = level - weight
+            ratio = factor * weight / gap
+            if ratio > 1.0:
+                excess += ratio - 1.0
+                slope += ratio / gap
+        if slope == 0.0:
+            break
+        level += excess / slope
+    shares = [max(0.0, factor * weight / (level - weight) - 1.0) for weight in weights]
+    found = sum(shares)
+    # If a node has barely more than one visit, rounding may leave no visits for its children.
+    return [share * total / found for share in shares] if found > 0.0 else shares

@@ -1,8 +1,7 @@
 """Trigram counts of a corpus in bounded memory, and the file of its most frequent trigrams."""
 
-import json
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -11,22 +10,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 from transformers import PreTrainedTokenizerBase
 
-from inference.drafters.aded.index import (
-    MAX_VOCABULARY,
-    NO_SUCCESSOR,
-    TOKEN_BITS,
-    Successors,
-    TrigramIndex,
-    trigrams_of,
-)
-from inference.drafters.names import unusable_table
-from jakiro.errors import TargetMismatch
+from inference.drafters.aded.table import MAX_VOCABULARY, TOKEN_BITS, TrigramIndex
+from jakiro.errors import CheckpointError, TargetMismatch
 from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import write_atomically
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import summary_of
 
-CHUNK: Final = 1 << 20  # number of trigrams that are counted at once
+_CHUNK: Final = 1 << 20  # number of trigrams that are counted at once
+_MISSING: Final = -1  # the id where there is no successor
+_RECORD: Final = "trigrams"  # key of the record in the file's metadata
 
 
 class TrigramCounter:
@@ -47,13 +40,12 @@ class TrigramCounter:
 
     def add(self, token_ids: Int32[np.ndarray, " tokens"] | Int64[np.ndarray, " tokens"]) -> None:
         self.num_tokens += len(token_ids)
-        bigrams, successors = trigrams_of(token_ids)
-        if not len(bigrams):
-            return
-        self._waiting.append(bigrams << TOKEN_BITS | successors)
-        self._num_waiting += len(bigrams)
-        self.num_trigrams += len(bigrams)
-        if self._num_waiting >= CHUNK:
+        ids = np.asarray(token_ids, np.int64)
+        trigrams = (ids[:-2] << TOKEN_BITS | ids[1:-1]) << TOKEN_BITS | ids[2:]
+        self._waiting.append(trigrams)
+        self._num_waiting += len(trigrams)
+        self.num_trigrams += len(trigrams)
+        if self._num_waiting >= _CHUNK:
             self._merge()
 
     def index(self, max_bigrams: int, num_successors: int = 12) -> TrigramIndex:
@@ -66,16 +58,17 @@ class TrigramCounter:
         bigrams, row = np.unique(self._keys >> TOKEN_BITS, return_inverse=True)
         totals = np.bincount(row, self._counts, minlength=len(bigrams))
         kept = np.sort(np.argsort(-totals, kind="stable")[:max_bigrams])
-        rows = Successors.none(len(kept), num_successors)
+        ids = np.full((len(kept), num_successors), _MISSING, np.int32)
+        weights = np.zeros(ids.shape, np.float32)
         order = np.lexsort((-self._counts, row))
         column = np.arange(len(order)) - np.searchsorted(row, np.arange(len(bigrams)))[row]
         new_row = np.full(len(bigrams), -1)
         new_row[kept] = np.arange(len(kept))
         is_kept = (column < num_successors) & (new_row[row] >= 0)
         at, trigrams = (new_row[row][is_kept], column[is_kept]), order[is_kept]
-        rows.ids[at] = self._keys[trigrams] & (MAX_VOCABULARY - 1)
-        rows.weights[at] = self._counts[trigrams] / totals[row[trigrams]]
-        return TrigramIndex(bigrams[kept], rows)
+        ids[at] = self._keys[trigrams] & (MAX_VOCABULARY - 1)
+        weights[at] = self._counts[trigrams] / totals[row[trigrams]]
+        return TrigramIndex(bigrams[kept], ids, weights)
 
     def _merge(self) -> None:
         """Count the waiting trigrams, and discard the rarest if there are too many."""
@@ -90,12 +83,6 @@ class TrigramCounter:
             kept = np.sort(np.argsort(-counts, kind="stable")[: self.max_trigrams])
             keys, counts = keys[kept], counts[kept]
         self._keys, self._counts = keys, counts
-
-
-_RECORD: Final = "trigrams"  # key of the record in the file's metadata
-
-# Exceptions raised by a damaged file, or by a file with types that numpy does not support.
-_DAMAGE = (OSError, SafetensorError, ValidationError, ValueError, TypeError, AttributeError)
 
 
 class TrigramRecord(Settings):
@@ -116,7 +103,7 @@ def save_trigrams(
         vocab_size=vocabulary_size(tokenizer),
         num_tokens=num_tokens,
     )
-    tensors = {"keys": index.keys, "ids": index.rows.ids, "weights": index.rows.weights}
+    tensors = {"keys": index.keys, "ids": index.ids, "weights": index.weights}
     metadata = {_RECORD: record.model_dump_json()}
     write_atomically(path, safetensors.save(tensors, metadata))
 
@@ -141,10 +128,16 @@ def load_trigrams(
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            record = _record_of(file.metadata())
+            metadata = (file.metadata() or {}).get(_RECORD, "")
+            record = TrigramRecord.model_validate_json(metadata)
             keys, ids, weights = (file.get_tensor(name) for name in ("keys", "ids", "weights"))
-    except _DAMAGE as error:
-        raise unusable_table(path, summary_of(error)) from error
+    except (OSError, SafetensorError, ValidationError) as error:
+        raise CheckpointError(
+            f"cannot load trigrams from {path}",
+            expected="a file that `jakiro prepare trigrams` wrote",
+            got=summary_of(error),
+            remedy="check the path, or build the file again",
+        ) from error
     got = tokenizer_fingerprint(tokenizer)
     if record.tokenizer_fingerprint != got:
         raise TargetMismatch(
@@ -153,22 +146,6 @@ def load_trigrams(
             got=f"{len(tokenizer)} tokens and a different hash",
             remedy="build the file again with the target's tokenizer (`jakiro prepare trigrams`)",
         )
-    if not _is_index(keys, ids, weights, record.vocab_size):
-        raise unusable_table(path, "arrays that are not those of an index")
-    index = TrigramIndex(keys, Successors(ids, weights))
-    return index if vocab_size is None else index.within(vocab_size)
-
-
-def _record_of(metadata: dict[str, str] | None) -> TrigramRecord:
-    return TrigramRecord.model_validate(json.loads((metadata or {}).get(_RECORD, "null")))
-
-
-def _is_index(keys: Any, ids: Any, weights: Any, vocab_size: int) -> bool:
-    kinds = [(array.dtype, array.ndim) for array in (keys, ids, weights)]
-    if kinds != [(np.int64, 1), (np.int32, 2), (np.float32, 2)]:
-        return False
-    if ids.shape != weights.shape or len(ids) != len(keys):
-        return False
-    tokens = np.concatenate((keys >> TOKEN_BITS, keys & (MAX_VOCABULARY - 1), ids.ravel()))
-    is_known = tokens.min(initial=0) >= NO_SUCCESSOR and tokens.max(initial=0) < vocab_size
-    return bool(is_known and (np.diff(keys) > 0).all() and (weights >= 0).all())
+    if vocab_size is not None and vocab_size < record.vocab_size:
+        weights = np.where(ids < vocab_size, weights, np.float32(0.0))
+    return TrigramIndex(keys, ids, weights)

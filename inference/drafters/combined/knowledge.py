@@ -16,8 +16,7 @@ from inference.drafters.candidates import Candidates
 from inference.drafters.combined.pool import SECOND, Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.rates import Cells, FadingRates
-from inference.trees.limits import MOST_CANDIDATES
-from inference.trees.shape import TreeShape
+from inference.trees.shape import MOST_CANDIDATES, TreeShape
 from jakiro.utils.settings import Settings
 
 DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, as a number of decoding steps

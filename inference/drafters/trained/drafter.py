@@ -30,8 +30,7 @@ from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
-from inference.trees.limits import MAX_PASSES
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode

@@ -5,7 +5,7 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.aded.index import Successors, TrigramIndex
+from inference.drafters.aded.table import TrigramIndex
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.identity import identity_of
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -27,8 +27,8 @@ def test_another_weight_is_another_drafter() -> None:
 
 
 def _index(key: int = 1, token: int = 2, weight: float = 0.5) -> TrigramIndex:
-    rows = Successors(np.array([[token]], np.int32), np.array([[weight]], np.float32))
-    return TrigramIndex(np.array([key], np.int64), rows)
+    ids, weights = np.array([[token]], np.int32), np.array([[weight]], np.float32)
+    return TrigramIndex(np.array([key], np.int64), ids, weights)
 
 
 def test_another_table_is_another_drafter() -> None:

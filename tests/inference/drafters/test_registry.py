@@ -160,4 +160,4 @@ def test_every_trigram_of_a_request_is_learned_at_its_end(count: int) -> None:
     for output in decoder.generate_batch(prompts, max_new_tokens=count):
         ids = output.sequences[0].tolist()
         for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
-            assert third in aded.table.row(first, second)[0]
+            assert third in aded.table.row(first, second)

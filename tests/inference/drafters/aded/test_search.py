@@ -8,8 +8,7 @@ from helpers.candidates import assert_well_formed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.drafters.aded.index import trigrams_of
-from inference.drafters.aded.search import SearchSettings, search, share_visits
+from inference.drafters.aded.drafter import SearchSettings, search, share_visits
 from inference.drafters.aded.table import TrigramTable
 from inference.drafters.candidates import Candidates
 
@@ -55,8 +54,7 @@ def test_trees_hold_different_siblings_below_likelier_parents(
     assert_well_formed(found, num_nodes, depth)
     for node, parent in enumerate(found.parents.tolist()):
         before = [*stream[-2:], *(int(found.token_ids[each]) for each in _path(found, parent))]
-        tokens, _ = table.row(*before[-2:])
-        assert found.token_ids[node] in tokens
+        assert found.token_ids[node] in table.row(*before[-2:])
 
 
 def test_the_most_visited_candidates_come_first_and_smaller_trees_are_their_beginning() -> None:
@@ -71,8 +69,7 @@ def test_the_most_visited_candidates_come_first_and_smaller_trees_are_their_begi
 
 def _learnt(stream: list[int]) -> TrigramTable:
     table = TrigramTable(64)
-    bigrams, successors = trigrams_of(np.array(stream, np.int64))
-    table.add(bigrams, successors, np.full(len(bigrams), 0.04, np.float32))
+    table.add(np.array(stream, np.int64), 0.04)
     return table
 
 
