@@ -23,14 +23,13 @@ from inference.autotune.tau_watch import TauWatch
 from inference.autotune.threads import Threads
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import FormChoice
 from inference.engine.decode_step import DecodeStep
 from inference.engine.details import options_for
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
 from inference.engine.request import OutputOptions
-from inference.generation.custom_generate import Handover
-from inference.generation.preparation import prepare_requests, shifted
+from inference.generation.custom_generate import pad_token_id, requests_of
+from inference.generation.preparation import Handover, prepare_requests, shifted
 from inference.generation.prompts import Prompt, encode_prompt, needed, single_prompt, unpadded
 from inference.generation.streaming import feed, pieces, streamer_of_generate
 from inference.generation.unsupported import refuse_single
@@ -69,8 +68,6 @@ class SpeculativeDecoder:
         compiled: whether steps and a trained drafter are compiled with `torch.compile`.
         threads: number of threads of decoding steps on a CPU; "auto" for the fastest, which may
             change while other processes are busy; None for torch's current number.
-        draft_forms: formats of a trained drafter's weights, which change drafts, but never the
-            distribution of the output; "auto" for the fastest.
         other_weights: whether a trained drafter may be used with other weights of the same
             architecture and tokenizer, such as those before a quantization.
         batch_invariant: whether logits do not depend on what is computed together, bit for bit
@@ -81,8 +78,8 @@ class SpeculativeDecoder:
     Raises:
         TargetMismatch: the drafter or the tokenizer belongs to a target other than the given one.
         TargetNotSupported: the target cannot verify a tree, or cannot compute as requested.
-        ConfigError: the drafter cannot draft trees of the given shape, or cannot compute with the
-            given formats of weights; or two arguments cannot be combined.
+        ConfigError: the drafter cannot draft trees of the given shape, or two arguments cannot be
+            combined.
 
     Example:
         decoder = SpeculativeDecoder(target, LookupDrafter(), tokenizer)
@@ -99,12 +96,11 @@ class SpeculativeDecoder:
         *,
         compiled: bool = False,
         threads: Threads = None,
-        draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
         captured: bool = False,
     ) -> None:
-        refuse_unusable(tree, threads, draft_forms)
+        refuse_unusable(tree, threads)
         self.target, self.threads = set_up_target(
             target,
             threads,
@@ -129,7 +125,6 @@ class SpeculativeDecoder:
                 tokenizer,
                 tree,
                 compiled=compiled,
-                draft_forms=draft_forms,
                 other_weights=other_weights,
                 threads=self.threads,
             )
@@ -147,7 +142,6 @@ class SpeculativeDecoder:
         *,
         compiled: bool = False,
         threads: Threads = "auto",
-        draft_forms: FormChoice = "auto",
         other_weights: bool = False,
         batch_invariant: bool = False,
         captured: bool = False,
@@ -170,11 +164,7 @@ class SpeculativeDecoder:
             ConfigError: `target` is None, but the drafter does not name a target; or as for the
                 class.
         """
-        shared: dict[str, Any] = {
-            "compiled": compiled,
-            "draft_forms": draft_forms,
-            "other_weights": other_weights,
-        }
+        shared: dict[str, Any] = {"compiled": compiled, "other_weights": other_weights}
         parts = load_parts(drafter, target, tree, **shared, **load)
         shared |= {"threads": threads, "captured": captured}
         shared |= {"batch_invariant": batch_invariant}
@@ -318,11 +308,10 @@ class SpeculativeDecoder:
             TargetMismatch: the model is not the decoder's target.
         """
         # The mask is not a named argument, because generate() would pass it twice.
-        mask = inputs.pop("attention_mask", None)
         handover = Handover(
-            model, input_ids, mask, logits_processor, stopping_criteria, generation_config
+            model, input_ids, logits_processor, stopping_criteria, generation_config
         )
-        requests = handover.requests(self.target, seed, inputs)
+        requests = requests_of(handover, self.target, seed, inputs)
         group = numbered(
             requests, generation_config, self.drafter, self.policy, is_seeded=seed is not None
         )
@@ -332,7 +321,7 @@ class SpeculativeDecoder:
         return in_transformers_form(
             self._ended(run, streamer, has_prompt=has_prompt),
             input_ids,
-            handover.pad_token_id,
+            pad_token_id(generation_config),
             as_dict=bool(generation_config.return_dict_in_generate),
         )
 

@@ -1,38 +1,39 @@
 """Loading of a decoder's parts (target, drafter and tokenizer), and combination of two drafters."""
 
+from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
+from inference.drafters.aded.file import load_trigrams
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.lookup import LookupDrafter
-from inference.drafters.names import (
-    TARGET_REMEDY,
-    PairName,
-    UntrainedName,
-    refuse_misspelt,
-    without_target,
-)
-from inference.drafters.registry import build_second, build_untrained
-from inference.drafters.small_lm import SmallLMDrafter
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.names import ADED, LM, LOOKUP, PairName, UntrainedName
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import FormChoice
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
 from jakiro.utils.logs import get_logger, quiet_libraries
+from jakiro.utils.packaged import packaged_drafter, packaged_names
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+from jakiro.utils.settings import SettingsT, load_settings
 
 _logger = get_logger(__name__)
 
+_REMEDY = "pass --target on the command line, or target= in Python, with the target's folder or id"
 # Arguments that also choose the tokenizer.
 _OF_HUB = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "trust_remote_code")
+
+_Target = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 class Parts(NamedTuple):
@@ -51,7 +52,6 @@ def load_parts(
     tree: Trees = "auto",
     *,
     compiled: bool = False,
-    draft_forms: FormChoice = "auto",
     other_weights: bool = False,
     **load: Any,
 ) -> Parts:
@@ -64,35 +64,55 @@ def load_parts(
         tree: trees, as for `SpeculativeDecoder`. If shapes are given for a pair with a
             trained drafter, they are built into that drafter, and the returned `tree` is "fixed".
     """
-    name = str(drafter)
-    pair = PairName.parse(name)
-    first = (name if pair is None else pair.first).removeprefix("drafter=")
-    if UntrainedName.parse(first) is None:
-        refuse_misspelt(first)
-        loaded = JakiroDrafter.from_pretrained(first)
-        model, tokenizer = _load_target(
-            str(target or loaded.config.target_record.name_or_path), load
-        )
-        parts = Parts(model, loaded, tokenizer, tree)
-    elif target is None:
-        raise without_target(first)
-    else:
-        parts = parts_over(first, *_load_target(str(target), load))._replace(tree=tree)
-    if pair is None:
-        return parts
-    options = _PairOptions(compiled, draft_forms, other_weights)
-    return _paired(parts, pair, options)
+
+    def target_of(default: str | None) -> _Target:
+        name = target or default
+        if name is None:
+            raise ConfigError(
+                f"a target must be given, because the drafter {drafter} does not name one",
+                remedy=_REMEDY,
+            )
+        return _load_target(str(name), load)
+
+    options: dict[str, Any] = {"compiled": compiled, "other_weights": other_weights}
+    return _parts(str(drafter), target_of, tree, options)
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Return the parts of a decoder for a loaded target; this raises the errors of `load_parts`."""
-    if (pair := PairName.parse(drafter)) is not None:
-        return _paired(parts_over(pair.first, target, tokenizer), pair, _PairOptions())
-    drafter = drafter.removeprefix("drafter=")
-    if (untrained := UntrainedName.parse(drafter)) is not None:
-        return Parts(target, build_untrained(untrained, target, tokenizer), tokenizer)
-    refuse_misspelt(drafter)
-    return Parts(target, JakiroDrafter.from_pretrained(drafter), tokenizer)
+    return _parts(drafter, lambda _: (target, tokenizer), "auto", {})
+
+
+def _parts(
+    name: str,
+    target_of: Callable[[str | None], _Target],
+    tree: Trees,
+    options: dict[str, Any],
+) -> Parts:
+    """Return the parts of a decoder.
+
+    Args:
+        target_of: function from the name of the target of a trained drafter, None for others.
+        options: of the trained drafter of a pair, as for `combined_drafter`.
+    """
+    pair = PairName.parse(name)
+    first = (name if pair is None else pair.first).removeprefix("drafter=")
+    drafter: JakiroDrafter | Drafter
+    if (untrained := UntrainedName.parse(first)) is not None:
+        target, tokenizer = target_of(None)
+        drafter = build_untrained(untrained, target, tokenizer)
+    else:
+        _refuse_misspelt(first)
+        drafter = JakiroDrafter.from_pretrained(first)
+        target, tokenizer = target_of(drafter.config.target_record.name_or_path)
+    if pair is None:
+        return Parts(target, drafter, tokenizer, tree)
+    assert isinstance(drafter, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
+    second = build_second(pair.second, target, tokenizer)
+    has_shapes = isinstance(drafter, JakiroDrafter) and not isinstance(tree, str)
+    shapes = tree if has_shapes and not isinstance(tree, str) else None
+    both = combined_drafter(drafter, second, target, tokenizer, tree=shapes, **options)
+    return Parts(target, both, tokenizer, "fixed" if has_shapes else tree)
 
 
 def combined_drafter(
@@ -104,7 +124,6 @@ def combined_drafter(
     tree: TreeShape | TreePlan | None = None,
     *,
     compiled: bool = False,
-    draft_forms: FormChoice = "auto",
     other_weights: bool = False,
 ) -> CombinedDrafter:
     """Return a drafter that combines a model with a training-free drafter in shared trees.
@@ -115,36 +134,62 @@ def combined_drafter(
     """
     if isinstance(first, JakiroDrafter):
         adapter = TargetAdapter(target.eval())
-        trained = TrainedDrafter.for_target(
+        first = TrainedDrafter.for_target(
             first, adapter, tokenizer, tree, compiled=compiled, other_weights=other_weights
         )
-        first = trained.in_forms(draft_forms)
     return CombinedDrafter(first, second, settings)
 
 
-class _PairOptions(NamedTuple):
-    """Options of the trained drafter of a pair, as for `combined_drafter`."""
-
-    compiled: bool = False
-    draft_forms: FormChoice = "auto"
-    other_weights: bool = False
-
-
-def _paired(parts: Parts, pair: PairName, options: _PairOptions) -> Parts:
-    """Return the parts with a drafter that shares trees with a second, training-free drafter."""
-    target, first, tokenizer, tree = parts
-    assert isinstance(first, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
-    second = build_second(pair.second, target, tokenizer)
-    shapes = None if isinstance(tree, str) else tree
-    drafter = combined_drafter(first, second, target, tokenizer, tree=shapes, **options._asdict())
-    has_shapes = shapes is not None and isinstance(first, JakiroDrafter)
-    return Parts(target, drafter, tokenizer, "fixed" if has_shapes else tree)
+def build_second(
+    name: str,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Path | None = None,
+) -> AdedDrafter | LookupDrafter:
+    """Return the training-free drafter of a pair."""
+    parsed = UntrainedName.parse(name)
+    assert parsed is not None, "checked when the name was parsed"
+    drafter = build_untrained(parsed._replace(settings=settings), target, tokenizer)
+    assert isinstance(drafter, AdedDrafter | LookupDrafter)
+    return drafter
 
 
-def _load_target(
-    name_or_path: str, load: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model = load_causal_lm(name_or_path, remedy=TARGET_REMEDY, **load)
+def build_untrained(
+    name: UntrainedName, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> AdedDrafter | LookupDrafter | SmallLMDrafter:
+    """Return a drafter that needs no training."""
+    if name.kind == LOOKUP:
+        return LookupDrafter(_settings(LookupSettings, name))
+    if name.kind == LM:
+        trees = _settings(SmallLMSettings, name)
+        return SmallLMDrafter.from_pretrained(str(name.path), target, tokenizer, trees)
+    size = int(target.config.get_text_config().vocab_size)
+    index = None if name.path is None else load_trigrams(Path(name.path), tokenizer, size)
+    return AdedDrafter(_settings(AdedSettings, name), index)
+
+
+def _settings(cls: type[SettingsT], name: UntrainedName) -> SettingsT:
+    settings = cls() if name.settings is None else load_settings(cls, name.settings)
+    changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}
+    return settings.model_copy(update=changes)
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Raise an error if nothing exists at a path that is similar to a known drafter's name."""
+    if "/" in name or Path(name).exists() or packaged_drafter(name) is not None:
+        return
+    names = (ADED, LOOKUP, *packaged_names())
+    if similar := get_close_matches(name.partition("=")[0].lower(), names, n=1, cutoff=0.7):
+        raise ConfigError(
+            f"there is no drafter {name}",
+            expected="a folder, a hub id such as owner/name, aded, aded=TABLE, lookup or lm=MODEL",
+            got=name,
+            remedy=f"use {similar[0]}",
+        )
+
+
+def _load_target(name_or_path: str, load: dict[str, Any]) -> _Target:
+    model = load_causal_lm(name_or_path, remedy=_REMEDY, **load)
     has_device = load.get("device_map") is not None or load.get("device") is not None
     if not has_device and model.device.type == "cpu" and torch.cuda.is_available():
         _logger.warning(
@@ -152,5 +197,6 @@ def _load_target(
             'device_map="cuda", or device_map="cpu" to compute on the CPU'
         )
     shared = {name: load[name] for name in _OF_HUB if name in load}
-    what = "the tokenizer of the target"
-    return model, load_tokenizer(name_or_path, what, remedy=TARGET_REMEDY, **shared)
+    return model, load_tokenizer(
+        name_or_path, "the tokenizer of the target", remedy=_REMEDY, **shared
+    )

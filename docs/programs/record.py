@@ -29,7 +29,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from inference.decoder import SpeculativeDecoder
 from inference.device.decoder import RemoteDecoder
-from inference.drafters.trained.forms import OWN_FORMS
 
 TRAINED = (
     "jakiro",
@@ -119,12 +118,7 @@ def train(folder: Path, name: str) -> str:
 def decode(folder: Path, drafter: str) -> Iterator[tuple[str, Any]]:
     """Yield new tokens and tau of all prompts, alone and in a batch."""
     decoder = SpeculativeDecoder.from_pretrained(
-        drafter,
-        folder / "target",
-        "fixed",
-        dtype="float32",
-        threads=1,
-        draft_forms=OWN_FORMS,
+        drafter, folder / "target", "fixed", dtype="float32", threads=1
     )
     for sampling in SAMPLING:
         outputs = [decoder.generate(each, max_new_tokens=40, **sampling) for each in PROMPTS]

@@ -83,7 +83,7 @@ def costs_with(target: TargetAdapter, drafter: Drafter | None) -> Costs:
     slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
     if isinstance(slow, TrainedDrafter):
         key: list[object] = [slow.model.config.settings.model_dump(mode="json")]
-        key.append(slow.forms.model_dump())
+        key.append(slow.forms)
         return kept(Costs, target, key, lambda: _measured(target, slow))
     if isinstance(slow, SmallLMDrafter):
         key = [slow.model.spec.fingerprint, slow.settings.model_dump(mode="json")]
@@ -161,5 +161,5 @@ def _timed_trees(
         TreeShape(autoregressive_levels=passes, parallel_levels=parallel)
         for passes in range(1, timed_passes(drafter.model) + 1)
     ]
-    timed = TrainedDrafter(drafter.model, target, shapes[-1], drafter.forms)
+    timed = TrainedDrafter(drafter.model, target, shapes[-1], drafter.preferred)
     return timed, [Budget(shape.max_nodes, shape.depth) for shape in shapes]

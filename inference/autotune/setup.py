@@ -5,7 +5,6 @@ from transformers import PreTrainedTokenizerBase
 from inference.autotune.policy import refuse_shape, shapes_of
 from inference.autotune.threads import Threads, choose_threads
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import DraftForms, FormChoice
 from inference.engine.threads import num_threads
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
@@ -19,7 +18,7 @@ from jakiro.target.record import check_target
 _TREES = '"fixed", a TreeShape or a TreePlan'
 
 
-def refuse_unusable(tree: object, threads: object, draft_forms: object) -> None:
+def refuse_unusable(tree: object, threads: object) -> None:
     """Raise an error if an argument of `SpeculativeDecoder` has an unusable value.
 
     Without this check, some misspelt values would have the effect of others.
@@ -28,7 +27,6 @@ def refuse_unusable(tree: object, threads: object, draft_forms: object) -> None:
     for name, value, is_usable, others in (
         ("tree", tree, tree == "fixed" or isinstance(tree, TreeShape | TreePlan), _TREES),
         ("threads", threads, threads is None or is_number, "None, or a number of at least 1"),
-        ("draft_forms", draft_forms, isinstance(draft_forms, DraftForms), "DraftForms(...)"),
     ):
         if not is_usable and value != "auto":
             raise ConfigError(
@@ -73,7 +71,6 @@ def set_up_drafter(
     tree: Trees,
     *,
     compiled: bool = False,
-    draft_forms: FormChoice = "auto",
     other_weights: bool = False,
     threads: int | None = None,
 ) -> Drafter:
@@ -82,7 +79,7 @@ def set_up_drafter(
         refuse_shape(tree)
         return drafter
     with num_threads(threads):
-        trained = TrainedDrafter.for_target(
+        return TrainedDrafter.for_target(
             drafter,
             target,
             tokenizer,
@@ -90,4 +87,3 @@ def set_up_drafter(
             compiled=compiled,
             other_weights=other_weights,
         )
-        return trained.in_forms(draft_forms)

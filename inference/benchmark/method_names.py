@@ -10,7 +10,7 @@ from pydantic import Field
 from inference.benchmark.settings import ComparisonSettings
 from inference.drafters.names import ADED, LM, UNTRAINED, PairName
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
-from inference.trees.shape import MOST_CANDIDATES
+from inference.trees.limits import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, validate_settings
 

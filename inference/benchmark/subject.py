@@ -23,11 +23,10 @@ from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.names import UntrainedName
-from inference.drafters.registry import build_second, build_untrained
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import default_tree
-from inference.loading import combined_drafter
+from inference.loading import build_second, build_untrained, combined_drafter
 from inference.protocol import Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter

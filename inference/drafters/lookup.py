@@ -14,7 +14,7 @@ from pydantic import Field
 from inference.draft_tree import ROOT
 from inference.drafters.base import TokenDrafter
 from inference.drafters.candidates import Candidates
-from inference.trees.shape import MOST_CANDIDATES
+from inference.trees.limits import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 _LEAST_SCORE: Final = 1e-30  # replaces scores that were rounded to 0, which has no logarithm

@@ -17,7 +17,7 @@ from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
 from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
-from inference.trees.shape import MOST_CANDIDATES
+from inference.trees.limits import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 

@@ -13,7 +13,8 @@ from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
-from inference.trees.shape import MAX_PASSES, MOST_CANDIDATES, TreePlan, TreeShape
+from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM

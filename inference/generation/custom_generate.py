@@ -3,20 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jaxtyping import Int
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from inference.engine.request import Request
 from inference.generation.preparation import (
-    PreparedPrompt,
+    Handover,
     capture,
     prepare,
     random_seed,
@@ -27,7 +21,6 @@ from inference.generation.unsupported import refuse_several
 from inference.sampling.options import PREFIX_FREE
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import end_ids
 
 T = TypeVar("T")
@@ -39,107 +32,100 @@ _EXPECTED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Handover:
-    """The arguments that `generate()` passes to a decoding method.
+def requests_of(
+    handover: Handover, target: TargetAdapter, seed: int | None, inputs: dict[str, Any]
+) -> list[Request]:
+    """Return one request per sequence of the batch that `generate()` passes on.
 
-    Attributes:
-        attention_mask: 0 where `input_ids` is padding; None if there is no padding.
+    Args:
+        inputs: further inputs, such as the attention mask, which is 0 where there is padding.
     """
+    mask = inputs.pop("attention_mask", None)
+    _check(handover, target, inputs)
+    prompts = unpadded(handover.input_ids, mask)
+    for prompt in prompts:
+        check_ids(prompt, target.spec.vocab_size)
+    _check_positions(inputs.get("position_ids"), prompts)
+    refuse_several(len(prompts), handover.processors)
+    key = random_seed() if seed is None else seed
+    prepared = _prepared(handover, mask, prompts)
+    return share_processors(
+        [
+            prompt.request(key, target.spec.max_position, index)
+            for index, prompt in enumerate(prepared)
+        ]
+    )
 
-    model: CausalLM
-    input_ids: Int[Tensor, "batch width"]
-    attention_mask: Int[Tensor, "batch width"] | None
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
 
-    @property
-    def pad_token_id(self) -> int:
-        """The id of the token that fills up sequences that end early."""
-        pad: Any = self.config.pad_token_id
-        if pad is None:
-            pad = next(iter(end_ids(self.config)), None)
-        return 0 if pad is None else int(pad)
+def pad_token_id(config: GenerationConfig) -> int:
+    """Return the id of the token that fills up sequences that end early."""
+    pad: Any = config.pad_token_id
+    if pad is None:
+        pad = next(iter(end_ids(config)), None)
+    return 0 if pad is None else int(pad)
 
-    def requests(
-        self, target: TargetAdapter, seed: int | None, inputs: Mapping[str, Any]
-    ) -> list[Request]:
-        """Return one request per sequence of the batch."""
-        self._check(target, inputs)
-        prompts = unpadded(self.input_ids, self.attention_mask)
-        for prompt in prompts:
-            check_ids(prompt, target.spec.vocab_size)
-        self._check_positions(inputs.get("position_ids"), prompts)
-        refuse_several(len(prompts), self.processors)
-        key = random_seed() if seed is None else seed
-        limit = target.spec.max_position
-        prepared = self._prepared(prompts)
-        return share_processors(
-            [prompt.request(key, limit, index) for index, prompt in enumerate(prepared)]
-        )
 
-    def _prepared(self, prompts: list[list[int]]) -> list[PreparedPrompt]:
-        """Return each prompt with its processors and criteria.
+def _prepared(handover: Handover, mask: Tensor | None, prompts: list[list[int]]) -> list[Handover]:
+    """Return each prompt with its processors and criteria.
 
-        Processors and criteria that count tokens would count padding as well, and some processors
-        depend on the batch index. In these cases, every prompt is prepared again by itself, with
-        the processors and criteria that the caller passed.
-        """
-        is_padded = any(len(prompt) != self.input_ids.shape[1] for prompt in prompts)
-        are_alike = len(prompts) == 1 or all(
-            type(processor) in PREFIX_FREE for processor in self.processors
-        )
-        if not is_padded and are_alike:
-            whole = PreparedPrompt(self.input_ids, self.processors, self.criteria, self.config)
-            return [whole] * len(prompts)
-        config = copy(self.config)
-        config.max_new_tokens = int(self.config.max_length) - self.input_ids.shape[1]
-        config.max_length = None
-        config.num_return_sequences = 1  # the batch already contains all sequences
-        config.stop_strings = None  # they are a criterion already
-        own = getattr(self.model.generation_config, "stop_strings", None)
-        options: dict[str, Any] = {"generation_config": config}
-        options |= {"stop_strings": None} if own else {}  # only an argument replaces the target's
-        built = capture(self.model, self.input_ids, self.attention_mask, **options)
-        given: dict[str, Any] = {
-            "logits_processor": LogitsProcessorList(_others(self.processors, built.processors)),
-            "stopping_criteria": StoppingCriteriaList(_others(self.criteria, built.criteria)),
-        }
-        return [prepare(self.model, ids, **options, **given) for ids in prompts]
+    Processors and criteria that count tokens would count padding as well, and some processors
+    depend on the batch index. In these cases, every prompt is prepared again by itself, with
+    the processors and criteria that the caller passed.
+    """
+    width, processors = handover.input_ids.shape[1], handover.processors
+    is_padded = any(len(prompt) != width for prompt in prompts)
+    are_alike = len(prompts) == 1 or all(type(own) in PREFIX_FREE for own in processors)
+    if not is_padded and are_alike:
+        return [handover] * len(prompts)
+    config = copy(handover.config)
+    config.max_new_tokens = int(config.max_length) - width
+    config.max_length = None
+    config.num_return_sequences = 1  # the batch already contains all sequences
+    config.stop_strings = None  # they are a criterion already
+    own = getattr(handover.model.generation_config, "stop_strings", None)
+    options: dict[str, Any] = {"generation_config": config}
+    options |= {"stop_strings": None} if own else {}  # only an argument replaces the target's
+    built = capture(handover.model, handover.input_ids, mask, **options)
+    given: dict[str, Any] = {
+        "logits_processor": LogitsProcessorList(_others(processors, built.processors)),
+        "stopping_criteria": StoppingCriteriaList(_others(handover.criteria, built.criteria)),
+    }
+    return [prepare(handover.model, ids, **options, **given) for ids in prompts]
 
-    def _check_positions(self, positions: Tensor | None, prompts: list[list[int]]) -> None:
-        """Raise an error if positions do not number the tokens of each prompt from 0."""
-        if positions is None:
-            return
-        expanded = positions.expand(len(prompts), -1).tolist()
-        for prompt, own in zip(prompts, expanded, strict=True):
-            if sorted(own)[-len(prompt) :] != list(range(len(prompt))):
-                raise PromptError(
-                    "these position_ids are not supported",
-                    expected="positions that count each prompt's tokens from 0",
-                    got=own,
-                    remedy="leave position_ids out",
-                )
 
-    def _check(self, target: TargetAdapter, inputs: Mapping[str, Any]) -> None:
-        if self.model.get_input_embeddings() is not target.model.get_input_embeddings():
-            raise TargetMismatch(
-                "generate() was called on a model other than the decoder's target",
-                expected=f"the decoder's target ({type(target.model).__name__})",
-                got=f"another model ({type(self.model).__name__})",
-                remedy="call generate() of the model that was passed to the decoder",
-            )
-        others = {name for name, value in inputs.items() if value is not None} - _EXPECTED
-        if inputs.get("synced_gpus"):
-            others.add("synced_gpus")
-        if others:
+def _check_positions(positions: Tensor | None, prompts: list[list[int]]) -> None:
+    """Raise an error if positions do not number the tokens of each prompt from 0."""
+    if positions is None:
+        return
+    expanded = positions.expand(len(prompts), -1).tolist()
+    for prompt, own in zip(prompts, expanded, strict=True):
+        if sorted(own)[-len(prompt) :] != list(range(len(prompt))):
             raise PromptError(
-                "some inputs are not supported",
-                expected="only input_ids and attention_mask",
-                got=", ".join(sorted(others)),
-                remedy="leave these inputs out",
+                "these position_ids are not supported",
+                expected="positions that count each prompt's tokens from 0",
+                got=own,
+                remedy="leave position_ids out",
             )
+
+
+def _check(handover: Handover, target: TargetAdapter, inputs: Mapping[str, Any]) -> None:
+    if handover.model.get_input_embeddings() is not target.model.get_input_embeddings():
+        raise TargetMismatch(
+            "generate() was called on a model other than the decoder's target",
+            expected=f"the decoder's target ({type(target.model).__name__})",
+            got=f"another model ({type(handover.model).__name__})",
+            remedy="call generate() of the model that was passed to the decoder",
+        )
+    others = {name for name, value in inputs.items() if value is not None} - _EXPECTED
+    if inputs.get("synced_gpus"):
+        others.add("synced_gpus")
+    if others:
+        raise PromptError(
+            "some inputs are not supported",
+            expected="only input_ids and attention_mask",
+            got=", ".join(sorted(others)),
+            remedy="leave these inputs out",
+        )
 
 
 def _others(passed: Iterable[T], built: Iterable[T]) -> list[T]:

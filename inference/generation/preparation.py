@@ -31,7 +31,7 @@ from jakiro.utils.pretrained import end_ids
 
 
 @dataclass(frozen=True)
-class PreparedPrompt:
+class Handover:
     """The arguments that `generate()` passes to a decoding method.
 
     Attributes:
@@ -39,6 +39,7 @@ class PreparedPrompt:
             batch.
     """
 
+    model: CausalLM
     input_ids: Int[Tensor, "batch prompt"]
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
@@ -103,7 +104,7 @@ def prepare(
     token_ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None = None,
     **generation: Any,
-) -> PreparedPrompt:
+) -> Handover:
     """Return the arguments with which `model.generate(token_ids, **generation)` would decode.
 
     Processors, stopping criteria and defaults are prepared by transformers' own `generate()`, so
@@ -132,7 +133,7 @@ def prepare(
 
 def capture(
     model: CausalLM, input_ids: Tensor, attention_mask: Tensor | None, **generation: Any
-) -> PreparedPrompt:
+) -> Handover:
     """Return the arguments that `model.generate(input_ids, ...)` passes to a decoding method.
 
     Args:
@@ -141,7 +142,7 @@ def capture(
             padding.
     """
     generate: Any = model.generate
-    prepared: PreparedPrompt = generate(
+    prepared: Handover = generate(
         input_ids, attention_mask=attention_mask, custom_generate=_capture, **generation
     )
     return prepared
@@ -195,9 +196,9 @@ def _capture(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     **model_kwargs: Any,
-) -> PreparedPrompt:
+) -> Handover:
     """Stand in for a decoding method: decode nothing, and return the arguments."""
-    return PreparedPrompt(input_ids, logits_processor, stopping_criteria, generation_config)
+    return Handover(model, input_ids, logits_processor, stopping_criteria, generation_config)
 
 
 def _decision(temperature: float | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import PromptError
@@ -69,8 +69,20 @@ def read_prompts(
         training_records: whether to accept records of training data as well. Their key `text` is
             read as `prompt`, and answers of the assistant at the end of a chat are removed.
     """
-    lines = islice(read_prompt_lines(path), max_prompts)
-    return [_prompt_in(_without_answer(line) if training_records else line) for line in lines]
+    prompts = []
+    for location, text in islice(_lines(path), max_prompts):
+        fields = _fields(text, location) if path.suffix in _JSON else {"prompt": text}
+        if training_records:
+            fields = _without_answer(fields)
+        prompts.append(_prompt_in(fields, location))
+    if not prompts:
+        raise PromptError(
+            f"{path} holds no prompts",
+            expected="one prompt per line",
+            got="an empty file, or only empty lines",
+            remedy="check the name of the prompt file",
+        )
+    return prompts
 
 
 def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
@@ -90,39 +102,7 @@ def prompt_of(first: Prompt, category: str = "all") -> BenchPrompt:
     return _built(first, (), category)
 
 
-class PromptLine(NamedTuple):
-    """The content of one line of a prompt file."""
-
-    location: str  # path of the file, and number of the line
-    fields: dict[str, Any]
-
-    def unusable(self, expected: str, got: object = None) -> PromptError:
-        """Return the error for a line without a usable prompt."""
-        return _unusable(self.location, expected, self.fields if got is None else got)
-
-
-def read_prompt_lines(path: Path) -> list[PromptLine]:
-    """Return the lines of a prompt file, without empty lines.
-
-    The lines of a .jsonl or .json file are objects. Any other line is a text and is returned as an
-    object with the single key `prompt`.
-    """
-    is_json = path.suffix in _JSON
-    lines = [
-        _parsed(text, location) if is_json else PromptLine(location, {"prompt": text})
-        for location, text in _texts(path)
-    ]
-    if not lines:
-        raise PromptError(
-            f"{path} holds no prompts",
-            expected="one prompt per line",
-            got="an empty file, or only empty lines",
-            remedy="check the name of the prompt file",
-        )
-    return lines
-
-
-def _texts(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the location and the text of each line that is not empty."""
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -139,7 +119,7 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}", line.removesuffix("\r")
 
 
-def _parsed(text: str, location: str) -> PromptLine:
+def _fields(text: str, location: str) -> dict[str, Any]:
     try:
         fields = parse_json_line(text)
     except ValueError as error:
@@ -151,44 +131,42 @@ def _parsed(text: str, location: str) -> PromptLine:
         ) from error
     if not isinstance(fields, dict):
         raise _unusable(location, "one JSON object per line", fields)
-    return PromptLine(location, fields)
+    return fields
 
 
-def _prompt_in(line: PromptLine) -> BenchPrompt:
-    given = [key for key in _FORMS if key in line.fields]
+def _prompt_in(fields: dict[str, Any], location: str) -> BenchPrompt:
+    given = [key for key in _FORMS if key in fields]
     if len(given) != 1:
-        got = given or list(line.fields)
-        raise line.unusable("exactly one of the keys prompt, turns and messages", got)
-    key, form = given[0], _FORMS[given[0]]
-    content = line.fields[key]
-    if not form.fits(content):
-        raise line.unusable(f"{key!r} to be {form.expected}", content)
-    category = line.fields.get("category", "all")
+        got = given or [*fields]
+        raise _unusable(location, "exactly one of the keys prompt, turns and messages", got)
+    key, content = given[0], fields[given[0]]
+    category = fields.get("category", "all")
     if not _is_text(category):
-        raise line.unusable("'category' to be a text that is not empty", category)
+        raise _unusable(location, "'category' to be a text that is not empty", category)
+    expected, is_usable = _FORMS[key]
+    if not is_usable(content):
+        raise _unusable(location, f"{key!r} to be {expected}", content)
     if key == "turns":
         return _built([_user_message(content[0])], tuple(content[1:]), category)
     return _built(content, (), category)
 
 
-def _without_answer(line: PromptLine) -> PromptLine:
+def _without_answer(fields: dict[str, Any]) -> dict[str, Any]:
     """Return a record of training data as a prompt: its text, or its chat without the answer."""
-    fields = dict(line.fields)
     if "text" in fields:
         fields.setdefault("prompt", fields.pop("text"))
     for key in ("prompt", "messages"):
         messages: Any = fields.get(key)
         while _is_chat(messages) and messages[-1]["role"] == "assistant":
             fields[key] = messages = messages[:-1]
-    return line._replace(fields=fields)
+    return fields
 
 
 def _unusable(location: str, expected: str, got: object) -> PromptError:
-    shown = repr(got)
     return PromptError(
         f"{location} has no usable prompt",
         expected=expected,
-        got=shown if len(shown) <= 80 else f"{shown[:77]}...",
+        got=repr(got)[:80],
         remedy="correct this line",
     )
 
@@ -204,28 +182,14 @@ def _user_message(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-class _Form(NamedTuple):
-    """A kind of prompt: its description in error messages, and a check of values."""
-
-    expected: str
-    fits: Callable[[Any], bool]
-
-
-def _is_prompt(value: Any) -> bool:
-    return _is_text(value) or _is_token_ids(value) or _is_question(value)
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _is_token_ids(value: Any) -> bool:
+def _is_prompt(value: Any) -> bool:
     # Python counts bool as an int, but true is not a token id.
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+    is_ids = isinstance(value, list) and value and all(type(token) is int for token in value)
+    return _is_text(value) or bool(is_ids) or _is_question(value)
 
 
 def _is_chat(value: Any) -> bool:
@@ -240,9 +204,13 @@ def _is_question(value: Any) -> bool:
     return _is_chat(value) and value[-1]["role"] != "assistant"
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+
+
 _CHAT = 'a list of {"role", "content"} objects, the last of which is not by the assistant'
-_FORMS = {
-    "prompt": _Form(f"a text, a list of token ids, or {_CHAT}", _is_prompt),
-    "turns": _Form("a list of texts, one for each message of the user", _is_list_of_texts),
-    "messages": _Form(_CHAT, _is_question),
+_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # what is expected, and its check
+    "prompt": (f"a text, a list of token ids, or {_CHAT}", _is_prompt),
+    "turns": ("a list of texts, one for each message of the user", _is_list_of_texts),
+    "messages": (_CHAT, _is_question),
 }

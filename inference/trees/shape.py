@@ -1,16 +1,14 @@
 """Shapes of draft trees, and the reduction of shapes to a budget."""
 
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
+from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
 from jakiro.utils.settings import Settings
-
-MAX_PASSES: Final = 16  # largest number of drafter passes for one tree
-MOST_CANDIDATES: Final = 4096  # larger trees take gigabytes, and are never faster
 
 
 class TreeShape(Settings):

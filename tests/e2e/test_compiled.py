@@ -35,7 +35,7 @@ import sys
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.variants import VARIANTS
 from inference import SpeculativeDecoder
-from inference.drafters.trained.forms import OWN_FORMS
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -45,7 +45,9 @@ drafter = tiny_drafter(TargetAdapter(model), settings)
 parallel = settings.schedule.parallel_levels
 levels = {"autoregressive_levels": 2, "parallel_levels": parallel}
 tree = TreeShape(**levels, children=2, breadth=2, num_nodes=6)
-plain = SpeculativeDecoder(model, drafter, tree=tree, draft_forms=OWN_FORMS)
+plain = SpeculativeDecoder(
+    model, TrainedDrafter(drafter, TargetAdapter(model), tree), tree="fixed"
+)
 expected = [plain.generate([1, 2, n], max_new_tokens=75, temperature=0.0) for n in range(3)]
 sampled = plain.generate([1, 2], max_new_tokens=30, temperature=1.0, seed=1)
 assert sum(one.stats.accepted.total() for one in expected) > 0

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
-from inference.drafters.trained.forms import DraftForms, head_forms
 from inference.engine.context import Context
 from inference.loading import combined_drafter, load_parts
 from jakiro.config import config_for
@@ -60,21 +58,6 @@ def test_a_target_on_the_cpu_beside_a_gpu_is_warned_of(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     load_parts(drafter_path, None, **load)
     assert ("although there is a GPU" in caplog.text) is is_warned
-
-
-def test_forms_reach_the_trained_drafter_alone_and_in_a_pair(drafter_path: Path) -> None:
-    alone = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
-    allowed = head_forms(alone.target)
-    forms = DraftForms(head=allowed[-1])
-    for name in (str(drafter_path), f"lookup+drafter={drafter_path}"):
-        decoder = SpeculativeDecoder.from_pretrained(name, draft_forms=forms, tree="fixed")
-        drafter: Any = decoder.drafter
-        trained = getattr(drafter, "first", drafter)
-        assert trained.forms == forms
-        assert trained.head.form == allowed[-1]
-        arguments = {"max_new_tokens": 12, "temperature": 0}
-        expected = alone.generate("def main(", **arguments)
-        assert decoder.generate("def main(", **arguments).text == expected.text
 
 
 def test_streamed_pieces_join_to_the_text_of_a_generation(drafter_path: Path) -> None:

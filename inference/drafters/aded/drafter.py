@@ -21,7 +21,7 @@ from inference.drafters.aded.table import TrigramIndex, TrigramTable
 from inference.drafters.base import TokenDrafter, TokenProposer
 from inference.drafters.candidates import Candidates
 from inference.protocol import AdaptiveDrafter
-from inference.trees.shape import MOST_CANDIDATES
+from inference.trees.limits import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 _NEWTON_STEPS: Final = 4  # enough for shares with errors of about one percent

@@ -1,6 +1,6 @@
 """Copies of drafters whose layers compute with weights in another format."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import cast
 
@@ -10,18 +10,20 @@ from torch import Tensor, nn
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import MixtureOfExperts, expert_products
+from jakiro.target.ends import TargetEnds
 from jakiro.target.packed_linear import has_adapters
 from jakiro.target.sharing import sharing_copy
 from jakiro.target.weight_copies import WeightCopy
 from jakiro.target.weight_forms import (
     CONVERT,
-    WEIGHT_FORMS,
     Product,
     WeightForm,
     allows_form,
     product_with,
 )
 
+# As few bytes as the weights have without being quantized, in the order of the processor.
+FASTEST: tuple[WeightForm, ...] = ("bfloat16", "packed")
 FEWEST_OUTPUTS = 16  # layers with fewer outputs, such as routers, keep their own format
 
 Source = nn.Linear | nn.Parameter  # a linear layer, or a stack of the experts' matrices
@@ -98,15 +100,29 @@ def _convert_stack(form: WeightForm) -> Callable[[Tensor], list[Product]]:
     return convert
 
 
-def layer_forms(model: JakiroDrafter) -> tuple[WeightForm, ...]:
-    """Return the formats of its layers in which a drafter can compute on this machine.
+def head_form(
+    model: JakiroDrafter, target: TargetEnds, preferred: Sequence[WeightForm]
+) -> WeightForm:
+    """Return the first preferred format of the draft head that is possible on this machine."""
+    return _first_allowed([target.head if model.own_head is None else model.own_head], preferred)
+
+
+def layer_form(model: JakiroDrafter, preferred: Sequence[WeightForm]) -> WeightForm:
+    """Return the first preferred format of a drafter's layers that is possible on this machine.
 
     Compiled drafters and those with PEFT adapters have only their own format.
     """
-    several = sources(model)
-    if model._compiled_call_impl is not None or has_adapters(model) or not several:
-        return ("own",)
-    return tuple(form for form in WEIGHT_FORMS if all(allows_form(each, form) for each in several))
+    layers = sources(model)
+    if model._compiled_call_impl is not None or has_adapters(model) or not layers:
+        return "own"
+    return _first_allowed(layers, preferred)
+
+
+def _first_allowed(
+    layers: Sequence[nn.Module | Tensor], preferred: Sequence[WeightForm]
+) -> WeightForm:
+    allowed = (form for form in preferred if all(allows_form(layer, form) for layer in layers))
+    return next(allowed, "own")
 
 
 def sources(model: JakiroDrafter) -> list[Source]:

@@ -8,14 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
-from inference.drafters.trained.converted import with_layers
-from inference.drafters.trained.forms import (
-    OWN_FORMS,
-    DraftForms,
-    FormChoice,
-    check_forms,
-    fastest_forms,
-)
+from inference.drafters.trained.converted import FASTEST, head_form, layer_form, with_layers
 from inference.drafters.trained.kv import DrafterCache
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import (
@@ -30,7 +23,8 @@ from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder
-from inference.trees.shape import MAX_PASSES, TreePlan, TreeShape
+from inference.trees.limits import MAX_PASSES
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode
@@ -39,6 +33,7 @@ from jakiro.target.ends import TargetEnds
 from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.step import StepOutput
 from jakiro.target.tail import TargetTail
+from jakiro.target.weight_forms import WeightForm
 
 
 class TrainedDrafter(Drafter):
@@ -47,10 +42,13 @@ class TrainedDrafter(Drafter):
     Args:
         target: target that supplies embeddings and logits; without its layers, the drafter's memory
             must come from elsewhere.
+        forms: formats of the drafter's weights, of which the first that is possible is used for the
+            head, and for the layers; if none is, those weights stay as they are. Every format gives
+            the same distribution of the output, because a candidate is accepted by the probability
+            with which it was drafted.
 
     Raises:
-        ConfigError: a tree has more parallel levels than the drafter, or the drafter cannot compute
-            with these formats of weights.
+        ConfigError: a tree has more parallel levels than the drafter.
         TargetNotSupported: the drafter needs the target's last layers, but these cannot run
             separately.
     """
@@ -60,7 +58,7 @@ class TrainedDrafter(Drafter):
         drafter: JakiroDrafter,
         target: TargetEnds,
         trees: TreeShape | TreePlan,
-        forms: DraftForms = OWN_FORMS,
+        forms: Sequence[WeightForm] = (),
     ) -> None:
         self.plan = TreePlan.of(trees)
         trained = drafter.config.settings.schedule.parallel_levels
@@ -72,13 +70,13 @@ class TrainedDrafter(Drafter):
                 got=asked,
                 remedy=f"set parallel_levels={trained} in the tree's shape",
             )
-        check_forms(forms, target, drafter)
         self.model = drafter
-        self.forms = forms
+        self.preferred = tuple(forms)
+        self.forms = head_form(drafter, target, forms), layer_form(drafter, forms)
         # The model that computes: the trained one, or its copy with layers in another format.
-        self.network = with_layers(drafter, forms.layers)
+        self.network = with_layers(drafter, self.forms[1])
         self.target = target
-        self.head = drafter.draft_head(target, forms.head)
+        self.head = drafter.draft_head(target, self.forms[0])
         tail = drafter.config.settings.tail_layers
         self.tail: TargetTail | None = None
         if tail:
@@ -104,6 +102,7 @@ class TrainedDrafter(Drafter):
         *,
         compiled: bool = False,
         other_weights: bool = False,
+        forms: Sequence[WeightForm] = FASTEST,
     ) -> "TrainedDrafter":
         """Move a trained model to the target's device and dtype, and return its drafter."""
         record = drafter.config.target_record
@@ -113,15 +112,7 @@ class TrainedDrafter(Drafter):
         model = drafter.eval().to(device=target.device, dtype=target.dtype)
         if compiled:
             model.compile(mode=compile_mode(target.device))
-        return cls(model, target, trees or default_tree(model))
-
-    def in_forms(self, forms: FormChoice) -> "TrainedDrafter":
-        """Return this drafter, computing with other formats of the weights."""
-        if forms == "auto":
-            forms = fastest_forms(self.target, self.model)
-        if forms == self.forms:
-            return self
-        return TrainedDrafter(self.model, self.target, self.plan, forms)
+        return cls(model, target, trees or default_tree(model), forms)
 
     @property
     def max_nodes(self) -> int:

@@ -15,12 +15,10 @@ from inference.adaptation.weights import (
     adapted_names,
     identity_of_drafter,
 )
-from inference.drafters.trained.converted import layer_forms
 from inference.drafters.trained.drafter import TrainedDrafter, default_tree
-from inference.drafters.trained.forms import DraftForms
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_forms import WeightForm
+from jakiro.target.weight_forms import WEIGHT_FORMS, WeightForm
 from training.input_settings import LoraSettings
 from training.setup.adapters import add_adapters
 
@@ -58,24 +56,20 @@ def test_memory_does_not_depend_on_adapted_weights(kind: dict[str, Any]) -> None
     assert not [name for name in names if "encoder" in name or "key_value" in name]
 
 
-LAYER_FORMS = layer_forms(tiny_drafter(TargetAdapter(tiny_llama())))
-
-
-@pytest.mark.parametrize("layers", mostly_slow(LAYER_FORMS, quick=["own"]))
-def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(layers: WeightForm) -> None:
+@pytest.mark.parametrize("form", mostly_slow(WEIGHT_FORMS, quick=["own"]))
+def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(form: WeightForm) -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
     drafter = tiny_drafter(target)
-    forms = DraftForms(layers=layers)
     decoder = SpeculativeDecoder(
-        model, TrainedDrafter(drafter, target, default_tree(drafter), forms), tree="fixed"
+        model, TrainedDrafter(drafter, target, default_tree(drafter), [form]), tree="fixed"
     )
     weights = ReplaceableWeights(drafter)
     other = _other(drafter)
     expected = tiny_drafter(target)
     expected.load_state_dict({**expected.state_dict(), **other})
     afresh = SpeculativeDecoder(
-        model, TrainedDrafter(expected, target, default_tree(expected), forms), tree="fixed"
+        model, TrainedDrafter(expected, target, default_tree(expected), [form]), tree="fixed"
     )
     options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
 

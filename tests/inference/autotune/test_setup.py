@@ -7,15 +7,14 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference.autotune.setup import refuse_unusable, set_up_drafter, set_up_target
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import OWN_FORMS, DraftForms, head_forms
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 
 
-@pytest.mark.parametrize("wrong", [{"threads": 0}, {"tree": "auto2"}, {"draft_forms": "fast"}])
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"tree": "auto2"}])
 def test_unusable_arguments_are_refused(wrong: dict[str, object]) -> None:
-    usable = {"tree": "auto", "threads": None, "draft_forms": OWN_FORMS}
+    usable = {"tree": "auto", "threads": None}
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         refuse_unusable(**usable | wrong)
 
@@ -52,11 +51,10 @@ def test_a_drafter_of_another_target_is_refused_before_anything_is_timed(
         set_up_target(tiny_llama(vocab=7), threads="auto", drafter=drafter)
 
 
-def test_a_trained_drafter_gets_its_target_trees_and_formats() -> None:
+def test_a_trained_drafter_gets_its_target_and_trees() -> None:
     target, _ = set_up_target(tiny_llama())
-    shape, forms = TreeShape(num_nodes=3), DraftForms(head=head_forms(target)[-1])
-    drafter = set_up_drafter(tiny_drafter(target), target, None, shape, draft_forms=forms)
+    shape = TreeShape(num_nodes=3)
+    drafter = set_up_drafter(tiny_drafter(target), target, None, shape)
     assert isinstance(drafter, TrainedDrafter)
     assert drafter.target is target
-    assert drafter.forms == forms
     assert drafter.plan == TreePlan.of(shape)

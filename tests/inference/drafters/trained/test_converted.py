@@ -11,7 +11,8 @@ from inference.drafters.trained.converted import (
     FEWEST_OUTPUTS,
     ConvertedLinear,
     ConvertedStack,
-    layer_forms,
+    head_form,
+    layer_form,
     sources,
     with_layers,
 )
@@ -25,7 +26,7 @@ def _drafter(name: str = "E2-mixture-P2") -> JakiroDrafter:
     return tiny_drafter(TargetAdapter(tiny_llama()), VARIANTS[name])
 
 
-FORMS = [form for form in layer_forms(_drafter()) if form != "own"]
+FORMS = [form for form in WEIGHT_FORMS[1:] if layer_form(_drafter(), [form]) == form]
 BOUNDS = {"packed": 1e-5, "bfloat16": 0.05, "int8": 0.1}
 pytestmark = pytest.mark.skipif(not FORMS, reason="torch has no other formats on this machine")
 
@@ -128,9 +129,17 @@ def test_stacks_of_experts_that_run_for_some_vectors_keep_their_format() -> None
 
 def test_compiled_and_adapted_drafters_and_other_devices_have_only_their_own_format() -> None:
     drafter, adapted = _drafter(), _drafter()
-    assert set(layer_forms(drafter)) <= set(WEIGHT_FORMS)
-    assert layer_forms(_drafter().to("meta")) == ("own",)
+    assert layer_form(_drafter().to("meta"), FORMS) == "own"
     drafter.compile(backend="eager")
-    assert layer_forms(drafter) == ("own",)
+    assert layer_form(drafter, FORMS) == "own"
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["gate_up"]), adapted)
-    assert layer_forms(adapted) == ("own",)
+    assert layer_form(adapted, FORMS) == "own"
+
+
+def test_the_first_preferred_format_that_is_possible_is_used() -> None:
+    drafter, half = _drafter(), _drafter().half()
+    target, half_target = TargetAdapter(tiny_llama()), TargetAdapter(tiny_llama().half())
+    assert layer_form(drafter, FORMS) == head_form(drafter, target, FORMS) == FORMS[0]
+    assert layer_form(drafter, ["own", *FORMS]) == "own"
+    for preferred in (["bfloat16", "packed"], ["packed", "own", "int8"]):
+        assert layer_form(half, preferred) == head_form(half, half_target, preferred) == "own"

@@ -14,45 +14,27 @@ from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import SparseDistribution
-from inference.drafters.trained.converted import layer_forms
+from inference.drafters.trained.converted import head_form
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.drafters.trained.forms import (
-    DraftForms,
-    check_forms,
-    head_forms,
-)
 from inference.protocol import Budget
 from inference.sampling.random_numbers import StepRandom
 from inference.trees import builder
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
 from jakiro.target import int8_linear
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_forms import WeightForm
+from jakiro.target.weight_forms import WEIGHT_FORMS, WeightForm
 
-HEADS = head_forms(TargetAdapter(tiny_llama()))
-_PAIRS: list[tuple[WeightForm, WeightForm]] = [
-    ("int8", "int8"),
-    ("packed", "own"),
-    ("int8", "packed"),
-    ("bfloat16", "bfloat16"),
-]
+_TARGET = TargetAdapter(tiny_llama())
 FORMS = [
-    DraftForms(head=head, layers=layers)
-    for head, layers in _PAIRS
-    if head in HEADS and layers in HEADS
+    form for form in WEIGHT_FORMS[1:] if head_form(tiny_drafter(_TARGET), _TARGET, [form]) == form
 ]
 KINDS = ["E2-mixture-P2", "feedback-fused", "hybrid-tail-1", "kv-subset-projected"]
 TREES = {
     "deterministic": TreeShape(children=4, breadth=3, num_nodes=12),
     "sampled": TreeShape(children=3, breadth=2, sampled=True),
 }
-INT8 = mostly_slow(
-    [DraftForms(head="int8"), DraftForms(layers="int8"), DraftForms(head="int8", layers="int8")],
-    quick=[DraftForms(head="int8", layers="int8")],
-)
-needs_int8 = pytest.mark.skipif("int8" not in HEADS, reason="torch lacks int8 products")
+needs_int8 = pytest.mark.skipif("int8" not in FORMS, reason="torch lacks int8 products")
 
 
 def _drafter(model: PreTrainedModel, name: str, vocab: int | None = None) -> JakiroDrafter:
@@ -63,14 +45,21 @@ def _drafter(model: PreTrainedModel, name: str, vocab: int | None = None) -> Jak
     return drafter
 
 
-@pytest.mark.parametrize("forms", FORMS, ids=str)
+def _decoder(
+    model: PreTrainedModel, drafter: JakiroDrafter, form: WeightForm, tree: TreeShape | None = None
+) -> SpeculativeDecoder:
+    """Return a decoder that drafts with weights in one format."""
+    own = TrainedDrafter.for_target(drafter, TargetAdapter(model), trees=tree, forms=[form])
+    assert own.forms == (form, form)
+    return SpeculativeDecoder(model, own, tree="fixed")
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", mostly_slow(KINDS, quick=["E2-mixture-P2", "hybrid-tail-1"]))
-def test_greedy_tokens_are_the_targets_in_every_form(forms: DraftForms, name: str) -> None:
+def test_greedy_tokens_are_the_targets_in_every_form(form: WeightForm, name: str) -> None:
     model = tiny_llama(vocab=11)
     for vocab in (None, 5):
-        decoder = SpeculativeDecoder(
-            model, _drafter(model, name, vocab), draft_forms=forms, tree="fixed"
-        )
+        decoder = _decoder(model, _drafter(model, name, vocab), form)
         prompts = [[1, 2, 3], [3]]
         together = decoder.generate_batch(prompts, max_new_tokens=14)
         for prompt, output in zip(prompts, together, strict=True):
@@ -78,7 +67,7 @@ def test_greedy_tokens_are_the_targets_in_every_form(forms: DraftForms, name: st
         assert any(output.stats.accepted.total() for output in together)
 
 
-def _p_value(tree: TreeShape, runs: int, forms: DraftForms) -> float:
+def _p_value(tree: TreeShape, runs: int) -> float:
     """Return the p-value of sampled continuations; 0 if one of them has probability 0.
 
     Callers reduce the levels of the inputs of int8 products, so that the drafts differ greatly from
@@ -86,7 +75,7 @@ def _p_value(tree: TreeShape, runs: int, forms: DraftForms) -> float:
     """
     model, sampling = tiny_llama(vocab=7), {"temperature": 1.0, "top_p": 0.9}
     drafter = _drafter(model, "E2-mixture-P1")
-    decoder = SpeculativeDecoder(model, drafter, tree=tree, draft_forms=forms)
+    decoder = _decoder(model, drafter, "int8", tree)
     outputs = decoder.generate_batch([[1, 2]] * runs, seed=0, max_new_tokens=3, **sampling)
     assert sum(output.stats.accepted.total() for output in outputs) > 0
     counts = Counter(tuple(output.new_token_ids) for output in outputs)
@@ -95,20 +84,18 @@ def _p_value(tree: TreeShape, runs: int, forms: DraftForms) -> float:
 
 
 @needs_int8
-@pytest.mark.parametrize("forms", INT8, ids=str)
 @pytest.mark.parametrize("tree", ["sampled", pytest.param("deterministic", marks=pytest.mark.slow)])
 def test_sampled_tokens_have_the_target_distribution_with_coarse_int8_products(
-    tree: str, forms: DraftForms, monkeypatch: pytest.MonkeyPatch
+    tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
-    assert _p_value(TREES[tree], 2_000, forms) > LEAST_P_VALUE
+    assert _p_value(TREES[tree], 2_000) > LEAST_P_VALUE
 
 
 @needs_int8
 @pytest.mark.slow
-@pytest.mark.parametrize("forms", INT8, ids=str)
 def test_probabilities_other_than_those_of_int8_products_are_caught(
-    forms: DraftForms, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = builder._recorded
 
@@ -120,10 +107,10 @@ def test_probabilities_other_than_those_of_int8_products_are_caught(
 
     monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
     monkeypatch.setattr(builder, "_recorded", flatter)
-    assert _p_value(TREES["sampled"], 2_000, forms) < LEAST_P_VALUE
+    assert _p_value(TREES["sampled"], 2_000) < LEAST_P_VALUE
 
 
-@pytest.mark.skipif("packed" not in HEADS, reason="torch cannot multiply by reordered weights")
+@pytest.mark.skipif("packed" not in FORMS, reason="torch cannot multiply by reordered weights")
 @torch.no_grad()
 def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> None:
     target = TargetAdapter(tiny_llama())
@@ -132,8 +119,9 @@ def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> 
         model = tiny_drafter(target, VARIANTS[name])
         before = {name: type(module) for name, module in model.named_modules()}
         parallel = model.config.settings.schedule.parallel_levels
-        own = TrainedDrafter(model, target, TreeShape(parallel_levels=parallel))
-        packed = own.in_forms(DraftForms(head="packed", layers="packed"))
+        shape = TreeShape(parallel_levels=parallel)
+        own = TrainedDrafter(model, target, shape)
+        packed = TrainedDrafter(model, target, shape, ["packed"])
         assert {name: type(module) for name, module in model.named_modules()} == before
         assert packed.network is not model
         assert packed.model is model
@@ -143,29 +131,3 @@ def test_a_packed_drafter_drafts_the_same_trees_and_its_model_is_unchanged() -> 
         assert torch.equal(tree.token_ids, expected.token_ids)
         torch.testing.assert_close(tree.score, expected.score, atol=1e-4, rtol=1e-4)
         assert packed.bytes_per_token == own.bytes_per_token
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_decodes_in_every_form_that_it_allows(dtype: torch.dtype) -> None:
-    model = tiny_llama(vocab=11).to(dtype)
-    target = TargetAdapter(model)
-    allowed = head_forms(target)
-    assert allowed == layer_forms(tiny_drafter(target).to(dtype))
-    assert "bfloat16" not in allowed
-    assert dtype != torch.float16 or "packed" not in allowed
-    for form in allowed:
-        forms = DraftForms(head=form, layers=form)
-        decoder = SpeculativeDecoder(model, tiny_drafter(target), draft_forms=forms, tree="fixed")
-        output = decoder.generate([1, 2, 3], max_new_tokens=30)
-        assert len(output.new_token_ids) == 30
-        assert output.stats.accepted.total() > 0
-
-
-def test_forms_that_are_impossible_are_refused() -> None:
-    target = TargetAdapter(tiny_llama())
-    model = tiny_drafter(target)
-    half = TargetAdapter(tiny_llama().half())
-    with pytest.raises(ConfigError, match="formats"):
-        check_forms(DraftForms(head="packed"), half, model)
-    with pytest.raises(ConfigError, match="formats"):
-        check_forms(DraftForms(layers="bfloat16"), target, tiny_drafter(target).half())
