@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Int64
+from jaxtyping import Bool, Float64, Int, Int64
 from torch import Tensor
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree
+from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 
 
 class Candidates(NamedTuple):
@@ -28,6 +28,9 @@ class Candidates(NamedTuple):
     # measure of the reliability of all candidates together, such as the length of a match; None if
     # there is no such measure besides the scores
     strength: int | None = None
+    # order of sampling among siblings; -1 for deterministic candidates, None if all are
+    drawn: Int64[np.ndarray, " nodes"] | None = None
+    is_valid: Bool[np.ndarray, " nodes"] | None = None  # None if all are
 
     @classmethod
     def none(cls) -> "Candidates":
@@ -77,25 +80,39 @@ class Candidates(NamedTuple):
 
 
 def to_tree(
-    candidates: Sequence[Candidates], base_length: Int[Tensor, " batch"], step_id: int
+    candidates: Sequence[Candidates],
+    base_length: Int[Tensor, " batch"],
+    step_id: int,
+    draft_probs: SparseDistribution | None = None,
 ) -> DraftTree:
-    """Return draft trees of the given candidates, all of which become deterministic candidates."""
+    """Return draft trees of the given candidates.
+
+    Args:
+        draft_probs: distributions below ROOT and all nodes; None if no candidate is sampled.
+    """
     count = max(len(own.token_ids) for own in candidates)
     if count == 0:
         return DraftTree.empty(base_length, step_id)
-    fields = np.zeros((6, len(candidates), count), np.int64)  # in the order of `unbind` below
+    fields = np.zeros((7, len(candidates), count), np.int64)  # in the order of `unbind` below
     fields[1], fields[2] = ROOT, 1
     score = np.full((len(candidates), count), -np.inf, np.float32)
     for index, own in enumerate(candidates):
         order = np.argsort(-own.scores, kind="stable")
         size = len(order)
         fields[:3, index, :size] = own[:3]
-        fields[3, index, order] = np.arange(size)
-        fields[4, index, :size] = 1
-        score[index, :size] = np.log(own.scores)
+        fields[4, index, :size] = 1 if own.is_valid is None else own.is_valid
+        np.log(own.scores, where=own.scores > 0, out=score[index, :size])
         if own.source is not None:
             fields[5, index, :size] = own.source
-    token_ids, parent, depth, rank, is_valid, proposer_id = (
+        if own.drawn is not None:
+            is_drawn = own.drawn >= 0
+            fields[3, index, :size] = own.drawn
+            fields[6, index, :size] = np.where(
+                is_drawn, CandidateKind.SAMPLED, CandidateKind.DETERMINISTIC
+            )
+            order = order[~is_drawn[order]]
+        fields[3, index, order] = np.arange(len(order))
+    token_ids, parent, depth, rank, is_valid, proposer_id, kind = (
         torch.from_numpy(fields).to(base_length.device).unbind()
     )
     return DraftTree(
@@ -103,7 +120,7 @@ def to_tree(
         parent=parent,
         depth=depth,
         score=torch.from_numpy(score).to(base_length.device),
-        kind=torch.full_like(parent, int(CandidateKind.DETERMINISTIC)),
+        kind=kind,
         rank=rank,
         proposer_id=proposer_id,
         is_valid=is_valid.bool(),
@@ -111,4 +128,5 @@ def to_tree(
         max_depth=int(fields[2].max()),
         max_siblings=max(int(np.bincount(own.parents + 1).max(initial=0)) for own in candidates),
         step_id=step_id,
+        draft_probs=draft_probs,
     )

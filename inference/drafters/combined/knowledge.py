@@ -5,7 +5,7 @@ candidates of the second, training-free drafter are called *guesses*. The two dr
 called the first and the second *source* of candidates.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +16,8 @@ from inference.drafters.candidates import Candidates
 from inference.drafters.combined.pool import SECOND, Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.rates import Cells, FadingRates
-from inference.trees.shape import MOST_CANDIDATES, TreeShape
+from inference.trees.limits import MOST_CANDIDATES
+from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
 DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, as a number of decoding steps
@@ -101,10 +102,6 @@ def shape_cells(shape: TreeShape) -> Cells:
     return level, index // shape.children, index % shape.children
 
 
-# Events: a guess is right (MATCH), or a guess is right and no sampled candidate equals it (GAIN).
-MATCH, GAIN = range(2)
-
-
 class CombinedSettings(Settings):
     """Settings for dividing a tree between two drafters, and for learning how reliable they are."""
 
@@ -124,73 +121,33 @@ class Knowledge:
     """Statistics on two sources of candidates, in constant memory; thread-safe."""
 
     def __init__(self, settings: CombinedSettings, shape: TreeShape) -> None:
-        trust, doubt, memory = settings.trust, settings.doubt, settings.memory
-        self.candidates = Calibration((1.0, trust, 1.0), doubt, memory)  # by source
-        # Rates of the second source before anything is sampled, by event (MATCH or GAIN).
-        self.guesses = Calibration((trust, trust / 2), doubt, memory)
+        trust = (1.0, settings.trust, 1.0)  # by source
+        self.candidates = Calibration(trust, settings.doubt, settings.memory)
         self.sampled = SampledNodes(shape)
 
     def clear(self) -> None:
-        for statistics in (self.candidates, self.guesses, self.sampled):
-            statistics.clear()
+        self.candidates.clear()
+        self.sampled.clear()
 
     def learn(self, pool: CandidatePool, emitted: Sequence[int]) -> None:
         """Count which candidates proved right."""
-        _learn(self.candidates, pool, pool.outcomes(emitted))
-
-    def learn_sampled(
-        self,
-        tree: SequenceTree,
-        pool: CandidatePool,
-        guess: Candidates,
-        path: Sequence[int],
-        emitted: Sequence[int],
-    ) -> None:
-        """Count which sampled candidates were accepted, and which guesses were right."""
-        self.sampled.learn(tree, path)
-        alone = CandidatePool(_NOTHING, [])
-        alone.graft(ROOT, guess, int(guess.depths.max(initial=0)))
-        found = list(alone.outcomes(emitted))
-        _learn(self.guesses, alone, found, MATCH)
-        gains = []
-        for node, is_right in found:
-            at = ROOT
-            for token in alone.path(node):
-                at = pool.node_of[at, token]
-            gains.append((node, is_right and pool.sources[at] == SECOND))
-        _learn(self.guesses, alone, gains, GAIN)
+        outcomes = list(pool.outcomes(emitted))
+        if not outcomes:
+            return
+        nodes, is_right = map(np.array, zip(*outcomes, strict=True))
+        sources, depths = np.array(pool.sources, np.int64), np.array(pool.depths, np.int64)
+        scores = np.array(pool.scores)
+        self.candidates.add(sources[nodes], depths[nodes], scores[nodes], is_right)
 
     def gains(self, guess: Candidates) -> list[float]:
-        """Return how many tokens each guess is expected to add, the most likely guess first."""
-        if not len(guess.token_ids):
-            return []
-        shares, zeros = guess.shares, np.zeros(len(guess.scores), np.int64)
-        right = self.guesses.rates(zeros + MATCH, guess.depths, shares)
-        wins = self.guesses.rates(zeros + GAIN, guess.depths, shares)
-        reach = np.ones(len(shares) + 1)
-        for node, parent in enumerate(guess.parents.tolist()):
-            reach[node] = right[node] * reach[parent]
-        gains = wins * reach[guess.parents]
-        return gains[np.argsort(-reach[:-1], kind="stable")].tolist()
+        """Return how many tokens each guess is expected to add, the most likely guess first.
 
-
-_NOTHING = SequenceTree([], [], [], [], [], {}, {}, {})
-
-
-def _learn(
-    calibration: Calibration,
-    pool: CandidatePool,
-    outcomes: Iterable[tuple[int, bool]],
-    source: int | None = None,
-) -> None:
-    """Add outcomes of candidates to a calibration; if given, `source` replaces all sources."""
-    found = list(outcomes)
-    if not found:
-        return
-    nodes = np.array([node for node, _ in found], np.int64)
-    sources = np.array(pool.sources, np.int64)[nodes]
-    if source is not None:
-        sources = np.full(len(nodes), source, np.int64)
-    depths = np.array(pool.depths, np.int64)[nodes]
-    is_right = np.array([right for _, right in found], np.bool_)
-    calibration.add(sources, depths, np.array(pool.scores)[nodes], is_right)
+        These are the guesses that only the second drafter proposes.
+        """
+        rates = self.candidates.rates(
+            np.full(len(guess.scores), SECOND), guess.depths, guess.shares
+        ).tolist()
+        reach = {ROOT: 1.0}
+        for node, (rate, parent) in enumerate(zip(rates, guess.parents.tolist(), strict=True)):
+            reach[node] = rate * reach[parent]
+        return sorted(reach.values(), reverse=True)[1:]

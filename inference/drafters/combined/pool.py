@@ -158,20 +158,30 @@ class CandidatePool:
         values: Float64[np.ndarray, " nodes"],
         nodes: Int64[np.ndarray, " kept"],
         second_id: int,
+        *,
+        is_sampled: bool = False,
     ) -> Candidates:
-        """Return the given nodes as candidates, whose column `origin` contains these nodes."""
+        """Return the given nodes as candidates.
+
+        Args:
+            is_sampled: whether the candidates of the first source are sampled.
+        """
         # The parent index ROOT = -1 selects the last element, which stays ROOT.
         new_index = np.full(len(self.token_ids) + 1, ROOT)
         new_index[nodes] = np.arange(len(nodes))
         proposers = np.full(len(self.token_ids), second_id)
         proposers[: self.num_first] = self.first.proposer_id
+        drawn = np.full(len(self.token_ids), -1)
+        if is_sampled:
+            drawn[: self.num_first] = self.first.rank
         return Candidates(
             np.array(self.token_ids, np.int64)[nodes],
             new_index[np.array(self.parents, np.int64)[nodes]],
             np.array(self.depths, np.int64)[nodes],
             values[nodes],
             source=proposers[nodes],
-            origin=nodes,
+            drawn=drawn[nodes],
+            is_valid=np.array(self.is_valid, np.bool_)[nodes],
         )
 
     def best(

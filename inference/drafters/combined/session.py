@@ -3,20 +3,11 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int64
-from torch import Tensor
 from torch.nn.functional import pad
 
-from inference.draft_tree import (
-    ROOT,
-    CandidateKind,
-    DraftTree,
-    SequenceTree,
-    SparseDistribution,
-)
+from inference.draft_tree import ROOT, DraftTree, SequenceTree, SparseDistribution
 from inference.drafters.base import TokenSession
-from inference.drafters.candidates import Candidates
+from inference.drafters.candidates import Candidates, to_tree
 from inference.drafters.combined.cascade import Cascade, Cascades
 from inference.drafters.combined.knowledge import CombinedSettings, Knowledge, sampled_budget
 from inference.drafters.combined.pool import FIRST, CandidatePool
@@ -28,91 +19,17 @@ from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
 
 
-def mixed_tree(
-    pools: Sequence[CandidatePool], kept: Sequence[Candidates], first: DraftTree
-) -> DraftTree:
+def mixed_tree(kept: Sequence[Candidates], first: DraftTree) -> DraftTree:
     """Return trees with the candidates of both drafters.
 
     Args:
-        kept: candidates to verify, for each sequence. They must include all sampled candidates, and
-            the column `origin` must contain their nodes in the pool.
+        kept: candidates to verify, for each sequence, all sampled candidates first.
     """
-    count = max(len(own.token_ids) for own in kept)
-    if count == 0:
-        return DraftTree.empty(first.base_length, first.step_id)
-    is_sampled = first.draft_probs is not None
-    pairs = list(zip(pools, kept, strict=True))
-    columns = np.stack([_columns(pool, own, is_sampled, count) for pool, own in pairs], axis=1)
-    score = np.stack([_scores(own, count) for own in kept])
-    device = first.base_length.device
-    token_ids, parent, depth, kind, rank, proposer_id, is_valid = (
-        torch.from_numpy(columns).to(device).unbind()
-    )
-    return DraftTree(
-        token_ids=token_ids,
-        parent=parent,
-        depth=depth,
-        score=torch.from_numpy(score).to(device),
-        kind=kind,
-        rank=rank,
-        proposer_id=proposer_id,
-        is_valid=is_valid.bool(),
-        base_length=first.base_length,
-        max_depth=int(columns[2].max()),
-        max_siblings=max(int(np.bincount(parents + 1).max()) for parents in columns[1]),
-        step_id=first.step_id,
-        draft_probs=_padded(first.draft_probs, count),
-    )
-
-
-def _columns(
-    pool: CandidatePool, kept: Candidates, is_sampled: bool, count: int
-) -> Int64[np.ndarray, "fields nodes"]:
-    """Return token, parent, depth, kind, rank, proposer and validity; padding has parent ROOT."""
-    assert kept.origin is not None
-    assert kept.source is not None
-    sampled = (kept.origin < pool.num_first) & is_sampled
-    fields = np.zeros((7, count), np.int64)
-    fields[1], fields[2] = ROOT, 1
-    own = fields[:, : len(kept.token_ids)]
-    own[0], own[1], own[2] = kept.token_ids, kept.parents, kept.depths
-    own[3] = np.where(sampled, int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC))
-    own[4] = _ranks(pool, kept, sampled)
-    own[5] = kept.source
-    own[6] = np.array(pool.is_valid, np.int64)[kept.origin]
-    return fields
-
-
-def _ranks(
-    pool: CandidatePool, kept: Candidates, sampled: Bool[np.ndarray, " kept"]
-) -> Int64[np.ndarray, " kept"]:
-    """Return the order of sampling of sampled candidates, and the rank by score of all others."""
-    assert kept.origin is not None
-    ranks = np.zeros(len(sampled), np.int64)
-    ranks[sampled] = np.array(pool.first.rank, np.int64)[kept.origin[sampled]]
-    others = np.flatnonzero(~sampled)
-    order = np.argsort(-kept.scores[others], kind="stable")
-    ranks[others[order]] = np.arange(len(others))
-    return ranks
-
-
-def _scores(kept: Candidates, count: int) -> Float[np.ndarray, " nodes"]:
-    scores = np.full(count, -np.inf, np.float32)
-    with np.errstate(divide="ignore"):
-        scores[: len(kept.scores)] = np.log(kept.scores)
-    return scores
-
-
-def _padded(draft_probs: SparseDistribution | None, count: int) -> SparseDistribution | None:
-    """Return the distributions below ROOT and `count` nodes, padded with zeros."""
-    if draft_probs is None:
-        return None
-    more: int = count + 1 - draft_probs.ids.shape[1]
-
-    def longer(values: Tensor) -> Tensor:
-        return pad(values, (0, 0, 0, more))
-
-    return SparseDistribution(longer(draft_probs.ids), longer(draft_probs.probs))
+    probs = first.draft_probs
+    if probs is not None:  # nothing is sampled below the candidates of the second drafter
+        more = max(len(own.token_ids) for own in kept) + 1 - probs.ids.shape[1]
+        probs = SparseDistribution(*(pad(own, (0, 0, 0, more)) for own in (probs.ids, probs.probs)))
+    return to_tree(kept, first.base_length, first.step_id, probs)
 
 
 # The arguments are whether tokens are sampled, and the shape of the first drafter's trees.
@@ -178,7 +95,7 @@ class CombinedSession(AdaptiveSession):
         trees, _ = tree.to_host()
         self._pools = [self._pool(index, trees[index], scores[index], depth) for index in indices]
         self._kept = [self._best(pool, limit.num_nodes) for pool in self._pools]
-        return mixed_tree(self._pools, self._kept, tree)
+        return mixed_tree(self._kept, tree)
 
     def on_verified(self, result: VerifyResult) -> None:
         """Learn which candidates, even if they were not verified, match the emitted tokens."""
@@ -195,7 +112,7 @@ class CombinedSession(AdaptiveSession):
             if self.cascade is not None:
                 self.cascade.learn(guess, self._asked, len(sampled), emitted)
             if self.is_sampled:
-                self.knowledge.learn_sampled(pool.first, pool, guess, sampled, emitted)
+                self.knowledge.sampled.learn(pool.first, sampled)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Pass a complete sequence to the second drafter, which learns from it."""
@@ -280,7 +197,7 @@ class CombinedSession(AdaptiveSession):
             nodes = np.concatenate((np.flatnonzero(is_first), others))
         else:
             nodes = pool.best(values, num_nodes, np.ones_like(is_first))
-        return pool.kept(values, nodes, self.second_id)
+        return pool.kept(values, nodes, self.second_id, is_sampled=self.is_sampled)
 
     def _anchors(self, pool: CandidatePool, depth: int) -> list[int]:
         """Return the most likely nodes that only the first drafter proposes.

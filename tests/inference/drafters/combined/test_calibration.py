@@ -73,16 +73,17 @@ def test_fewer_nodes_are_sampled_only_where_guesses_win_more() -> None:
     assert sampled_budget(sampled, shape, Budget(0, 2), [[]]) == 0
 
 
-def test_guesses_gain_nothing_where_a_sampled_candidate_is_the_same() -> None:
+def test_guesses_that_are_never_right_gain_nothing() -> None:
     knowledge = Knowledge(CombinedSettings(), TreeShape(sampled=True))
-    children = {ROOT: [0]}
-    tree = SequenceTree([5], [-1], [1], [0], [0], children, {}, children)
     guess = Candidates(np.array([5]), np.array([-1]), np.array([1]), np.array([0.9]))
+    assert knowledge.gains(guess)[0] > 0.1
+    children = {ROOT: [0]}
+    tree = SequenceTree([4], [-1], [1], [0], [0], children, {}, children)
     for _ in range(200):
         pool = CandidatePool(tree, [-0.1])
         pool.graft(ROOT, guess, depth=1)
-        knowledge.learn_sampled(tree, pool, guess, [0], [5, 3])
-    assert knowledge.gains(guess)[0] < 0.03
+        knowledge.learn(pool, [4, 3])
+    assert knowledge.gains(guess)[0] < 0.05
     assert knowledge.gains(Candidates.none()) == []
     knowledge.clear()
     assert knowledge.gains(guess)[0] > 0.1

@@ -127,8 +127,8 @@ def test_guesses_beside_sampled_candidates_keep_the_target_distribution(
         pool.graft(ROOT, guess, depth=3)
         pool.graft(0, guess, depth=3)  # guesses may depend on sampled candidates
         values = np.ones(len(pool.token_ids))
-        kept = pool.kept(values, np.arange(len(values)), second_id=7)
-        tree = mixed_tree([pool], [kept], tree)
+        kept = pool.kept(values, np.arange(len(values)), second_id=7, is_sampled=True)
+        tree = mixed_tree([kept], tree)
         assert set(tree.kind.flatten().tolist()) == set(CandidateKind)
         return tree
 

@@ -33,13 +33,13 @@ def _first(batch: int = 1, draft_probs: SparseDistribution | None = None) -> Dra
     )
 
 
-def _kept(pool: CandidatePool, *nodes: int) -> Candidates:
-    return pool.kept(VALUES, np.array(nodes, np.int64), SECOND_ID)
+def _kept(pool: CandidatePool, *nodes: int, is_sampled: bool = False) -> Candidates:
+    return pool.kept(VALUES, np.array(nodes, np.int64), SECOND_ID, is_sampled=is_sampled)
 
 
 def test_candidates_of_both_drafters_form_one_tree() -> None:
     pool = pool_of_two()
-    tree = mixed_tree([pool], [_kept(pool, 0, 1, 2, 3)], _first())
+    tree = mixed_tree([_kept(pool, 0, 1, 2, 3)], _first())
     assert tree.token_ids.tolist() == [[1, 2, 3, 4]]
     assert tree.parent.tolist() == [[ROOT, 0, 0, 2]]
     assert tree.depth.tolist() == [[1, 2, 2, 3]]
@@ -55,7 +55,7 @@ def test_candidates_of_both_drafters_form_one_tree() -> None:
 def test_smaller_trees_of_a_batch_are_padded() -> None:
     pools = [pool_of_two(), pool_of_two()]
     kept = [_kept(pools[0], 0, 1, 2, 3), _kept(pools[1], 0)]
-    tree = mixed_tree(pools, kept, _first(batch=2))
+    tree = mixed_tree(kept, _first(batch=2))
     assert tree.is_valid.tolist() == [[True] * 4, [True, False, False, False]]
     assert tree.parent[1].tolist() == [ROOT] * 4
     assert tree.score[1, 1:].tolist() == [-np.inf] * 3
@@ -67,7 +67,7 @@ def test_only_candidates_of_the_first_drafter_are_sampled() -> None:
     probs = SparseDistribution(
         torch.tensor([[[1, 2], [2, 3], [0, 0]]]), torch.tensor([[[0.8, 0.2], [0.5, 0.5], [0, 0]]])
     )
-    tree = mixed_tree([pool], [_kept(pool, 0, 1, 2, 3)], _first(draft_probs=probs))
+    tree = mixed_tree([_kept(pool, 0, 1, 2, 3, is_sampled=True)], _first(draft_probs=probs))
     sampled, deterministic = int(CandidateKind.SAMPLED), int(CandidateKind.DETERMINISTIC)
     assert tree.kind.tolist() == [[sampled, sampled, deterministic, deterministic]]
     assert tree.draft_probs is not None
