@@ -40,20 +40,21 @@ def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> st
     Args:
         dtype: dtype in which the values are compared.
     """
-    values = {
-        name: _sample(weight).to(dtype).double().nan_to_num().tolist()
-        for name, weight in model.named_parameters()
-    }
-    return fingerprint(target, str(dtype), values)[:32]
+    return fingerprint(target, str(dtype), sampled_weights(model, dtype))[:32]
+
+
+def sampled_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, list[float]]:
+    """Return some weights of each parameter, rounded to a dtype."""
+    values = {}
+    for name, weight in model.named_parameters():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(len(flat) // _NUM_SAMPLES, 1)][:_NUM_SAMPLES]
+        values[name] = sample.to(dtype).double().nan_to_num().tolist()
+    return values
 
 
 def _ends_with(name: str, end: str) -> bool:
     return f".{name}".removesuffix(".weight").endswith(f".{end}")
-
-
-def _sample(weight: Tensor) -> Tensor:
-    flat = weight.detach().flatten()
-    return flat[:: max(len(flat) // _NUM_SAMPLES, 1)][:_NUM_SAMPLES]
 
 
 class ReplaceableWeights:

@@ -34,7 +34,7 @@ class TokenProposer(ABC):
         """Return continuations of a sequence."""
 
 
-class TokenDrafter(Drafter):
+class TokenDrafter(Drafter, TokenProposer):
     """A drafter that reads only tokens.
 
     Subclasses override `draft`, or `new_proposer` if they keep a state for each sequence.
@@ -59,8 +59,8 @@ class TokenDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} overrides neither draft nor new_proposer")
 
     def new_proposer(self) -> TokenProposer:
-        """Return a new proposer for one sequence; the default proposer calls `draft`."""
-        return _Stateless(self)
+        """Return a new proposer for one sequence; a drafter without a state is its own."""
+        return self
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
         """Return True, because the candidates do not depend on the sampling options."""
@@ -69,16 +69,6 @@ class TokenDrafter(Drafter):
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "TokenSession":
         proposers = [self.new_proposer() for _ in range(batch)]
         return TokenSession(proposers, self._limits, capacity)
-
-
-class _Stateless(TokenProposer):
-    """A proposer that calls `TokenDrafter.draft`, for drafters without a state per sequence."""
-
-    def __init__(self, drafter: TokenDrafter) -> None:
-        self._drafter = drafter
-
-    def draft(self, token_ids: Tokens, num_nodes: int, depth: int) -> Candidates:
-        return self._drafter.draft(token_ids, num_nodes, depth)
 
 
 class TokenSession(AdaptiveSession):
