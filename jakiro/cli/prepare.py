@@ -49,7 +49,6 @@ def data(
     """Tokenize data into the cache that training uses, and report what was read and left out."""
     from rich.console import Console
 
-    from training.data.counts import DataCounts
     from training.data.packing import PackedSequences
     from training.data.preview import preview as preview_of
     from training.data.token_store import open_tokens
@@ -70,10 +69,8 @@ def data(
     for document in preview_of(store, tokenizer, preview):
         console.print(document, end="\n\n", soft_wrap=True)
     sequences = PackedSequences(store, range(store.num_documents), sequence_length, split)
-    if store.counts is not None:
-        counts = DataCounts(read=store.counts, packed=sequences.counts)
-        for line in counts.lines():
-            typer.echo(line)
+    for line in sequences.report():
+        typer.echo(line)
 
 
 @prepare.command()

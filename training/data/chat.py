@@ -33,46 +33,30 @@ class Chat(NamedTuple):
 
     @property
     def answers(self) -> list[int]:
-        """The indices of the assistant's turns that are learned.
-
-        A turn that begins the conversation, or has the weight 0, is not.
-        """
-        return [index for index in self._turns if WEIGHT not in self.messages[index]]
+        """The indices of the assistant's turns that are learned: those without the weight 0."""
+        return [index for index in self.turns if WEIGHT not in self.messages[index]]
 
     @property
     def num_unlearned(self) -> int:
         """The number of the assistant's turns with the weight 0."""
-        return len(self._turns) - len(self.answers)
+        return len(self.turns) - len(self.answers)
 
     @property
-    def _turns(self) -> list[int]:
+    def turns(self) -> list[int]:
+        """The indices of the assistant's turns, except one that begins the conversation."""
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]
 
 
 def chat_of(record: Record, key: str, *, may_ask: bool = False) -> Chat:
-    """Return the conversation of a record.
-
-    Args:
-        may_ask: whether the conversation may have no answer, but only a question.
-        record: a record with turns, and possibly with tools. A text under `system` is the system's
-            turn, unless the turns begin with one.
-    """
-    fields = record.fields
-    chat = parse_chat(fields[key], fields.get("tools"), record.location, may_ask=may_ask)
-    system = fields.get(SYSTEM)
-    if not isinstance(system, str) or not system or chat.messages[0]["role"] == SYSTEM:
-        return chat
-    return chat._replace(messages=[{"role": SYSTEM, "content": system}, *chat.messages])
-
-
-def parse_chat(turns: Any, tools: Any, location: str, *, may_ask: bool = False) -> Chat:
     """Return the conversation of a record, in either form of turns.
 
     Args:
-        turns: turns of the record, as `{"role", "content"}` or `{"from", "value"}`. The content may
-            be a list of text parts, and it may be missing from a turn with tool calls.
-        may_ask: see `chat_of`.
+        record: a record with turns, and possibly with tools. A text under `system` is the system's
+            turn, unless the turns begin with one. The content of a turn may be a list of text
+            parts, and it may be missing from a turn with tool calls.
+        may_ask: whether the conversation may have no answer, but only a question.
     """
+    turns, location = record.fields[key], record.location
     if not isinstance(turns, list):
         raise RecordError(
             f"{location} contains no conversation",
@@ -80,14 +64,16 @@ def parse_chat(turns: Any, tools: Any, location: str, *, may_ask: bool = False) 
             got=type(turns).__name__,
         )
     messages = [_parse_turn(turn, location) for turn in turns]
-    chat = Chat(messages, _parse_tools(tools, location), location)
-    if not (chat._turns or (may_ask and messages and messages[-1]["role"] == "user")):
+    chat = Chat(messages, _parse_tools(record.fields.get("tools"), location), location)
+    if not (chat.turns or (may_ask and messages and messages[-1]["role"] == "user")):
         raise RecordError(
             f"{location} has no assistant turn after its first turn, so there is nothing to learn",
-            expected="an assistant turn that follows another turn",
-            got=", ".join(message["role"] for message in chat.messages) or "no turns",
+            got=", ".join(message["role"] for message in messages) or "no turns",
             remedy="remove the record",
         )
+    system = record.fields.get(SYSTEM)
+    if isinstance(system, str) and system and messages[0]["role"] != SYSTEM:
+        messages.insert(0, {"role": SYSTEM, "content": system})
     return chat
 
 
@@ -98,7 +84,7 @@ def _parse_turn(turn: Any, location: str) -> Message:
     if fields.get("reasoning") is not None:  # another name that servers give it
         more.setdefault("reasoning_content", fields["reasoning"])
     if isinstance(content, list):
-        content = _joined(content)
+        content = _join(content)
     is_call = content is None and "tool_calls" in more
     if not isinstance(role, str) or not (isinstance(content, str) or is_call):
         raise RecordError(
@@ -106,33 +92,15 @@ def _parse_turn(turn: Any, location: str) -> Message:
             expected='text under "role" and "content", or under "from" and "value"',
             got=repr(turn)[:80],
         )
-    text = {} if content is None else {"content": content}
-    cut = {CUT: True} if content is not None and fields.get(CUT) is True else {}
-    weight = {WEIGHT: 0} if any(fields.get(name) == 0 for name in _WEIGHTS) else {}
-    return {"role": _ROLES.get(role, role), **text, **more, **cut, **weight}
-
-
-def with_objects(turns: list[Message]) -> list[Message]:
-    """Return turns in which the arguments of tool calls are objects, as templates expect them."""
-    return [
-        turn | {"tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
-        if isinstance(turn.get("tool_calls"), list)
-        else turn
-        for turn in turns
-    ]
-
-
-def _with_object(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "function": function | {"arguments": arguments}}
+    message: Message = {"role": _ROLES.get(role, role)}
+    if content is not None:
+        message["content"] = content
+    message |= more
+    if content is not None and fields.get(CUT) is True:
+        message[CUT] = True
+    if any(fields.get(name) == 0 for name in _WEIGHTS):
+        message[WEIGHT] = 0
+    return message
 
 
 def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -141,23 +109,21 @@ def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
     return values[0] if len(values) == 1 else None
 
 
-def _joined(parts: list[Any]) -> str | None:
-    """Return the joined text of the parts; None if any part has no text."""
-    given = [part.get("text") for part in parts if isinstance(part, dict)]
-    texts = [text for text in given if isinstance(text, str)]
-    return "".join(texts) if len(texts) == len(parts) else None
+def _join(parts: list[Any]) -> str | None:
+    """Return the text of all parts; None if any part has no text."""
+    try:
+        return "".join(part["text"] for part in parts)
+    except (LookupError, TypeError):
+        return None
 
 
 def _parse_tools(tools: Any, location: str) -> list[Any] | None:
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except ValueError:
-            tools = {}
-    if not tools and tools != {}:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RecordError(
-            f"{location} has malformed tools", expected="a list of objects", got=repr(tools)[:80]
-        )
-    return tools
+    try:
+        values = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools or []
+        if isinstance(values, list) and all(isinstance(tool, dict) for tool in values):
+            return values or None
+    except ValueError:
+        pass
+    raise RecordError(
+        f"{location} has malformed tools", expected="a list of objects", got=repr(tools)[:80]
+    )

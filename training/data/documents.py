@@ -2,18 +2,36 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from training.data.chat import CUT, SYSTEM, chat_of
-from training.data.rendering import Rendered, encode_by_prefixes, gives_offsets, render_chat
+from training.data.rendering import Rendered, render_chat
 from training.data.sources import Intake, Record, RecordError
 
 FORMS = ("text", "messages", "conversations", "input_ids")
+BATCH_SIZE = 256  # number of records that the tokenizer encodes at once, on several threads
+
+
+class Document(NamedTuple):
+    """The tokens of a document; `is_response` marks those that the drafter learns to predict."""
+
+    token_ids: npt.NDArray[np.int32]
+    is_response: npt.NDArray[np.bool_]
+
+
+class _Text(NamedTuple):
+    """A text that is treated as a response; `is_cut` is true if its end is missing."""
+
+    text: str
+    is_cut: bool
+
+
+_Part = _Text | Rendered | Document  # a text, a rendered conversation, or tokens
 
 
 def form_of(record: Record) -> str:
@@ -57,27 +75,6 @@ def check_vocabulary(highest: int, location: str, vocab_size: int | None) -> Non
         )
 
 
-BATCH_SIZE = 256  # number of records that the tokenizer encodes at once, on several threads
-
-
-class Document(NamedTuple):
-    """The tokens of a document; `is_response` marks those that the drafter learns to predict."""
-
-    token_ids: npt.NDArray[np.int32]
-    is_response: npt.NDArray[np.bool_]
-
-
-class _Text(NamedTuple):
-    """A text that is treated as a response; `is_cut` is true if its end is missing."""
-
-    text: str
-    is_cut: bool
-
-
-_Part = _Text | Rendered | Document  # a text, a rendered conversation, or tokens
-_Parts = tuple[Record, list[_Part]]  # a record and its parts
-
-
 def encode_documents(
     tokenizer: PreTrainedTokenizerBase,
     records: Iterable[Record],
@@ -116,7 +113,7 @@ def encode_records(
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH_SIZE)):
         usable = [pair for record in group for pair in _read(tokenizer, record, intake)]
-        documents = _encode(tokenizer, [part for _, parts in usable for part in parts])
+        documents = _encode(tokenizer, [*chain.from_iterable(parts for _, parts in usable)])
         for record, parts in usable:
             of_record = list(islice(documents, len(parts)))
             with intake.guard():
@@ -142,18 +139,19 @@ def read_tokens(record: Record) -> Document:
 
 
 def _numbers(record: Record, key: str) -> npt.NDArray[np.int64]:
-    value = record.fields.get(key)
     try:
-        numbers = np.asarray(value)
+        numbers = np.asarray(record.fields.get(key))
     except ValueError:  # lists of unequal lengths
         numbers = np.empty((0, 0))
-    is_empty = isinstance(value, list) and not value
-    if not is_empty and (numbers.ndim != 1 or numbers.dtype.kind not in "bi"):
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "bi"):
         raise RecordError(f"{record.location} has no list of integers under {key}")
     return numbers.astype(np.int64)
 
 
-def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) -> Iterator[_Parts]:
+def _read(
+    tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake
+) -> Iterator[tuple[Record, list[_Part]]]:
+    """Yield a record with its parts, unless it is skipped."""
     with intake.guard():
         key = form_of(record)
         if key == "input_ids":
@@ -168,17 +166,21 @@ def _read(tokenizer: PreTrainedTokenizerBase, record: Record, intake: Intake) ->
             intake.num_unlearned += chat.num_unlearned
             rendered = render_chat(tokenizer, chat) if chat.answers else []
             parts = [*rendered]
-            if not gives_offsets(tokenizer):
-                parts = [
-                    Document(*encode_by_prefixes(tokenizer, text, record.location))
-                    for text in rendered
-                ]
+            if not getattr(tokenizer, "is_fast", False):  # it reports no offsets of tokens
+                parts = [_encode_prefixes(tokenizer, text, record.location) for text in rendered]
         yield record, parts
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, parts: Sequence[_Part]) -> Iterator[Document]:
-    for kind, same in groupby(parts, key=type):
-        yield from _ENCODERS[kind](tokenizer, list(same))
+    """Yield the documents of parts; the parts of each kind are encoded together."""
+    texts = [part for part in parts if isinstance(part, _Text)]
+    chats = [part for part in parts if isinstance(part, Rendered)]
+    of_texts, of_chats = _encode_texts(tokenizer, texts), _encode_chats(tokenizer, chats)
+    for part in parts:
+        if isinstance(part, Document):
+            yield part
+        else:
+            yield next(of_texts if isinstance(part, _Text) else of_chats)
 
 
 def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text]) -> Iterator[Document]:
@@ -206,8 +208,24 @@ def _encode_chats(
         yield Document(np.array(ids, np.int32), np.any(inside, axis=0))
 
 
-def _keep(_: PreTrainedTokenizerBase, documents: Sequence[Document]) -> Iterator[Document]:
-    yield from documents
+def _encode_prefixes(tokenizer: PreTrainedTokenizerBase, chat: Rendered, location: str) -> Document:
+    """Return the document of a conversation by encoding the text up to each border of a response.
 
-
-_ENCODERS: dict[type, Any] = {_Text: _encode_texts, Rendered: _encode_chats, Document: _keep}
+    The tokenizer need not report offsets.
+    """
+    texts = [chat.text, *(chat.text[:border] for span in chat.responses for border in span)]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    ids, *prefixes = map(list, encoded)
+    if any(ids[: len(prefix)] != prefix for prefix in prefixes):
+        raise RecordError(
+            f"cannot determine which tokens of {location} belong to responses",
+            expected="a tokenizer that reports the offsets of its tokens, or whose tokens never "
+            "span the beginning or end of a response",
+            got=type(tokenizer).__name__,
+            remedy="put the tokenizer.json of a fast tokenizer into the target's folder, or "
+            "provide the records as input_ids with loss_mask",
+        )
+    is_response = np.zeros(len(ids), np.bool_)
+    for begin, end in zip(prefixes[::2], prefixes[1::2], strict=True):
+        is_response[len(begin) : len(end)] = True
+    return Document(np.array(ids, np.int32), is_response)

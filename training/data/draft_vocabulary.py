@@ -1,7 +1,6 @@
 """The draft vocabulary: the most frequent tokens of the responses."""
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -17,7 +16,6 @@ from training.data.token_store import TokenStore
 
 COVERAGE = 0.97  # share of the response tokens that an automatic size is meant to cover
 _FEW = 8  # a vocabulary is suspiciously small if it has less than this share of its tokens
-_GROUP_SIZE = 1024  # number of documents whose tokens are counted at once
 
 _logger = get_logger(__name__)
 
@@ -65,11 +63,9 @@ def count_responses(
 ) -> Counts:
     """Return the number of times that each token of the vocabulary occurs in the responses."""
     counts = np.zeros(vocab_size, np.int64)
-    remaining = iter(documents)
-    while group := list(islice(remaining, _GROUP_SIZE)):
-        read = map(store.document, group)
-        responses = [document.token_ids[document.is_response] for document in read]
-        counts += np.bincount(np.concatenate(responses), minlength=vocab_size)
+    for document in map(store.document, documents):
+        ids, occurrences = np.unique(document.token_ids[document.is_response], return_counts=True)
+        counts[ids] += occurrences
     return counts
 
 

@@ -48,7 +48,8 @@ def split_validation(
         )
     if count == 0 and fraction == 1:
         return np.arange(store.num_documents), np.arange(0)
-    by_hash = np.argsort(store.hashes[firsts], kind="stable")
+    hashes = np.array([store.hash_of(document) for document in firsts], np.uint64)
+    by_hash = np.argsort(hashes, kind="stable")
     held_out, others = by_hash[:count], by_hash[count:]
     if count:
         others = others[_have_other_prompts(store, by_hash, count)]
@@ -64,7 +65,7 @@ def _have_other_prompts(
     The first `count` records are held out, and the others are looked at.
     """
     firsts = store.first_documents
-    prompts = [_prompt_of(store.document(firsts[record])) for record in records]
+    prompts = [_hash_of_prompt(store.document(firsts[record])) for record in records]
     answers = Counter(prompts)
     # What very many records begin with is no question, but an instruction to the assistant.
     held_out = {prompt for prompt in prompts[:count] if answers[prompt] <= _MOST_ANSWERS}
@@ -78,7 +79,7 @@ def _have_other_prompts(
     return have
 
 
-def _prompt_of(document: Document) -> bytes:
+def _hash_of_prompt(document: Document) -> bytes:
     """Return a hash of the tokens before the first response; of the whole text if they are few."""
     length = int(np.argmax(document.is_response))
     if length < _SHORTEST_PROMPT:
@@ -88,11 +89,9 @@ def _prompt_of(document: Document) -> bytes:
 
 def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Documents:
     """Return all documents of the given records, in the order of the records."""
-    ends = np.append(store.first_documents[1:], store.num_documents)
-    counts = (ends - store.first_documents)[records]
-    begins = np.repeat(store.first_documents[records], counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return begins + within
+    borders = np.append(store.first_documents, store.num_documents)
+    documents = [np.arange(borders[record], borders[record + 1]) for record in records]
+    return np.concatenate([np.arange(0), *documents])
 
 
 def prompts_of(
@@ -109,12 +108,11 @@ def prompts_of(
         prompt_tokens: largest number of tokens taken from a text; at most half of the text is
             taken. The prompt of a conversation is the text before the first answer.
     """
-    starts = (_start_of(store, index, prompt_tokens) for index in documents)
-    return list(islice((start for start in starts if 0 < len(start) <= longest), count))
+    prompts = (_prompt_in(store.document(index), prompt_tokens) for index in documents)
+    return list(islice((prompt for prompt in prompts if 0 < len(prompt) <= longest), count))
 
 
-def _start_of(store: TokenStore, index: SupportsIndex, prompt_tokens: int) -> list[int]:
-    document = store.document(index)
+def _prompt_in(document: Document, prompt_tokens: int) -> list[int]:
     first_response = int(np.argmax(document.is_response))
     length = first_response or min(prompt_tokens, len(document.token_ids) // 2)
     return document.token_ids[:length].tolist()

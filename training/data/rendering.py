@@ -4,19 +4,18 @@ Because templates rarely mark the responses, a response is defined as the text t
 adds when an assistant turn is appended.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError
 from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
 from jakiro.utils.sequences import common_length
-from training.data.chat import CUT, Chat, Message, with_objects
+from training.data.chat import CUT, Chat, Message
 from training.data.sources import RecordError
 
 # Some templates call this function to write today's date. It is replaced by a macro with a fixed
@@ -30,10 +29,11 @@ _STOPPED_CLOCK = (
     " -}}{%- endmacro -%}"
 )
 
-
 # A tag at the end of a question that opens reasoning, and one that closes it.
 _OPENING = re.compile(r"(<think(?:ing)?>|\[THINK\])\s*$")
 _CLOSING = re.compile(r"</think(?:ing)?>|\[/THINK\]")
+
+_USER_TEXT = "What the user writes"
 
 
 class Span(NamedTuple):
@@ -50,24 +50,6 @@ class Rendered(NamedTuple):
     responses: tuple[Span, ...]
 
 
-class _Turn(NamedTuple):
-    """The rendered texts up to the beginning and up to the end of an assistant turn.
-
-    Attributes:
-        asked: text before the turn, including the generation prompt.
-        answered: text up to the end of the turn.
-        num_unsaid: number of characters of the end marker at the end of `answered` if the answer
-            was cut off; otherwise 0.
-        said: text of the turn if the template does not write the content as it is; None otherwise.
-    """
-
-    number: int
-    asked: str
-    answered: str
-    num_unsaid: int
-    said: str | None
-
-
 def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered]:
     """Return the texts of a conversation, with the spans of the responses.
 
@@ -79,30 +61,19 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Rendered
     content, such as its reasoning, or adds reasoning to an answer that was cut off: the span is
     then the content itself and, unless it was cut off, the end marker.
     """
-    template = template_of(tokenizer, chat)
-    try:
-        whole = _apply(tokenizer, template, chat, len(chat.messages))
-        turns = [_ask(tokenizer, template, chat, index) for index in chat.answers]
-        if all(
-            turn.said is None
-            and turn.answered.startswith(turn.asked)
-            and whole.startswith(turn.answered)
-            for turn in turns
-        ):
-            spans = (Span(len(turn.asked), len(turn.answered) - turn.num_unsaid) for turn in turns)
-            return [Rendered(whole, tuple(spans))]
-        return [_alone(tokenizer, template, chat, turn) for turn in turns]
-    except TEMPLATE_ERRORS as error:
-        raise _refusal(chat, error) from error
+    template = _Template(tokenizer, chat)
+    whole = template.text(chat.messages)
+    answers = [
+        _Answer(template, chat.messages[:index], chat.messages[index]) for index in chat.answers
+    ]
+    if all(answer.is_part_of(whole) for answer in answers):
+        return [Rendered(whole, tuple(answer.added for answer in answers))]
+    return [answer.alone() for answer in answers]
 
 
 def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     """Return the text after which the target generates the next assistant turn."""
-    template = template_of(tokenizer, chat)
-    try:
-        return _apply(tokenizer, template, chat, len(chat.messages), is_asking=True)
-    except TEMPLATE_ERRORS as error:
-        raise _refusal(chat, error) from error
+    return _Template(tokenizer, chat).text(chat.messages, is_asking=True)
 
 
 def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
@@ -111,73 +82,136 @@ def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     Args:
         chat: conversation so far, which ends with an answer or is empty.
     """
-    template = template_of(tokenizer, chat)
-    longer = chat._replace(messages=[*chat.messages, {"role": "user", "content": _USER_TEXT}])
-    try:
-        text = _apply(tokenizer, template, longer, len(longer.messages))
-    except TEMPLATE_ERRORS as error:
-        raise _refusal(longer, error) from error
+    turn = {"role": "user", "content": _USER_TEXT}
+    text = _Template(tokenizer, chat).text([*chat.messages, turn])
     opening, found, _ = text.rpartition(_USER_TEXT)
     if not found:
-        raise DataError(
-            "the chat template omits the user's text",
-            expected="a template that writes the content of every user turn",
-            got=text[:80],
-            remedy="set another chat template and save the tokenizer again",
-        )
+        raise DataError("the chat template omits the user's text", got=text[:80])
     return opening
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the chat template for a conversation, with a fixed date."""
-    if tokenizer.chat_template is None:
-        raise DataError(
-            f"{chat.location} is a conversation, but the tokenizer has no chat template",
-            expected='a tokenizer with a chat template, or records with the key "text"',
-            got=type(tokenizer).__name__,
-            remedy="set tokenizer.chat_template and save the tokenizer again",
-        )
-    try:
+class _Template:
+    """The chat template for a conversation, with a fixed date."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
+        if tokenizer.chat_template is None:
+            raise DataError(
+                f"{chat.location} is a conversation, but the tokenizer has no chat template",
+                expected='a tokenizer with a chat template, or records with the key "text"',
+                got=type(tokenizer).__name__,
+                remedy="set tokenizer.chat_template and save the tokenizer again",
+            )
         template = str(tokenizer.get_chat_template(tools=chat.tools))
-    except ValueError as error:  # there are several named templates, but no default
-        raise DataError("the tokenizer's chat template cannot be used", got=error) from error
-    return _STOPPED_CLOCK + template if _CLOCK in template else template
+        self._location = chat.location
+        self._apply = partial(
+            apply_chat_template,
+            tokenizer,
+            tools=chat.tools,
+            chat_template=_STOPPED_CLOCK + template if _CLOCK in template else template,
+            tokenize=False,
+        )
+
+    def text(self, messages: Sequence[Message], *, is_asking: bool = False) -> str:
+        """Return the text of messages, with a generation prompt if `is_asking`."""
+        apply = partial(self._apply, add_generation_prompt=is_asking)
+        try:
+            try:
+                return str(apply(_with_objects(messages)))
+            except TypeError:  # a few templates expect the arguments of calls as JSON
+                return str(apply(list(messages)))
+        except TEMPLATE_ERRORS as error:
+            roles = ", ".join(message["role"] for message in messages[:6])
+            raise RecordError(
+                f"the chat template rejects {self._location}",
+                expected="roles in an order that the template accepts",
+                got=f"{error} (roles: {roles})",
+                remedy="change the record; if the template has no system role, put the system text "
+                "at the beginning of the first user turn",
+            ) from error
 
 
-def _ask(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, index: int) -> _Turn:
-    asked = _apply(tokenizer, template, chat, index, is_asking=True)
-    answered = _apply(tokenizer, template, chat, index + 1)
-    num_unsaid = 0
-    if CUT in chat.messages[index]:
-        said = chat.messages[index]["content"]
-        others = _with_other_answers(tokenizer, template, chat, index, (said + "0", said + "A"))
-        num_unsaid = len(answered) - min(common_length(answered, other) for other in others)
-    turn = _Turn(index, asked, answered, num_unsaid, None)
-    return turn._replace(said=_verbatim(tokenizer, template, chat, turn))
+class _Answer:
+    """An assistant turn, with the texts up to its beginning and up to its end.
+
+    Attributes:
+        asked: text before the turn, including the generation prompt.
+        answered: text up to the end of the turn.
+        added: span that the turn adds to `asked`, without the end marker if it was cut off.
+        said: text of the turn if the template does not write the content as it is; None otherwise.
+    """
+
+    def __init__(self, template: _Template, before: list[Message], message: Message) -> None:
+        self._template = template
+        self._before = before
+        self._message = message
+        self.asked = template.text(before, is_asking=True)
+        self.answered = template.text([*before, message])
+        end = len(self.answered)
+        if CUT in message:
+            end = self._end_of_common_text(message["content"] + "0", message["content"] + "A")
+        self.added = Span(len(self.asked), end)
+        self.said = self._content_if_changed()
+
+    def is_part_of(self, whole: str) -> bool:
+        """Return whether the text up to the end of the turn is the beginning of a longer text."""
+        is_appended = self.answered.startswith(self.asked) and whole.startswith(self.answered)
+        return self.said is None and is_appended
+
+    def alone(self) -> Rendered:
+        """Return the text that the target reads and writes up to the end of this turn."""
+        if self.said is None:
+            return self._as_rendered()
+        text = self.asked + self.said
+        return Rendered(text, (Span(len(self.asked), len(text)),))
+
+    def _as_rendered(self) -> Rendered:
+        text = self.answered
+        if not text.startswith(self.asked):  # the answer changes the rendered text before it
+            text = self.asked + text[self._begin() :]
+        end = len(text) - (len(self.answered) - self.added.end)
+        return Rendered(text, (Span(len(self.asked), end),))
+
+    def _content_if_changed(self) -> str | None:
+        """Return the text of the turn if the template does not write its content as it is."""
+        message = self._message
+        said = _as_said(message, self.asked) if message.get("content") else ""
+        if not _squeezed(said):
+            return None
+        text, (span,) = self._as_rendered()
+        before, found, _ = _squeezed(text[slice(*span)]).partition(_squeezed(said))
+        is_added = CUT in message and not _reasoning_of(message) and _CLOSING.search(before)
+        if found and not is_added:
+            return None
+        one, other = self._with_contents("0", "A")
+        if one == other:  # the template writes no contents at all
+            return None
+        return said if CUT in message else said + one[common_length(one, other) + 1 :]
+
+    def _begin(self) -> int:
+        """Return the index of the first character that depends on the content of the answer."""
+        begin = self._end_of_common_text("0", "A")
+        before = self.answered[:begin]
+        # White space before an answer belongs to the answer, unless the generation prompt ends with
+        # that white space.
+        space = before[len(before.rstrip()) :]
+        return begin - len(space.removeprefix(self.asked[len(self.asked.rstrip()) :]))
+
+    def _end_of_common_text(self, one: str, other: str) -> int:
+        """Return the length of the text that does not change with either of two other contents.
+
+        The two contents differ in one character, so at least one of them differs from the actual
+        content at that character.
+        """
+        others = self._with_contents(one, other)
+        return min(common_length(self.answered, text) for text in others)
+
+    def _with_contents(self, *contents: str) -> list[str]:
+        """Return the text up to the end of the turn with each of other contents."""
+        turns = (self._message | {"content": content} for content in contents)
+        return [self._template.text([*self._before, turn]) for turn in turns]
 
 
-def _verbatim(
-    tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn
-) -> str | None:
-    """Return the text of a turn whose content the template does not write as it is, or None."""
-    message = chat.messages[turn.number]
-    if not message.get("content"):
-        return None
-    text, (span,) = _alone(tokenizer, template, chat, turn)
-    said = _said(message, turn.asked)
-    if not (wanted := _squeezed(said)):
-        return None
-    before, found, _ = _squeezed(text[slice(*span)]).partition(wanted)
-    is_added = CUT in message and not _reasoning_of(message) and _CLOSING.search(before)
-    if found and not is_added:
-        return None
-    one, other = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
-    if one == other:  # the template writes no contents at all
-        return None
-    return said if CUT in message else said + one[common_length(one, other) + 1 :]
-
-
-def _said(message: Message, asked: str) -> str:
+def _as_said(message: Message, asked: str) -> str:
     """Return what the target says after a question, which may end with a tag that opens reasoning.
 
     Reasoning beside the content is a part of it only if there is such a tag.
@@ -199,126 +233,26 @@ def _reasoning_of(message: Message) -> str:
     return reasoning if isinstance(reasoning, str) else ""
 
 
-def _alone(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn) -> Rendered:
-    if turn.said is not None:
-        text = turn.asked + turn.said
-        return Rendered(text, (Span(len(turn.asked), len(text)),))
-    text = turn.answered
-    if not text.startswith(turn.asked):  # the answer changes the rendered text before it
-        begin = _begin_of_answer(tokenizer, template, chat, turn)
-        text = turn.asked + turn.answered[begin:]
-    return Rendered(text, (Span(len(turn.asked), len(text) - turn.num_unsaid),))
-
-
 def _squeezed(text: str) -> str:
     """Return a text without white space, which templates may add and remove."""
     return "".join(text.split())
 
 
-def _begin_of_answer(
-    tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, turn: _Turn
-) -> int:
-    """Return the index of the first character that depends on the content of the answer."""
-    others = _with_other_answers(tokenizer, template, chat, turn.number, ("0", "A"))
-    begin = min(common_length(turn.answered, other) for other in others)
-    before = turn.answered[:begin]
-    # White space before an answer belongs to the answer, unless the generation prompt ends with
-    # that white space.
-    space = before[len(before.rstrip()) :]
-    return begin - len(space.removeprefix(turn.asked[len(turn.asked.rstrip()) :]))
-
-
-def _with_other_answers(
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    chat: Chat,
-    index: int,
-    contents: tuple[str, str],
-) -> list[str]:
-    """Return the text up to the end of turn `index` with each of `contents` as its content.
-
-    The two contents differ in one character, so at least one of the returned texts differs from the
-    actual text at that character.
-    """
-    turn = chat.messages[index]
-    others = ([*chat.messages[:index], turn | {"content": content}] for content in contents)
+def _with_objects(turns: Sequence[Message]) -> list[Message]:
+    """Return turns in which the arguments of tool calls are objects, as templates expect them."""
     return [
-        _apply(tokenizer, template, chat._replace(messages=messages), index + 1)
-        for messages in others
+        turn | {"tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
+        if isinstance(turn.get("tool_calls"), list)
+        else turn
+        for turn in turns
     ]
 
 
-_USER_TEXT = "What the user writes"
-
-
-def _apply(
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    chat: Chat,
-    count: int,
-    is_asking: bool = False,
-) -> str:
-    """Return the text of the first `count` turns, with a generation prompt if `is_asking`."""
-    apply = partial(
-        apply_chat_template,
-        tokenizer,
-        tools=chat.tools,
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=is_asking,
-    )
-    turns = chat.messages[:count]
+def _with_object(call: Any) -> Any:
     try:
-        return str(apply(with_objects(turns)))
-    except TypeError:  # a few templates expect the arguments of calls as JSON
-        return str(apply(turns))
-
-
-def _refusal(chat: Chat, error: Exception) -> RecordError:
-    return RecordError(
-        f"the chat template rejects {chat.location}",
-        expected="roles in an order that the template accepts",
-        got=f"{error} (roles: {', '.join(turn['role'] for turn in chat.messages[:6])})",
-        remedy="change the record; if the template has no system role, put the system text at the "
-        "beginning of the first user turn",
-    )
-
-
-def gives_offsets(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer reports the character offsets of its tokens."""
-    return bool(getattr(tokenizer, "is_fast", False))
-
-
-def encode_by_prefixes(
-    tokenizer: PreTrainedTokenizerBase, chat: Rendered, location: str
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Return the tokens of a conversation, and whether each token belongs to a response.
-
-    The text up to each border of a response is encoded separately, so the tokenizer need not report
-    offsets.
-    """
-    borders = [border for span in chat.responses for border in span]
-    texts = [chat.text, *(chat.text[:border] for border in borders)]
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    ids, *prefixes = encoded
-    indices = [_length(prefix, ids, tokenizer, location) for prefix in prefixes]
-    is_response = np.zeros(len(ids), np.bool_)
-    for begin, end in zip(indices[::2], indices[1::2], strict=True):
-        is_response[begin:end] = True
-    return np.array(ids, np.int32), is_response
-
-
-def _length(
-    prefix: Sequence[int], ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, location: str
-) -> int:
-    if list(ids[: len(prefix)]) == list(prefix):
-        return len(prefix)
-    raise RecordError(
-        f"cannot determine which tokens of {location} belong to responses",
-        expected="a tokenizer that reports the offsets of its tokens, or whose tokens never span "
-        "the beginning or end of a response",
-        got=f"{type(tokenizer).__name__}, which reports no offsets and has a token "
-        "that spans the beginning or end of a response",
-        remedy="put the tokenizer.json of a fast tokenizer into the target's folder, or provide "
-        "the records as input_ids with loss_mask",
-    )
+        arguments = json.loads(call["function"]["arguments"])
+    except (LookupError, TypeError, ValueError):  # a call of another form, or without JSON
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": call["function"] | {"arguments": arguments}}

@@ -1,6 +1,6 @@
 """Sources of training data: files, folders and Hugging Face datasets, read record by record."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,72 +68,43 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FileSource:
-    """A JSONL file, a JSON file that contains a list, or a Parquet file."""
+class Source:
+    """A JSONL, JSON or Parquet file, or a dataset that the `datasets` library finds by name.
 
-    path: Path
+    Attributes:
+        split: split of the dataset; None for a file.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name of the source in messages."""
-        return str(self.path)
+    name: str
+    split: str | None = None
 
     def fingerprint(self) -> str:
-        """Return a hash of the file's bytes."""
-        with _reading(self.path):
-            return checksum(self.path)
+        """Return a hash of the file's bytes, or the library's fingerprint of the dataset."""
+        if self.split is None:
+            return checksum(Path(self.name))
+        return str(_load(self.name, self.split)._fingerprint)
 
     def num_records(self) -> int:
         """Return the number of records, including malformed ones."""
-        return sum(1 for _ in _READERS[self.path.suffix](self.path))
+        return sum(1 for _ in self._values())
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the file's records, each with its line (JSONL) or index (other files), from 1."""
+        """Yield the records, each with its line (JSONL) or index (other sources), from 1."""
         intake = intake or Intake()
-        for number, value in _READERS[self.path.suffix](self.path):
+        for number, value in self._values():
             intake.num_records += 1
-            record = None
             with intake.guard():
-                record = _as_record(value, f"{self.name}:{number}", number)
-            if record is not None:
-                yield record
+                yield _record_of(value, f"{self.name}:{number}", number)
 
-
-@dataclass(frozen=True)
-class HubSource:
-    """A split of a dataset that the `datasets` library finds by name."""
-
-    name: str
-    split: str
-
-    def fingerprint(self) -> str:
-        """Return the hash that the library computes for the dataset."""
-        return str(self._load()._fingerprint)
-
-    def num_records(self) -> int:
-        """Return the number of records."""
-        return len(self._load())
-
-    def records(self, intake: Intake | None = None) -> Iterator[Record]:
-        """Yield the dataset's records with their indices, counted from 1."""
-        intake = intake or Intake()
-        for number, fields in enumerate(self._load(), start=1):
-            intake.num_records += 1
-            yield Record(fields, f"{self.name}:{number}", number)
-
-    def _load(self) -> Any:
-        from datasets import load_dataset  # slow to import, and not needed for files
-
-        try:
-            return load_dataset(self.name, split=self.split)
-        except (OSError, RuntimeError, ValueError) as error:  # offline, or no such dataset or split
-            raise DataError(
-                f"cannot load the dataset {self.name!r} with a split {self.split!r}",
-                got=summary_of(error),
-            ) from error
-
-
-Source = FileSource | HubSource
+    def _values(self) -> Iterator[tuple[int, Any]]:
+        if self.split is not None:
+            values: Iterable[Any] = _load(self.name, self.split)
+        else:
+            path = Path(self.name)
+            values = _READERS[path.suffix](path)
+        for number, value in enumerate(values, start=1):
+            if not (isinstance(value, bytes) and value.isspace()):  # an empty line
+                yield number, value
 
 
 def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
@@ -147,11 +118,7 @@ def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
 
 def find_sources(paths: Sequence[str]) -> tuple[Source, ...]:
     """Return the sources at the given paths; a folder stands for its data files, sorted by path."""
-    found: list[Source] = []
-    for path in paths:
-        with _reading(path):
-            found += _sources_at(path)
-    return tuple(found)
+    return tuple(source for path in paths for source in _sources_at(path))
 
 
 def is_local(name: str) -> bool:
@@ -163,7 +130,7 @@ def is_local(name: str) -> bool:
 
 
 def _sources_at(name: str) -> list[Source]:
-    path = Path(name).expanduser()
+    path, endings = Path(name).expanduser(), ", ".join(_READERS)
     if path.is_dir():
         files = sorted(
             file for file in path.rglob("*") if file.suffix in _READERS and file.is_file()
@@ -171,42 +138,40 @@ def _sources_at(name: str) -> list[Source]:
         if not files:
             raise DataError(
                 f"the folder {path} contains no training data",
-                expected=f"files that end in {', '.join(_READERS)}",
+                expected=f"files that end in {endings}",
             )
-        return [FileSource(file) for file in files]
+        return [Source(str(file)) for file in files]
     if path.is_file():
         if path.suffix not in _READERS:
             raise DataError(
-                f"{path} is of an unknown kind",
-                expected=f"a name that ends in {', '.join(_READERS)}",
+                f"{path} is of an unknown kind", expected=f"a name that ends in {endings}"
             )
-        return [FileSource(path)]
+        return [Source(str(path))]
     hub_name, _, split = name.partition(":")
     if is_local(hub_name):
         raise DataError(f"there is no file or folder {hub_name} of training data")
-    return [HubSource(hub_name, split or "train")]
+    return [Source(hub_name, split or "train")]
 
 
-@contextmanager
-def _reading(path: Path | str) -> Iterator[None]:
+def _load(name: str, split: str) -> Any:
+    from datasets import load_dataset  # slow to import, and not needed for files
+
     try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot read {path}", got=error.strerror or error) from error
+        return load_dataset(name, split=split)
+    except (OSError, RuntimeError, ValueError) as error:  # offline, or no such dataset or split
+        raise DataError(
+            f"cannot load the dataset {name!r} with a split {split!r}", got=summary_of(error)
+        ) from error
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    with _reading(path), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line  # parsed later, where a malformed line may be skipped
+def _read_jsonl(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        yield from file  # parsed later, where a malformed line may be skipped
 
 
-def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
-    with _reading(path):
-        content = path.read_bytes()
+def _read_json(path: Path) -> Iterator[Any]:
     try:
-        values = parse_json(content)
+        values = parse_json(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path} is not JSON", got=error) from error
     if not isinstance(values, list):
@@ -214,22 +179,21 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
             f"{path} does not contain a list of records",
             remedy="rename the file to end in .jsonl if it has one object per line",
         )
-    yield from enumerate(values, start=1)
+    yield from values
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
+def _read_parquet(path: Path) -> Iterator[Any]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     try:
-        batches = ParquetFile(path).iter_batches()
-        values = (value for batch in batches for value in batch.to_pylist())
-        yield from enumerate(values, start=1)
-    except (ArrowException, OSError) as error:
+        for batch in ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except ArrowException as error:
         raise DataError(f"cannot read the Parquet file {path}", got=error) from error
 
 
-def _as_record(value: Any, location: str, number: int) -> Record:
+def _record_of(value: Any, location: str, number: int) -> Record:
     try:
         fields = parse_json_line(value) if isinstance(value, bytes) else value
     except ValueError as error:
@@ -239,4 +203,8 @@ def _as_record(value: Any, location: str, number: int) -> Record:
     return Record(fields, location, number)
 
 
-_READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}
+_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}

@@ -46,26 +46,17 @@ def corpus_records(paths: Sequence[str]) -> Iterator[Record]:
     """
     for name in paths:
         path = Path(name).expanduser()
-        texts = _texts_at(path)
+        texts = _files_in(path, _TEXTS)
         for text in texts:
             yield from _read_text(text, is_in_folder=path.is_dir())
-        for data in _data_at(path) if texts else [name]:
-            for source in find_sources([data]):
-                yield from source.records()
+        data = map(str, _files_in(path, _RECORDS)) if texts else [name]
+        for source in find_sources([*data]):
+            yield from source.records()
 
 
-def _texts_at(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix in _TEXTS and file.is_file())
-    return [path] if path.suffix in _TEXTS else []
-
-
-def _data_at(path: Path) -> list[str]:
-    """Return a folder's data files, except .json files, which are often not training data."""
-    if not path.is_dir():
-        return []
-    files = sorted(path.rglob("*"))
-    return [str(file) for file in files if file.suffix in _RECORDS and file.is_file()]
+def _files_in(path: Path, endings: Sequence[str]) -> list[Path]:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in files if file.suffix in endings and not file.is_dir()]
 
 
 def _read_text(path: Path, is_in_folder: bool) -> Iterator[Record]:
@@ -77,7 +68,7 @@ def _read_text(path: Path, is_in_folder: bool) -> Iterator[Record]:
                 rest = "".join(file.readlines(_PIECE))
                 yield Record({"text": piece, CUT: bool(rest)}, str(path))
                 piece = rest
-    except (OSError, UnicodeDecodeError) as error:
-        if not (is_in_folder and isinstance(error, UnicodeDecodeError)):
+    except UnicodeDecodeError as error:
+        if not is_in_folder:
             raise DataError(f"cannot read the text {path}", got=error) from error
         _logger.warning(f"skipped: {path} is not UTF-8")

@@ -19,7 +19,6 @@ from jakiro.target.record import TargetRecord, hash_weights, record_target
 from jakiro.target.tail import TargetTail
 from jakiro.utils.logs import get_logger
 from training.config import TrainSettings
-from training.data.counts import DataCounts
 from training.data.draft_vocabulary import choose_draft_ids
 from training.data.held_out import Documents, prompts_of, split_validation
 from training.data.packing import PackedSequences
@@ -75,7 +74,7 @@ class RunInputs:
         facts = {
             "target_fingerprint": self.target.spec.fingerprint,
             "data_fingerprint": self.data_fingerprint,
-            "sequences_filled_with": f"split {self.sequences.counts.filled_with or 'never'}",
+            "sequences_filled_with": f"split {self.sequences.filled_with or 'never'}",
         }
         if start is not None:
             facts["start_fingerprint"] = hash_weights(start)
@@ -190,9 +189,8 @@ def _checked_start(
 def _pack(store: TokenStore, documents: Documents, settings: TrainSettings) -> PackedSequences:
     data = settings.data
     sequences = PackedSequences(store, documents, data.sequence_length, data.split)
-    if store.counts is not None:
-        for line in DataCounts(read=store.counts, packed=sequences.counts).lines():
-            _logger.info(line)
+    for line in sequences.report():
+        _logger.info(line)
     if not len(sequences):
         raise DataError(
             "there is nothing to train on, because no document outside the validation data has a "

@@ -15,8 +15,9 @@ from inference.generation.prompts import encode_prompt
 from jakiro.errors import DataError, PromptError
 from jakiro.utils import chat_templates
 from jakiro.utils.chat_templates import apply_chat_template
-from training.data.chat import parse_chat
+from training.data.chat import chat_of
 from training.data.rendering import render_chat
+from training.data.sources import Record
 
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
 LOOPS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
@@ -53,7 +54,7 @@ def _as_prompt(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _as_data(tokenizer: PreTrainedTokenizerBase) -> Any:
-    return render_chat(tokenizer, parse_chat(CHAT, None, "chats.jsonl:7"))
+    return render_chat(tokenizer, chat_of(Record({"messages": CHAT}, "chats.jsonl:7"), "messages"))
 
 
 @pytest.mark.parametrize(("use", "error"), [(_as_prompt, PromptError), (_as_data, DataError)])

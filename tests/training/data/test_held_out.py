@@ -7,7 +7,7 @@ import pytest
 
 from jakiro.errors import DataError
 from training.data.held_out import prompts_of, split_validation
-from training.data.token_store import Locations, TokenStore
+from training.data.token_store import TokenStore
 
 LENGTHS = (9, 30, 12, 50, 8, 21)
 
@@ -63,8 +63,9 @@ def test_documents_of_one_conversation_are_held_out_together_or_not_at_all(
     count: int, fraction: float
 ) -> None:
     records = [1, 2, 2, 2, 4, 4]
-    locations = Locations(("chats.jsonl",), np.array([(0, record) for record in records]))
-    located = replace(store([0, 1, 2, 3, 4, 5]), locations=locations)
+    located = replace(
+        store([0, 1, 2, 3, 4, 5]), records=np.array([(0, record) for record in records])
+    )
     training, validation = (
         {records[document] for document in documents}
         for documents in split_validation(located, count, fraction)

@@ -1,4 +1,6 @@
-"""Packing keeps every token, separates documents, and leaves little padding."""
+"""Packing keeps every token, separates documents, splits those that may be, and pads little."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ from helpers.training import store_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.counts import DataCounts, PackCounts, ReadCounts
-from training.data.packing import PackedSequences
+from training.data.packing import PackedSequences, Split
+from training.data.token_store import ReadCounts, TokenStore
 
 
 @given(
@@ -38,14 +40,12 @@ def test_every_token_with_a_neighbor_appears_once_and_documents_stay_whole(
         if length % sequence_length == 1
     ]
     assert sorted([*seen, *alone]) == list(range(sum(lengths)))
-    assert sequences.counts.left_out == sequences.counts.left_out_tokens == len(alone)
+    assert sequences.left_out == [1] * len(alone)
     pieces = sum(-(-length // sequence_length) for length in lengths) - len(alone)
     numbers = [sequences.sequence(index).documents.max() + 1 for index in range(len(sequences))]
     assert sum(numbers) == pieces
-    assert sequences.counts.split == sum(length > sequence_length for length in lengths)
-    assert sequences.counts.padding == pytest.approx(
-        1 - len(seen) / (len(sequences) * sequence_length)
-    )
+    assert sequences.num_split == sum(length > sequence_length for length in lengths)
+    assert sequences.padding == pytest.approx(1 - len(seen) / (len(sequences) * sequence_length))
 
 
 def test_padding_stays_under_five_percent_on_conversations_of_many_lengths() -> None:
@@ -63,12 +63,8 @@ def test_a_piece_without_responses_is_not_packed() -> None:
         [sequences.sequence(index).token_ids for index in range(len(sequences))]
     )
     assert sorted(tokens.tolist()) == [*range(5), *range(10, 20)]
-    assert (sequences.counts.left_out, sequences.counts.left_out_tokens) == (1, 5)
-    assert (sequences.counts.split, sequences.counts.documents, sequences.counts.sequences) == (
-        2,
-        2,
-        3,
-    )
+    assert sequences.left_out == [5]
+    assert (sequences.num_split, sequences.num_documents, len(sequences)) == (2, 2, 3)
 
 
 @pytest.mark.parametrize("documents", [[0], [1], []])
@@ -79,15 +75,113 @@ def test_only_the_given_documents_are_packed(documents: list[int]) -> None:
     assert tokens == [token for index in documents for token in range(4 * index, 4 * index + 4)]
 
 
-@pytest.mark.parametrize(("padding", "advises"), [(0.04, False), (0.06, True)])
-def test_counts_come_with_advice_against_much_padding(padding: float, advises: bool) -> None:
-    read = ReadCounts(
-        records=9, skipped=0, dropped=0, documents=9, tokens=90, responses=45, highest_id=1
+def test_a_report_gives_counts_and_advice_against_much_padding() -> None:
+    store = store_of([5] * 9 + [11])
+    counts = ReadCounts(
+        records=9, skipped=0, dropped=0, documents=10, tokens=56, responses=28, highest_id=1
     )
-    packed = PackCounts(
-        sequences=2, documents=9, padding=padding, split=0, left_out=1, left_out_tokens=7
+    sequences = PackedSequences(replace(store, counts=counts), range(10), 10)
+    text = "\n".join(sequences.report())
+    assert text.startswith("9 records read, 0 skipped; 10 documents kept\n56 tokens, 28 of them")
+    assert "packed into 6 sequences with 8.3% padding; 1 document split; 1 piece" in text
+    assert "dropped (1 token)" in text
+    assert "data.sequence_length" in text
+    assert "data.sequence_length" not in "\n".join(PackedSequences(store, [0, 1], 5).report())
+
+
+LENGTH = 400
+ABOUT_A_SEQUENCE = np.random.default_rng(0).integers(250, LENGTH, 200).tolist()
+
+
+def chats_of(lengths: list[int]) -> TokenStore:
+    """Return documents whose first fifth is a question."""
+    store = store_of(lengths)
+    for start, length in zip(store.starts, lengths, strict=False):
+        store.is_response[start : start + max(1, length // 5)] = False
+    return store
+
+
+def pieces_of(sequences: PackedSequences) -> list[tuple[list[int], list[bool]]]:
+    """Return tokens and response mask of each piece; check that its positions begin at 0."""
+    pieces = []
+    for sequence in map(sequences.sequence, range(len(sequences))):
+        for number in range(sequence.documents.max() + 1):
+            inside = sequence.documents == number
+            assert (sequence.positions[inside] == np.arange(inside.sum())).all()
+            pieces.append(
+                (sequence.token_ids[inside].tolist(), sequence.is_response[inside].tolist())
+            )
+    return pieces
+
+
+@pytest.mark.parametrize("split", ["texts", "all"])
+def test_documents_about_as_long_as_a_sequence_leave_less_than_a_twentieth_of_padding(
+    split: Split,
+) -> None:
+    store = store_of(ABOUT_A_SEQUENCE)
+    whole, filled = (PackedSequences(store, range(200), LENGTH, kind) for kind in ("never", split))
+    assert whole.padding > 0.1
+    assert filled.padding < 0.05
+    assert filled.filled_with == "texts"  # even if conversations could be split, too
+    assert filled.num_split > whole.num_split
+    tokens = [token for piece, _ in pieces_of(filled) for token in piece]
+    assert sorted(tokens) == list(range(sum(ABOUT_A_SEQUENCE)))
+    assert min(len(piece) for piece, _ in pieces_of(filled)) >= LENGTH // 40
+
+
+def test_conversations_stay_whole_unless_splitting_is_chosen_and_texts_fill_sequences() -> None:
+    chats = chats_of(ABOUT_A_SEQUENCE)
+    kept = PackedSequences(chats, range(200), LENGTH, "texts")
+    assert (kept.num_split, kept.filled_with) == (0, None)
+    split = PackedSequences(chats, range(200), LENGTH, "all")
+    assert split.padding < 0.05
+    assert split.filled_with == "all"
+    chats = chats_of(ABOUT_A_SEQUENCE)
+    chats.is_response[chats.starts[100] :] = True  # the other 100 documents are texts
+    mixed = PackedSequences(chats, range(200), LENGTH, "texts")
+    assert mixed.filled_with == "texts"
+    assert mixed.padding < kept.padding
+    whole = {tuple(chats.document(n).token_ids) for n in range(100)}
+    assert whole <= {tuple(piece) for piece, _ in pieces_of(mixed)}
+
+
+@given(
+    lengths=st.lists(st.integers(2, 50), min_size=1, max_size=30),
+    sequence_length=st.integers(2, 30),
+    is_chat=st.booleans(),
+)
+def test_split_pieces_carry_their_responses_and_dropped_pieces_are_counted(
+    lengths: list[int], sequence_length: int, is_chat: bool
+) -> None:
+    store = chats_of(lengths) if is_chat else store_of(lengths)
+    sequences = PackedSequences(store, range(len(lengths)), sequence_length, "all")
+    seen: list[int] = []
+    for tokens, is_response in pieces_of(sequences):
+        assert np.diff(tokens).tolist() == [1] * (len(tokens) - 1)  # all from one document
+        assert is_response == store.is_response[tokens].tolist()
+        assert any(is_response)
+        seen += tokens
+    assert len(set(seen)) == len(seen)
+    assert len(seen) + sum(sequences.left_out) == sum(lengths)
+    assert all(sequences.sequence(number).documents[0] == 0 for number in range(len(sequences)))
+    assert sequences.padding == pytest.approx(
+        1 - len(seen) / max(1, len(sequences) * sequence_length)
+    ) or (not len(sequences))
+
+
+@pytest.mark.parametrize("split", ["never", "texts"])
+def test_a_piece_of_one_token_is_dropped_and_counted(split: Split) -> None:
+    sequences = PackedSequences(store_of([3, 3, 3]), range(3), 2, split)
+    assert sequences.left_out == [1, 1, 1]
+    assert all(len(tokens) == 2 for tokens, _ in pieces_of(sequences))
+    sequences = PackedSequences(store_of([LENGTH + 1]), range(1), LENGTH, split)
+    assert (len(sequences), sequences.left_out, sequences.padding) == (1, [1], 0)
+
+
+def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:
+    lengths = np.random.default_rng(0).integers(10, 60, 400).tolist()
+    whole, same = (
+        PackedSequences(store_of(lengths), range(400), LENGTH, split) for split in ("never", "all")
     )
-    text = "\n".join(DataCounts(read=read, packed=packed).lines())
-    assert "9 records read, 0 skipped; 9 documents kept\n90 tokens, 45 of them" in text
-    assert "dropped (7 tokens)" in text
-    assert ("data.sequence_length" in text) is advises
+    assert same.num_split == 0
+    assert pieces_of(same) == pieces_of(whole)
