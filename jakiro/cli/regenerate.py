@@ -10,11 +10,11 @@ from jakiro.cli.decoding import LoadSettings
 from jakiro.errors import ConfigError
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
-from training.data.regeneration.settings import RegenerationSettings
+from training.data.generation_settings import RegenerationSettings
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
-    from training.data.regeneration.regenerator import RegenerationCounts
+    from training.data.regeneration import RegenerationCounts
 
 
 @options.with_options
@@ -30,8 +30,8 @@ def regenerate(
     load: LoadSettings,
 ) -> None:
     """Replace the answers in training data with the target's own, for a higher acceptance rate."""
-    from training.data.regeneration.output_file import OutputFile
-    from training.data.regeneration.regenerator import Regenerator
+    from training.data.output_file import OutputFile
+    from training.data.regeneration import Regenerator
     from training.data.sources import find_sources
 
     read = {Path(name).expanduser().resolve() for name in data}

@@ -10,7 +10,7 @@ from jakiro.cli.decoding import LoadSettings
 from jakiro.cli.regenerate import load_decoder
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
-from training.data.synthesis_settings import SynthesisSettings
+from training.data.generation_settings import SynthesisSettings
 
 if TYPE_CHECKING:
     from training.data.synthesis import SynthesisCounts
@@ -28,7 +28,7 @@ def synthesize(
     load: LoadSettings,
 ) -> None:
     """Let the target write training data: questions with their answers, or plain texts."""
-    from training.data.regeneration.output_file import OutputFile
+    from training.data.output_file import OutputFile
     from training.data.synthesis import Synthesizer
 
     output = OutputFile(out)

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from training.data.chat import CUT, Message
-from training.data.regeneration.regenerator import random_seed
-from training.data.synthesis_settings import SynthesisSettings
+from training.data.generation_settings import SynthesisSettings
+from training.data.regeneration import random_seed
 
 GREEDY = "greedy"  # key with which an answer says whether it was decoded greedily
 
@@ -23,41 +23,37 @@ class ConversationKind(NamedTuple):
 
 @dataclass
 class Candidate:
-    """A record that is being generated."""
+    """A record that is being generated.
+
+    Attributes:
+        wanted: the kind that the candidate is to have.
+        is_cut: whether the text reached the largest length before its end.
+        reason: why the last question, answer or text was dropped.
+    """
 
     number: int
-    is_greedy: bool
-    num_turns: int
+    wanted: ConversationKind
+    num_turns: int = 1
     messages: list[Message] = field(default_factory=list)
     text: str = ""
-    is_cut: bool = False  # whether the text reached the largest length before its end
-    reason: str | None = None  # why the last question, answer or text was dropped
+    is_cut: bool = False
+    reason: str = "empty"
 
     def record(self) -> dict[str, Any]:
         """Return the content of the record."""
         if self.messages:
-            return {"messages": [self._marked(message) for message in self.messages]}
-        return {"text": self.text} | ({CUT: True} if self.is_cut else {})
-
-    def _marked(self, message: Message) -> Message:
-        # The mark is in the answer, so that `jakiro regenerate` replaces both of them.
-        is_answer = message["role"] == "assistant"
-        return message | ({GREEDY: self.is_greedy} if is_answer else {})
-
-    @property
-    def beginning(self) -> str:
-        """The first question, or the text; empty if there is neither."""
-        return str(self.messages[0]["content"]) if self.messages else self.text
-
-    @property
-    def wanted(self) -> ConversationKind:
-        """The kind that the candidate is to have."""
-        return ConversationKind(self.is_greedy, self.num_turns > 1)
+            return {"record": self.number, "messages": self.messages}
+        return {"record": self.number, "text": self.text} | ({CUT: True} if self.is_cut else {})
 
     @property
     def kind(self) -> ConversationKind:
         """The kind that the candidate has: a conversation may have ended before all its turns."""
-        return ConversationKind(self.is_greedy, len(self.messages) > 2)
+        return self.wanted._replace(is_multi_turn=len(self.messages) > 2)
+
+
+def beginning_of(record: dict[str, Any]) -> str:
+    """Return the first question of a record, or its text."""
+    return str(record["messages"][0]["content"] if "messages" in record else record["text"])
 
 
 class CandidateQueue:
@@ -83,10 +79,6 @@ class CandidateQueue:
         candidate.messages = record.get("messages", [])
         last = self._last[candidate.wanted]
         self._last[candidate.wanted] = max(last, candidate.number)
-        self.add(candidate)
-
-    def add(self, candidate: Candidate) -> None:
-        """Count a record that has been written."""
         self.records[candidate.kind] += 1
 
     def start(self) -> Iterator[Candidate]:
@@ -114,11 +106,11 @@ class CandidateQueue:
     def _candidate(self, number: int) -> Candidate:
         settings, random = self._settings, Random(random_seed(self._settings.seed, number))
         if settings.kind == "texts":
-            return Candidate(number, is_greedy=False, num_turns=1)
+            return Candidate(number, ConversationKind(is_greedy=False, is_multi_turn=False))
         is_greedy = random.random() < settings.greedy
         is_multi_turn = settings.max_turns > 1 and random.random() < settings.multi_turn
         num_turns = random.randint(2, settings.max_turns) if is_multi_turn else 1
-        return Candidate(number, is_greedy, num_turns)
+        return Candidate(number, ConversationKind(is_greedy, is_multi_turn), num_turns)
 
 
 def lagging_kind(

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from inference.decoder import SpeculativeDecoder
 from inference.engine.decode_step import DecodeStep
+from inference.engine.loop import DecodeRun
 from inference.outputs import GenerateOutput, output_of
 
 ADMITTED = 1 / 16  # share of the batch that must be waiting before prompts are read together
@@ -38,19 +39,18 @@ def run_dialogues(
     A turn gets the same tokens as if it were decoded alone with the same seed, up to rounding,
     unless the drafter learns from requests.
     """
-    numbered = enumerate(dialogues)
     batch: _Batch[T] = _Batch(decoder, batch_size)
-    results: dict[int, T] = {}
+    numbered = enumerate(dialogues)
     number = 0  # number of the next result
     try:
         while True:
-            batch.fill(numbered, results)
-            while number in results:
-                yield results.pop(number)
+            batch.fill(numbered)
+            while number in batch.results:
+                yield batch.results.pop(number)
                 number += 1
             if not batch.is_busy:
                 return
-            batch.step(results)
+            batch.step()
     finally:
         batch.close()
 
@@ -65,46 +65,26 @@ class _Open(Generic[T]):
     steps: list[DecodeStep] = field(default_factory=list)
 
 
+@dataclass
 class _Lane(Generic[T]):
-    """A run of the decoder, with the turns that are decoded in it."""
+    """A run of the decoder, with the dialogues that wait for it, by request index."""
 
-    def __init__(self, decoder: SpeculativeDecoder, first: list[_Open[T]]) -> None:
-        self.decoder = decoder
-        self.turns: dict[int, _Open[T]] = {}  # by request index
-        group, *others = _alike(first)
-        prompts, options = _arguments(group)
-        self.run = decoder.start(prompts, **options)
-        self.turns.update(enumerate(group))
-        self.iterator = iter(self.run)
-        for group in others:
-            self.admit(group)
-
-    def admit(self, waiting: Iterable[_Open[T]]) -> None:
-        """Add turns to the run."""
-        for group in _alike(waiting):
-            prompts, options = _arguments(group)
-            indices = self.decoder.admit(self.run, prompts, **options)
-            self.turns.update(zip(indices, group, strict=True))
-
-    def step(self) -> Iterator[tuple[_Open[T], GenerateOutput]]:
-        """Run a decoding step, and yield the turns that are complete after it."""
-        for step in next(self.iterator):
-            turn = self.turns[step.index]
-            turn.steps.append(step)
-            if step.finished:
-                state = self.run.sequences[step.index]
-                output = output_of(state, turn.steps, self.decoder.tokenizer, self.run)
-                self.run.forget(step.index)
-                yield self.turns.pop(step.index), output
+    run: DecodeRun
+    steps: Iterator[list[DecodeStep]]
+    waiting: dict[int, _Open[T]] = field(default_factory=dict)
 
 
 class _Batch(Generic[T]):
     """The open dialogues, decoded in one or several runs.
 
     With a drafter, all turns of a run have the same options for the selection of tokens.
+
+    Attributes:
+        results: results of dialogues that have ended, by number.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, batch_size: int) -> None:
+        self.results: dict[int, T] = {}
         self._decoder = decoder
         self._size = batch_size
         self._waiting: list[_Open[T]] = []
@@ -115,30 +95,29 @@ class _Batch(Generic[T]):
         """Whether a dialogue is open."""
         return bool(self._waiting or self._lanes)
 
-    def fill(self, dialogues: Iterator[tuple[int, Dialogue[T]]], results: dict[int, T]) -> None:
+    def fill(self, dialogues: Iterator[tuple[int, Dialogue[T]]]) -> None:
         """Start dialogues while there is room for them."""
-        while self._num_open < self._size:
-            if (started := next(dialogues, None)) is None:
-                self._admit_all()  # no other dialogue is left to wait for
-                return
-            number, dialogue = started
-            try:
-                self._waiting.append(_Open(number, dialogue, next(dialogue)))
-            except StopIteration as end:
-                results[number] = end.value
-        if not self._lanes or len(self._waiting) >= ADMITTED * self._size:
-            self._admit_all()
+        is_last = False
+        while not is_last and self._num_open < self._size:
+            if started := next(dialogues, None):
+                self._advance(*started, None)
+            is_last = started is None  # no other dialogue is left to wait for
+        if is_last or not self._lanes or len(self._waiting) >= ADMITTED * self._size:
+            self._admit_waiting()
 
-    def step(self, results: dict[int, T]) -> None:
+    def step(self) -> None:
         """Run a decoding step in each run, and pass the outputs to the dialogues."""
         for key, lane in list(self._lanes.items()):
-            for open_, output in lane.step():
-                try:
-                    turn = open_.dialogue.send(output)
-                    self._waiting.append(_Open(open_.number, open_.dialogue, turn))
-                except StopIteration as end:
-                    results[open_.number] = end.value
-            if not lane.turns:
+            for step in next(lane.steps):
+                open_ = lane.waiting[step.index]
+                open_.steps.append(step)
+                if step.finished:
+                    state = lane.run.sequences[step.index]
+                    output = output_of(state, open_.steps, self._decoder.tokenizer, lane.run)
+                    lane.run.forget(step.index)
+                    del lane.waiting[step.index]
+                    self._advance(open_.number, open_.dialogue, output)
+            if not lane.waiting:
                 lane.run.close()
                 del self._lanes[key]
 
@@ -149,46 +128,38 @@ class _Batch(Generic[T]):
 
     @property
     def _num_open(self) -> int:
-        return len(self._waiting) + sum(len(lane.turns) for lane in self._lanes.values())
+        return len(self._waiting) + sum(len(lane.waiting) for lane in self._lanes.values())
 
-    def _admit_all(self) -> None:
-        by_lane: dict[str, list[_Open[T]]] = {}
+    def _advance(self, number: int, dialogue: Dialogue[T], output: Any) -> None:
+        """Pass an output, or None at first, to a dialogue, which asks its next turn or ends."""
+        try:
+            self._waiting.append(_Open(number, dialogue, dialogue.send(output)))
+        except StopIteration as end:
+            self.results[number] = end.value
+
+    def _admit_waiting(self) -> None:
+        """Add the waiting turns to their lanes, together with all that have the same options."""
+        groups: dict[str, list[_Open[T]]] = {}
         for open_ in self._waiting:
-            key = "" if self._decoder.drafter is None else _selection(open_.turn)
-            by_lane.setdefault(key, []).append(open_)
+            options = {"temperature": open_.turn.temperature, **open_.turn.options}
+            groups.setdefault(str(sorted(options.items())), []).append(open_)
         self._waiting = []
-        for key, group in by_lane.items():
+        for group in groups.values():
+            prompts = [open_.turn.prompt for open_ in group]
+            options = {"temperature": group[0].turn.temperature, **group[0].turn.options}
+            seeds = [open_.turn.seed for open_ in group]
+            key = "" if self._decoder.drafter is None else _selection(options)
+            indices: Iterable[int] = range(len(group))
             if key in self._lanes:
-                self._lanes[key].admit(group)
+                run = self._lanes[key].run
+                indices = self._decoder.admit(run, prompts, seed=seeds, **options)
             else:
-                self._lanes[key] = _Lane(self._decoder, group)
+                run = self._decoder.start(prompts, seed=seeds, **options)
+                self._lanes[key] = _Lane(run, iter(run))
+            self._lanes[key].waiting.update(zip(indices, group, strict=True))
 
 
-def _alike(turns: Iterable[_Open[T]]) -> Iterable[list[_Open[T]]]:
-    """Return the turns in groups with the same options."""
-    groups: dict[str, list[_Open[T]]] = {}
-    for open_ in turns:
-        groups.setdefault(_options(open_.turn), []).append(open_)
-    return groups.values()
-
-
-def _arguments(group: list[_Open[T]]) -> tuple[list[list[int]], dict[str, Any]]:
-    """Return the prompts of turns with the same options, and the options."""
-    options: dict[str, Any] = {
-        "temperature": group[0].turn.temperature,
-        "seed": [open_.turn.seed for open_ in group],
-        **group[0].turn.options,
-    }
-    return [open_.turn.prompt for open_ in group], options
-
-
-def _selection(turn: Turn) -> str:
+def _selection(options: Mapping[str, Any]) -> str:
     """Return the options that determine how tokens are selected, as text."""
     others = ("max_new_tokens", "stopping_criteria")
-    options = {name: value for name, value in turn.options.items() if name not in others}
-    return f"{turn.temperature} {sorted(options.items())}"
-
-
-def _options(turn: Turn) -> str:
-    """Return the temperature and all other options except the seed, as text."""
-    return f"{turn.temperature} {sorted(turn.options.items())}"
+    return str(sorted((name, value) for name, value in options.items() if name not in others))

@@ -14,9 +14,9 @@ from inference import SpeculativeDecoder
 from jakiro.errors import DataError
 from training.data.candidates import Candidate, ConversationKind, lagging_kind
 from training.data.dialogues import Dialogue
-from training.data.regeneration.output_file import OutputFile
+from training.data.generation_settings import SynthesisSettings
+from training.data.output_file import OutputFile
 from training.data.synthesis import SynthesisCounts, Synthesizer
-from training.data.synthesis_settings import SynthesisSettings
 
 TOKENIZER = tiny_tokenizer(CHATML)
 SMALL = {"max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}
@@ -26,21 +26,17 @@ Records = list[dict[str, Any]]
 class Choosy(Synthesizer):
     """Drops two of three answers that are greedy."""
 
-    def _answer(
-        self, candidate: Candidate, turn: int, counts: SynthesisCounts
-    ) -> Dialogue[dict[str, Any] | None]:
-        answer = yield from super()._answer(candidate, turn, counts)
-        return None if candidate.is_greedy and candidate.number % 3 else answer
+    def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
+        answer = yield from super()._answer(candidate, turn)
+        return None if candidate.wanted.is_greedy and candidate.number % 3 else answer
 
 
 class Forbidding(Synthesizer):
     """Drops all answers that are greedy."""
 
-    def _answer(
-        self, candidate: Candidate, turn: int, counts: SynthesisCounts
-    ) -> Dialogue[dict[str, Any] | None]:
-        answer = yield from super()._answer(candidate, turn, counts)
-        return None if candidate.is_greedy else answer
+    def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
+        answer = yield from super()._answer(candidate, turn)
+        return None if candidate.wanted.is_greedy else answer
 
 
 def _write(

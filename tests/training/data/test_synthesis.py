@@ -15,11 +15,11 @@ from inference.drafters.lookup import LookupDrafter
 from jakiro.errors import DataError
 from training.data.chat import Chat
 from training.data.documents import encode_documents
-from training.data.regeneration.output_file import OutputFile
+from training.data.generation_settings import SynthesisSettings
+from training.data.output_file import OutputFile
 from training.data.rendering import render_user_opening
 from training.data.sources import find_sources
 from training.data.synthesis import SynthesisCounts, Synthesizer
-from training.data.synthesis_settings import SynthesisSettings
 
 TOKENIZER = tiny_tokenizer(CHATML)
 SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}

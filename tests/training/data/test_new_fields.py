@@ -1,12 +1,13 @@
 """Regenerated records: questions contain the new answers so far, and other turns are kept."""
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import CHAT_TEMPLATE
 
-from training.data.regeneration.rows import Answer, dialogue_over
+from training.data.regeneration import Answer, new_fields
 from training.data.sources import Record, RecordError
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
@@ -18,6 +19,11 @@ CHAT = [
 ]
 
 
+def ask(question: list[int]) -> Generator[list[int], Answer, Answer]:
+    """Yield a question, and return its answer."""
+    return (yield question)
+
+
 def _answer(text: str, is_cut: bool = False) -> Answer:
     return Answer(TOKENIZER(text)["input_ids"], text, is_cut)
 
@@ -26,7 +32,7 @@ def _regenerated(
     fields: dict[str, Any], *answers: Answer, tokenizer: Any = TOKENIZER, prompt_tokens: int = 8
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """Return the questions of a record's dialogue, and the new record with the given answers."""
-    dialogue = dialogue_over(Record(fields, "data.jsonl:1"), tokenizer, prompt_tokens)
+    dialogue = new_fields(Record(fields, "data.jsonl:1"), tokenizer, prompt_tokens, ask)
     questions = [next(dialogue)]
     for answer in answers[:-1]:
         questions.append(dialogue.send(answer))
@@ -104,4 +110,14 @@ def test_tool_calls_stay_because_their_results_follow() -> None:
 )
 def test_a_record_without_a_beginning_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        next(dialogue_over(Record(fields, "data.jsonl:1"), TOKENIZER, 8))
+        next(new_fields(Record(fields, "data.jsonl:1"), TOKENIZER, 8, ask))
+
+
+@pytest.mark.parametrize("fields", [{"messages": CHAT[:1]}, {"text": "ab"}])
+def test_an_answer_that_is_cut_ends_with_a_whole_character(fields: dict[str, Any]) -> None:
+    ids = TOKENIZER("naïve 漢")["input_ids"][:-1]
+    text = TOKENIZER.decode(ids)
+    assert text.endswith("\ufffd")
+    _, record = _regenerated(fields, Answer(ids, text, is_cut=True))
+    written = record["messages"][-1]["content"] if "messages" in record else record["text"]
+    assert written.endswith("naïve ")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,13 @@ class OutputFile:
             with self.path.open("rb") as file:
                 yield from map(json.loads, file)
 
-    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records and flush them to the disk."""
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Append a record and flush it to the disk."""
         # Values such as dates, which other formats have but JSON has not, become strings.
-        lines = [json.dumps(record, default=str) + "\n" for record in records]
+        line = json.dumps(record, default=str) + "\n"
         try:
             with self.path.open("ab") as file:
-                file.write("".join(lines).encode())
+                file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -85,7 +85,7 @@ class OutputFile:
                 got=error.strerror or error,
                 remedy="free disk space, and run the command again to continue the file",
             ) from error
-        self.num_records += len(lines)
+        self.num_records += 1
 
     def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:
         settings = self.path.with_name(f"{self.path.name}.settings")
@@ -108,13 +108,11 @@ class OutputFile:
 
     def _find_end(self) -> None:
         """Count the records, and cut off a line that an interruption left unfinished."""
-        if not self.path.exists():
-            return
         last, end, self.num_records = b"", 0, 0
-        with self.path.open("r+b") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                last, end, self.num_records = line, end + len(line), self.num_records + 1
-            file.truncate(end)
+        if self.path.exists():
+            with self.path.open("r+b") as file:
+                for line in file:
+                    if line.endswith(b"\n"):
+                        last, end, self.num_records = line, end + len(line), self.num_records + 1
+                file.truncate(end)
         self.last_record = int(json.loads(last)["record"]) if last else 0

@@ -21,15 +21,14 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.loop import DecodeRun
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.adapter import TargetAdapter
-from training.data.regeneration.output_file import OutputFile
-from training.data.regeneration.regenerator import (
+from training.data.generation_settings import RegenerationSettings
+from training.data.output_file import OutputFile
+from training.data.regeneration import (
     RegenerationCounts,
     Regenerator,
     fingerprint_fields,
 )
-from training.data.regeneration.rows import Answer, dialogue_over
-from training.data.regeneration.settings import RegenerationSettings
-from training.data.sources import Record, find_sources
+from training.data.sources import find_sources
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
 CHATS = [
@@ -105,20 +104,6 @@ def test_a_question_is_answered(target: LlamaForCausalLM, tmp_path: Path) -> Non
     write(regenerator(target), data, tmp_path / "out.jsonl")
     alone, answered = records_of(tmp_path / "out.jsonl")
     assert alone["messages"] == answered["messages"]
-
-
-def test_an_answer_that_is_cut_ends_with_a_whole_character() -> None:
-    ids = TOKENIZER("naïve 漢")["input_ids"]
-    for form in ({"messages": CHATS[0][:1]}, {"text": "ab"}):
-        dialogue = dialogue_over(Record(form, "x:1"), TOKENIZER, 8)
-        next(dialogue)
-        text = TOKENIZER.decode(ids[:-1])
-        assert text.endswith("\ufffd")
-        with pytest.raises(StopIteration) as ended:
-            dialogue.send(Answer(ids[:-1], text, is_cut=True))
-        written = ended.value.value
-        content = written["messages"][-1]["content"] if "messages" in written else written["text"]
-        assert content.endswith("naïve ")
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
