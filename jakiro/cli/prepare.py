@@ -107,7 +107,7 @@ def states(
     device = choose_device(settings.engine.device)
     inputs = prepare(settings)
     states = TargetStateWriter(inputs, out)
-    if check and (damaged := states.folder.drop_damaged()):
+    if check and (damaged := states.drop_damaged()):
         typer.echo(f"damaged: {', '.join(damaged)}")
     typer.echo(str(states))
     move_target(inputs.target, device, needs_layers=True)
@@ -115,7 +115,7 @@ def states(
         task = bar.add_task("Sequences", total=states.num_sequences_left)
         is_complete = states.write(lambda count: bar.advance(task, count))
     if is_complete:
-        typer.echo(f"all target states are in {states.folder.path}")
+        typer.echo(f"all target states are in {states.folder}")
     else:
         say("other processes are writing the remaining shards")
 

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings, TrunkSettings
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.logs import get_logger
 from moa.trunk import Trunk
 from training.config import TrainSettings
@@ -28,8 +27,7 @@ _logger = get_logger(__name__)
 
 def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
     """Raise an error if a drafter cannot be initialized from the target layer in the settings."""
-    heads = settings.drafter.trunk.heads_for(target.spec.attention)
-    _attention_to_start_from(settings, target, heads)
+    _attention_to_start_from(settings, target)
     if settings.initialize.memory == "target_layer":
         check_view(settings.drafter, len(layers_of(target)), _layer_index(settings))
 
@@ -53,8 +51,7 @@ def initialize(
         return
     if drafter.own_head is not None:
         start_head(drafter.own_head, target, drafter.draft_ids)
-    heads = settings.drafter.trunk.heads_for(target.spec.attention)
-    attention = _attention_to_start_from(settings, target, heads, is_logged=True)
+    attention = _attention_to_start_from(settings, target, is_logged=True)
     if attention is None:
         return
     _warn_of_left_behind(attention, drafter.trunk)
@@ -84,8 +81,7 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     index = replaced_layer(drafter)
     if start.attention_layer not in ("auto", index, index + len(layers_of(target))):
         return False
-    heads = drafter.trunk.heads_for(target.spec.attention)
-    return _attention_to_start_from(settings, target, heads) is not None
+    return _attention_to_start_from(settings, target) is not None
 
 
 def _layer_index(settings: TrainSettings) -> int:
@@ -95,54 +91,38 @@ def _layer_index(settings: TrainSettings) -> int:
 
 
 def _attention_to_start_from(
-    settings: TrainSettings,
-    target: TargetAdapter,
-    heads: AttentionShape,
-    *,
-    is_logged: bool = False,
+    settings: TrainSettings, target: TargetAdapter, *, is_logged: bool = False
 ) -> LayerAttention | None:
-    index = settings.initialize.attention_layer
+    """Return the attention of the layer to start from; None for random weights."""
+    index, trunk = settings.initialize.attention_layer, settings.drafter.trunk
     if index is None:
         return None
-    if index == "auto" and settings.initialize.memory == "target_layer":
-        index = replaced_layer(settings.drafter)  # random weights would not be the layer's view
-    if index != "auto":
-        _check_trunk(settings.drafter.trunk)
-        return read_attention(target, index, heads)
+    # Random weights would not be the layer's view.
+    may_be_random = index == "auto" and settings.initialize.memory != "target_layer"
     try:
-        _check_trunk(settings.drafter.trunk)
-        return read_attention(target, replaced_layer(settings.drafter), heads)
+        if trunk.num_layers != 1 or not trunk.attention_norm:
+            raise ConfigError(
+                "only a trunk of one layer, with attention_norm, can start with a layer of the "
+                "target",
+                remedy="set initialize.attention_layer to null",
+            )
+        heads = trunk.heads_for(target.spec.attention)
+        return read_attention(target, _layer_index(settings), heads)
     except ConfigError as error:
+        if not may_be_random:
+            raise
         if is_logged:
             _logger.info(f"the trunk's attention starts with random weights: {error}")
         return None
 
 
-def _check_trunk(trunk: TrunkSettings) -> None:
-    """Raise an error unless the trunk's attention has the form of a target layer's attention."""
-    if trunk.num_layers != 1:
-        raise ConfigError(
-            "only a trunk of one layer can start with a layer of the target",
-            remedy="set initialize.attention_layer to null",
-        )
-    if not trunk.attention_norm:  # as with every wide input
-        raise ConfigError(
-            "only a trunk with attention_norm can start with a layer of the target",
-            remedy="set initialize.attention_layer to null",
-        )
-
-
 def _warn_of_left_behind(attention: LayerAttention, trunk: Trunk) -> None:
     own = trunk.self_attention
     assert own is not None
-    has = {
-        "q_proj.bias": own.project.bias is not None,
-        "k_proj.bias": own.project.bias is not None,
-        "v_proj.bias": own.project.bias is not None,
-        "o_proj.bias": own.output.bias is not None,
-        "q_norm.weight": own.query_norm is not None and attention.head_gains is not None,
-        "k_norm.weight": own.query_norm is not None and attention.head_gains is not None,
-    }
+    has_gains = own.query_norm is not None and attention.head_gains is not None
+    has = {f"{name}_norm.weight": has_gains for name in "qk"}
+    has |= {f"{name}_proj.bias": own.project.bias is not None for name in "qkv"}
+    has["o_proj.bias"] = own.output.bias is not None
     left = [name for name in attention.left_behind if not has.get(name)]
     warn_of_left_behind("drafter.trunk", left)
 

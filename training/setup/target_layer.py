@@ -160,7 +160,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
     _check_heads(target, number, heads, (query, key, value, output))
     are_adjacent = is_interleaved(target, number)
     if are_adjacent is None:
-        raise _unusable(number, "keys that are rotated over the whole head", "other keys")
+        raise _unusable(number, "keys that are rotated over the whole head")
     if are_adjacent:
         query, key = (_rows_in_halves(part, heads.head_dim) for part in (query, key))
         query_bias, key_bias = (
@@ -183,6 +183,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
 
 
 def _number(target: TargetAdapter, index: int) -> int:
+    """Return the number, from 0, of a layer that has keys and values of its own."""
     count = int(target.config.num_hidden_layers)
     if not -count <= index < count:
         raise ConfigError(
@@ -192,12 +193,7 @@ def _number(target: TargetAdapter, index: int) -> int:
         )
     number = index % count
     if number >= target.spec.num_layers:
-        raise ConfigError(
-            f"layer {number} of the target reads the keys and values of another layer",
-            expected=f"a layer with an index below {target.spec.num_layers}",
-            got=index,
-            remedy="set initialize.attention_layer to another layer or to null",
-        )
+        raise _unusable(number, "a layer that reads no keys and values of another layer")
     return number
 
 
@@ -226,28 +222,26 @@ def _check_heads(
     target: TargetAdapter, number: int, trunk: AttentionShape, matrices: tuple[Tensor, ...]
 ) -> None:
     """Raise an error if the matrices have unusable shapes, or the trunk has different heads."""
-    shape = target.spec.head_shapes[number]
-    dim, kv_width = shape.key_dim, shape.num_kv_heads * shape.key_dim
-    hidden, query_width = target.spec.hidden_size, matrices[-1].shape[-1]
-    expected = [
-        (query_width, hidden),
-        (kv_width, hidden),
-        (kv_width, hidden),
-        (hidden, query_width),
-    ]
+    shape, hidden = target.spec.head_shapes[number], target.spec.hidden_size
+    query_width, kv_width = matrices[-1].shape[-1], shape.num_kv_heads * shape.key_dim
+    expected = [(query_width, hidden), *[(kv_width, hidden)] * 2, (hidden, query_width)]
     are_floats = all(matrix.dtype in FLOATS for matrix in matrices)
     if not are_floats or [tuple(matrix.shape) for matrix in matrices] != expected:
         got = ", ".join(f"{tuple(matrix.shape)} of {matrix.dtype}" for matrix in matrices)
-        wanted_matrices = "floating-point matrices that fit the keys and values in the cache"
-        raise _unusable(number, wanted_matrices, got)
-    wanted = {"num_heads": query_width // dim, "num_kv_heads": shape.num_kv_heads, "head_dim": dim}
-    got_heads = trunk.model_dump(include=set(wanted))
-    if got_heads != wanted:
+        fitting = "floating-point matrices that fit the keys and values in the cache"
+        raise _unusable(number, fitting, got)
+    wanted = {
+        "num_heads": query_width // shape.key_dim,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.key_dim,
+    }
+    heads = trunk.model_dump(include=set(wanted))
+    if heads != wanted:
         raise ConfigError(
             f"the heads of drafter.trunk differ in number or size from those of layer {number} "
             "of the target",
             expected=wanted,
-            got=got_heads,
+            got=heads,
             remedy="set the expected values in drafter.trunk, or set initialize.attention_layer "
             "to null",
         )
@@ -287,7 +281,7 @@ def _score_factor(attention: nn.Module, head_dim: int) -> float:
     return float(getattr(attention, "scaling", usual)) / usual
 
 
-def _unusable(number: int, expected: str, got: str) -> ConfigError:
+def _unusable(number: int, expected: str, got: str | None = None) -> ConfigError:
     return ConfigError(
         f"the trunk's attention cannot be initialized from layer {number} of the target",
         expected=expected,

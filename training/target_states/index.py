@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
 from jakiro.utils.dtype_names import dtype_name
-from jakiro.utils.files import checksum, fingerprint, write_atomically
+from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import summary_of
@@ -56,13 +55,6 @@ class TargetStateFingerprint(Settings):
     def total_sequences(self) -> int:
         """The number of training and validation sequences."""
         return self.num_sequences + self.num_validation_sequences
-
-    def difference(self, other: "TargetStateFingerprint") -> tuple[str, Any, Any] | None:
-        """Return the name and both values of the first property that differs; None if none does."""
-        pairs = (
-            (name, getattr(self, name), getattr(other, name)) for name in type(self).model_fields
-        )
-        return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
@@ -171,20 +163,18 @@ class TargetStateIndex(Settings):
         first = number * self.sequences_per_shard
         return range(first, min(first + self.sequences_per_shard, self.fingerprint.total_sequences))
 
-    def file_of(self, number: int) -> str:
-        """Return the file name of a shard, given by its number."""
-        return f"features-{number:06}.safetensors"
+    def difference(self, other: "TargetStateIndex") -> tuple[str, Any, Any] | None:
+        """Return the name and both values of the first property that differs; None if none does.
 
-    def with_shard(self, shard: Shard) -> "TargetStateIndex":
-        """Return the index with `shard`, which replaces an existing shard of the same sequences."""
-        others = (other for other in self.shards if other.first_sequence != shard.first_sequence)
-        shards = sorted((*others, shard), key=lambda shard: shard.first_sequence)
-        return self.model_copy(update={"shards": tuple(shards)})
-
-    def without(self, shards: Container[Shard]) -> "TargetStateIndex":
-        """Return the index without the given shards."""
-        left = tuple(shard for shard in self.shards if shard not in shards)
-        return self.model_copy(update={"shards": left})
+        Properties are those of the fingerprint, and then the names of the parts.
+        """
+        for name in TargetStateFingerprint.model_fields:
+            values = getattr(self.fingerprint, name), getattr(other.fingerprint, name)
+            if values[0] != values[1]:
+                return name, *values
+        if self.widths != other.widths:
+            return "parts", ", ".join(self.widths), ", ".join(other.widths)
+        return None
 
     def write(self, folder: Path) -> None:
         """Write the index to a folder, replacing any existing index."""
@@ -207,8 +197,3 @@ def is_whole(folder: Path, shard: Shard) -> bool:
     """Return whether a shard's file has its full size, without reading its bytes."""
     path = folder / shard.file
     return path.is_file() and path.stat().st_size == shard.num_bytes
-
-
-def is_intact(folder: Path, shard: Shard) -> bool:
-    """Return whether a shard's file contains exactly the bytes that were written."""
-    return is_whole(folder, shard) and checksum(folder / shard.file) == shard.sha256

@@ -35,7 +35,6 @@ class TargetStateStore:
         self._folder = folder
         self._index = index
         self._names = names
-        self._stored = (*names, *(NORMALIZERS if index.has_normalizers else ()))
         self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
 
     @property
@@ -61,7 +60,8 @@ class TargetStateStore:
 
     def _open(self, number: int) -> dict[str, Any]:
         file = safe_open(self._folder / self._index.shards[number].file, framework="pt")
-        return {name: file.get_slice(name) for name in self._stored}
+        stored = (*self._names, *(NORMALIZERS if self._index.has_normalizers else ()))
+        return {name: file.get_slice(name) for name in stored}
 
 
 def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
@@ -77,8 +77,8 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     index = read_index(folder)
     if index is None:
         raise _unusable(folder, "there is no index")
-    difference = index.fingerprint.difference(fingerprint_of(inputs))
-    if difference is not None:
+    wanted = index.model_copy(update={"fingerprint": fingerprint_of(inputs)})
+    if (difference := index.difference(wanted)) is not None:
         name, got, expected = difference
         raise CheckpointError(
             f"the target states in {folder} do not belong to this run ({name} differs)",

@@ -5,8 +5,7 @@ writing. After an interruption, the next run of `jakiro prepare states` writes t
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -31,80 +30,15 @@ from training.target_states.index import (
     Shard,
     TargetStateIndex,
     fingerprint_of,
-    is_intact,
     is_whole,
     packed_sequence,
     read_index,
 )
 from training.target_states.states import States, needs_normalizers
 
-_logger = get_logger(__name__)
-
-
-class ShardFolder:
-    """A folder of shards, with its index, and with a lock for each shard that is being written."""
-
-    def __init__(self, path: Path, fresh: TargetStateIndex) -> None:
-        self.path = ensure_writable_folder(path)
-        with self._lock("index"):
-            index = read_index(self.path)
-            if index is None:
-                fresh.write(self.path)
-        self.index = fresh if index is None else index
-        _require_same(self.path, self.index, fresh)
-
-    def unfinished(self) -> list[int]:
-        """Return the numbers of the shards that are currently missing or incomplete."""
-        index = self.index = read_index(self.path) or self.index
-        whole = {shard.first_sequence for shard in index.shards if is_whole(self.path, shard)}
-        return [n for n in range(index.num_shards) if index.sequences_of(n).start not in whole]
-
-    @contextmanager
-    def claim(self, number: int) -> Iterator[bool]:
-        """Try to lock a shard, and yield whether this succeeded and the shard must be written."""
-        with ExitStack() as held:
-            try:
-                held.enter_context(self._lock(self.index.file_of(number)).acquire(timeout=0))
-                is_free = True
-            except Timeout:
-                is_free = False
-            yield is_free and number in self.unfinished()
-
-    def add(self, shard: Shard) -> None:
-        """Add a finished shard to the index."""
-        self._update(lambda index: index.with_shard(shard))
-
-    def drop_damaged(self) -> list[str]:
-        """Remove damaged shards from the index, and return the names of their files."""
-        damaged = [shard for shard in self.index.shards if not is_intact(self.path, shard)]
-        self._update(lambda index: index.without(damaged))
-        return [shard.file for shard in damaged]
-
-    def _lock(self, name: str) -> FileLock:
-        # The file of a lock stays: after its removal, two processes could lock two files.
-        return FileLock(self.path / f".{name}.lock")
-
-    def _update(self, change: Callable[[TargetStateIndex], TargetStateIndex]) -> None:
-        with self._lock("index"):
-            self.index = change(read_index(self.path) or self.index)
-            self.index.write(self.path)
-
-
-def _require_same(folder: Path, found: TargetStateIndex, wanted: TargetStateIndex) -> None:
-    difference = found.fingerprint.difference(wanted.fingerprint)
-    if difference is None and found.widths != wanted.widths:
-        difference = ("parts", ", ".join(found.widths), ", ".join(wanted.widths))
-    if difference is not None:
-        name, got, expected = difference
-        raise ConfigError(
-            f"the folder {folder} contains target states of a different run ({name} differs)",
-            expected=expected,
-            got=got,
-            remedy="choose another folder",
-        )
-
-
 SHARD_BYTES = 2 * 2**30  # approximate size of a shard, which is in memory until it is written
+
+_logger = get_logger(__name__)
 
 Advance = Callable[[int], None]
 
@@ -121,9 +55,10 @@ class TargetStateWriter:
         self._sequence_length = inputs.settings.data.sequence_length
         self._dtype = TORCH_DTYPES[inputs.settings.target_states.dtype]
         self._states = States.needed_by(inputs.drafter_config)
-        self.folder = ShardFolder(folder, self._new_index(shard_bytes))
+        self.folder = ensure_writable_folder(folder)
+        self.index = self._joined_index(self._new_index(shard_bytes))
         # All shards are written with the same size, because rounding may depend on the size.
-        self._micro_batch_size = self.folder.index.micro_batch_size
+        self._micro_batch_size = self.index.micro_batch_size
         if self._micro_batch_size != (wanted := inputs.settings.batch.micro_batch_size):
             _logger.info(
                 f"the target reads micro-batches of {self._micro_batch_size} sequences instead of "
@@ -133,12 +68,11 @@ class TargetStateWriter:
     @property
     def num_sequences_left(self) -> int:
         """The number of sequences that are not written yet."""
-        left = self.folder.unfinished()
-        return sum(len(self.folder.index.sequences_of(number)) for number in left)
+        return sum(len(self.index.sequences_of(number)) for number in self._unfinished())
 
     def __str__(self) -> str:
         """Return the size of all shards, and of those that are still to be written."""
-        index = self.folder.index
+        index = self.index
         per_sequence = self._sequence_length * index.bytes_per_position
         total, left = (
             f"{count * per_sequence / 2**30:,.2f} GiB"
@@ -156,12 +90,64 @@ class TargetStateWriter:
         Returns:
             Whether all shards are finished. If not, other processes are still writing some shards.
         """
-        for number in self.folder.unfinished():
-            with self.folder.claim(number) as is_mine:
-                if is_mine:
-                    sequences = self.folder.index.sequences_of(number)
-                    self.folder.add(self._write_shard(number, self._read(sequences, advance)))
-        return not self.folder.unfinished()
+        for number in self._unfinished():
+            try:
+                with self._lock(_file_of(number)).acquire(timeout=0):
+                    if number in self._unfinished():
+                        self._write_shard(number, advance)
+            except Timeout:  # another process is writing the shard
+                continue
+        return not self._unfinished()
+
+    def drop_damaged(self) -> list[str]:
+        """Remove damaged shards from the index, and return the names of their files."""
+        damaged = [
+            shard
+            for shard in self.index.shards
+            if not is_whole(self.folder, shard)
+            or checksum(self.folder / shard.file) != shard.sha256
+        ]
+        self._change_shards(removed=damaged)
+        return [shard.file for shard in damaged]
+
+    def _unfinished(self) -> list[int]:
+        """Return the numbers of the shards that are currently missing or incomplete."""
+        index = self.index = read_index(self.folder) or self.index
+        whole = {shard.first_sequence for shard in index.shards if is_whole(self.folder, shard)}
+        return [n for n in range(index.num_shards) if index.sequences_of(n).start not in whole]
+
+    def _change_shards(
+        self, removed: Collection[Shard] = (), added: Collection[Shard] = ()
+    ) -> None:
+        """Change the list of shards; an added shard replaces one of the same sequences."""
+        with self._lock("index"):
+            index = read_index(self.folder) or self.index
+            shards = {shard.first_sequence: shard for shard in index.shards if shard not in removed}
+            shards |= {shard.first_sequence: shard for shard in added}
+            ordered = tuple(shards[first] for first in sorted(shards))
+            self.index = index.model_copy(update={"shards": ordered})
+            self.index.write(self.folder)
+
+    def _lock(self, name: str) -> FileLock:
+        # The file of a lock stays: after its removal, two processes could lock two files.
+        return FileLock(self.folder / f".{name}.lock")
+
+    def _joined_index(self, fresh: TargetStateIndex) -> TargetStateIndex:
+        """Return the index of the folder, which gets the fresh one if it has none."""
+        with self._lock("index"):
+            index = read_index(self.folder)
+            if index is None:
+                fresh.write(self.folder)
+                return fresh
+        if (difference := index.difference(fresh)) is not None:
+            name, got, expected = difference
+            raise ConfigError(
+                f"{self.folder} contains target states of a different run ({name} differs)",
+                expected=expected,
+                got=got,
+                remedy="choose another folder",
+            )
+        return index
 
     def _new_index(self, shard_bytes: int) -> TargetStateIndex:
         size = self._inputs.settings.batch.micro_batch_size
@@ -179,9 +165,10 @@ class TargetStateWriter:
         count = max(1, micro_batches) * size
         return index.model_copy(update={"sequences_per_shard": count})
 
-    def _write_shard(self, number: int, parts: dict[str, Tensor]) -> Shard:
-        sequences = self.folder.index.sequences_of(number)
-        final = self.folder.path / self.folder.index.file_of(number)
+    def _write_shard(self, number: int, advance: Advance) -> None:
+        sequences = self.index.sequences_of(number)
+        parts = self._read(sequences, advance)
+        final = self.folder / _file_of(number)
         partial = final.with_name(f".{final.name}.partial")
         try:
             save_file(parts, partial)
@@ -197,18 +184,25 @@ class TargetStateWriter:
             ) from error
         finally:
             partial.unlink(missing_ok=True)
-        return Shard(
+        shard = Shard(
             file=final.name,
             first_sequence=sequences.start,
             num_sequences=len(sequences),
             num_bytes=num_bytes,
             sha256=sha256,
         )
+        self._change_shards(added=[shard])
 
     @torch.no_grad()
     def _read(self, sequences: range, advance: Advance) -> dict[str, Tensor]:
         """Return all parts of the given sequences, in the dtype of the shards."""
-        parts = self._empty_parts(len(sequences))
+        shape = (len(sequences), self._sequence_length)
+        parts = {
+            name: torch.empty(*shape, width, dtype=self._dtype)
+            for name, width in self.index.widths.items()
+        }
+        if self.index.has_normalizers:
+            parts |= {name: torch.empty(shape, dtype=dtype) for name, dtype in NORMALIZERS.items()}
         target, states = self._inputs.target, self._states
         cache = target.new_cache(self._micro_batch_size, self._sequence_length, states.hidden)
         for begin in range(0, len(sequences), self._micro_batch_size):
@@ -216,21 +210,11 @@ class TargetStateWriter:
             batch = self._batch(numbers)
             output = read_batch(target, batch, cache)
             taken = states.taken_from(output)
-            if self.folder.index.has_normalizers:
+            if self.index.has_normalizers:
                 taken |= self._normalizers(output.features, batch)._asdict()
             for name, part in taken.items():
                 parts[name][begin : begin + len(numbers)] = part[: len(numbers)].cpu()
             advance(len(numbers))
-        return parts
-
-    def _empty_parts(self, num_sequences: int) -> dict[str, Tensor]:
-        shape, index = (num_sequences, self._sequence_length), self.folder.index
-        parts = {
-            name: torch.empty(*shape, width, dtype=self._dtype)
-            for name, width in index.widths.items()
-        }
-        if index.has_normalizers:
-            parts |= {name: torch.empty(shape, dtype=dtype) for name, dtype in NORMALIZERS.items()}
         return parts
 
     def _normalizers(self, features: Tensor, batch: Batch) -> Normalizers:
@@ -251,3 +235,7 @@ class TargetStateWriter:
         anchors = np.zeros((1, self._sequence_length), np.int64)  # not read by the target
         batch = collate((sequence, anchors) for sequence in sequences)
         return batch.to(self._inputs.target.device)
+
+
+def _file_of(number: int) -> str:
+    return f"features-{number:06}.safetensors"

@@ -104,7 +104,7 @@ def test_a_head_without_rows_of_its_own_stores_no_normalizers(folder: Path) -> N
     model = tiny_llama(vocab=300)
     model.lm_head.__class__ = Quantized
     settings = drafted_run(folder)
-    assert not write_target_states(settings, model).folder.index.has_normalizers
+    assert not write_target_states(settings, model).index.has_normalizers
     assert open_target_states(prepare(settings, model)) is not None
 
 

@@ -15,7 +15,7 @@ from training.config import TrainSettings
 from training.loss.batch import Batch
 from training.setup.preparation import prepare
 from training.target_states import writer as writer_module
-from training.target_states.index import is_intact, read_index
+from training.target_states.index import is_whole, read_index
 from training.target_states.writer import TargetStateWriter
 
 SHARD_BYTES = 2**16
@@ -50,7 +50,7 @@ def new_writer(settings: TrainSettings, folder: Path, size: int = SHARD_BYTES) -
 
 def test_the_size_is_known_before_anything_is_written(workshop: Path) -> None:
     writer = new_writer(offline_run(workshop), workshop / "features")
-    index = writer.folder.index
+    index = writer.index
     assert index.bytes_per_position == BYTES
     num_tokens = index.fingerprint.total_sequences * 48
     assert str(writer).startswith(f"{num_tokens:,} tokens x {BYTES} bytes = ")
@@ -73,7 +73,7 @@ def test_an_interrupted_writer_is_completed_to_the_same_bytes(
         new_writer(settings, folder).write(interrupt_after(num_sequences))
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
     again = new_writer(settings, folder)
-    total = again.folder.index.fingerprint.total_sequences
+    total = again.index.fingerprint.total_sequences
     assert again.num_sequences_left < total or not before
     assert again.write()
     assert contents(folder) == contents(workshop / "features")
@@ -135,7 +135,7 @@ def test_writers_side_by_side_share_the_shards(workshop: Path) -> None:
     for thread in threads:
         thread.join()
     assert contents(folder) == contents(workshop / "features")
-    assert sum(counts) == writers[0].folder.index.fingerprint.total_sequences
+    assert sum(counts) == writers[0].index.fingerprint.total_sequences
     assert all(counts)
 
 
@@ -145,12 +145,12 @@ def test_damaged_shards_are_found_by_their_bytes_and_written_again(workshop: Pat
     damaged, lost = sorted((workshop / "features").glob("*.safetensors"))[:2]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     lost.unlink()
-    assert writer.folder.drop_damaged() == [damaged.name, lost.name]
+    assert writer.drop_damaged() == [damaged.name, lost.name]
     assert writer.write()
     assert contents(workshop / "features") == before
     index = read_index(workshop / "features")
     assert index is not None
-    assert all(is_intact(workshop / "features", shard) for shard in index.shards)
+    assert all(is_whole(workshop / "features", shard) for shard in index.shards)
 
 
 def test_a_folder_of_other_target_states_is_refused(workshop: Path) -> None:
