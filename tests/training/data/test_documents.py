@@ -90,23 +90,6 @@ def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_record() -> N
     assert intake.num_skipped == 1
 
 
-def test_sharegpt_records_are_read_like_messages() -> None:
-    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
-    names = {"system": "system", "user": "human", "assistant": "gpt"}
-    shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
-    messages, sharegpt = encode(tokenizer, {"messages": CHAT}, {"conversations": shared})
-    for first, second in zip(messages, sharegpt, strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
-def test_texts_and_conversations_keep_their_order() -> None:
-    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
-    records = [{"text": TEXTS[0]}, {"messages": CHAT}, {"text": TEXTS[1]}]
-    together = encode(tokenizer, *records)
-    for document, fields in zip(together, records, strict=True):
-        np.testing.assert_array_equal(document.token_ids, encode(tokenizer, fields)[0].token_ids)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -157,16 +140,6 @@ def test_a_token_that_the_target_does_not_have_is_named(fields: dict[str, Any]) 
         encode(tokenizer, fields, vocab_size=int(highest))
 
 
-def test_a_conversation_of_text_parts_is_read_like_a_conversation_of_texts() -> None:
-    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
-    parted = [
-        {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]}
-        for turn in CHAT
-    ]
-    whole, same = encode(tokenizer, {"messages": CHAT}, {"conversations": parted})
-    np.testing.assert_array_equal(whole.token_ids, same.token_ids)
-
-
 def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
     with pytest.raises(DataError, match="no chat template"):
         encode(tiny_tokenizer(), {"messages": CHAT}, intake=Intake(is_skipping=True))
@@ -184,3 +157,21 @@ def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
 def test_an_unsuitable_template_is_explained(template: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         encode(tiny_tokenizer(template), {"messages": CHAT[:3]})
+
+
+def test_all_forms_of_conversations_are_read_alike_and_in_order() -> None:
+    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
+    parts = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in CHAT]
+    records = [
+        {"messages": CHAT},
+        {"text": TEXTS[0]},
+        {"conversations": shared},
+        {"messages": parts},
+    ]
+    expected, text, *others = encode(tokenizer, *records)
+    assert tokenizer.decode(text.token_ids[:-1].tolist()) == TEXTS[0]
+    for document in others:
+        np.testing.assert_array_equal(document.token_ids, expected.token_ids)
+        np.testing.assert_array_equal(document.is_response, expected.is_response)

@@ -87,17 +87,9 @@ def test_the_order_of_the_data_does_not_matter() -> None:
     assert validation[0] == validation[1]
 
 
-def test_a_conversation_is_cut_before_its_first_answer() -> None:
-    prompts = prompts_of(store([0, 1], 5), np.array([1, 0]), prompt_tokens=3, longest=99, count=9)
-    assert prompts == [[1] * 5, [0] * 5]
-
-
-def test_a_text_is_cut_early_enough_to_leave_half_of_it() -> None:
-    prompts = prompts_of(store([0, 1]), [0, 1], prompt_tokens=10, longest=99, count=9)
-    assert prompts == [[0] * 4, [1] * 10]
-
-
-def test_prompts_that_do_not_fit_the_context_are_skipped() -> None:
-    prompts = prompts_of(store([0, 1, 2]), [0, 1, 2], prompt_tokens=10, longest=6, count=1)
-    assert prompts == [[0] * 4]
-    assert prompts_of(store([1]), [0], prompt_tokens=10, longest=6, count=1) == []
+def test_prompts_are_beginnings_of_documents_that_fit_into_the_context() -> None:
+    options = {"prompt_tokens": 10, "longest": 99, "count": 9}
+    chats, texts = store([0, 1], first_response=5), store([0, 1, 2])
+    assert prompts_of(chats, np.array([1, 0]), **options) == [[1] * 5, [0] * 5]
+    assert prompts_of(texts, [0, 1], **options) == [[0] * 4, [1] * 10]  # at most half of a text
+    assert prompts_of(texts, [1, 2, 0], **options | {"longest": 6, "count": 1}) == [[2] * 6]

@@ -87,11 +87,6 @@ def test_a_missing_file_is_not_taken_for_a_data_set_of_the_hub(
         find_sources([name])
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="contains no training data"):
-        find_sources([str(tmp_path)])
-
-
 def test_a_data_set_by_name_is_read_through_the_datasets_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,29 +218,6 @@ def test_a_template_gets_tools_and_calls() -> None:
         assert parts(tokenizer, document)[0][1].startswith("add<user>")
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
-def test_arguments_of_calls_reach_the_template_as_objects(arguments: Any) -> None:
-    tokenizer = tiny_tokenizer(
-        "{% for m in messages %}{{ m.content or m.tool_calls[0].function.arguments | tojson }}"
-        "</s>{% endfor %}"
-    )
-    call = {"function": {"name": "add", "arguments": arguments}}
-    messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
-    (document,) = encode(tokenizer, {"messages": messages})
-    assert responses(tokenizer, document) == ['{"a": 1}</s>']
-
-
-def test_a_template_may_read_arguments_as_json() -> None:
-    tokenizer = tiny_tokenizer(
-        "{% for m in messages %}{{ m.content or ('a' + m.tool_calls[0].function.arguments) }}"
-        "</s>{% endfor %}"
-    )
-    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
-    (document,) = encode(tokenizer, {"messages": messages})
-    assert responses(tokenizer, document) == ['a{"a": 1}</s>']
-
-
 def test_reasoning_has_several_names() -> None:
     tokenizer = family_tokenizer("qwen3")
     named = [
@@ -272,3 +249,24 @@ def test_an_opening_turn_of_the_assistant_is_not_an_answer() -> None:
     greeting = {"role": "assistant", "content": "Hello!"}
     (document,) = encode(tokenizer, {"messages": [greeting, *CHAT[:2]]})
     assert responses(tokenizer, document) == ["It is 2.<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ('{"a": 1}', "{arguments} | tojson"),
+        ({"a": 1}, "{arguments} | tojson"),
+        ('{"a": 1}', "('' + {arguments})"),  # a few templates expect the arguments as JSON
+    ],
+)
+def test_arguments_of_calls_reach_the_template_as_objects_or_as_json(
+    given: Any, written: str
+) -> None:
+    arguments = written.format(arguments="m.tool_calls[0].function.arguments")
+    tokenizer = tiny_tokenizer(
+        "{% for m in messages %}{{ m.content or " + arguments + " }}</s>{% endfor %}"
+    )
+    call = {"function": {"name": "add", "arguments": given}}
+    messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    (document,) = encode(tokenizer, {"messages": messages})
+    assert responses(tokenizer, document) == ['{"a": 1}</s>']

@@ -42,14 +42,6 @@ def test_a_clearly_better_drafter_passes() -> None:
     assert sum(result.is_better(0.02) for result in found) > 95
 
 
-def test_a_drafter_that_forgets_older_traffic_does_not_pass() -> None:
-    rates = np.r_[np.full(16, 1.6), np.full(16, 4.0)]  # the older half is worse, the newer better
-    found = _compared(_counts(2.0, 32, 0), _counts(rates, 32, 1))
-    assert found.after > found.before
-    assert found.older < 0.9
-    assert not found.is_better(0.02)
-
-
 @pytest.mark.parametrize("count", range(1, FEWEST))
 def test_few_prompts_decide_nothing(count: int) -> None:
     assert not _compared(_counts(1.5, count, 0), _counts(4.0, count, 1)).is_better(0.02)
@@ -66,9 +58,7 @@ def test_small_losses_on_older_traffic_do_not_add_up() -> None:
     assert found.after > found.own
     assert found.older < 0.9
     assert not found.is_better(0.02)
-
-
-def test_a_version_must_not_be_worse_than_the_drafter_itself() -> None:
+    # A version must not be worse than the drafter itself either.
     found = GateResult(own=2.5, before=2.0, after=2.4, low=1.1, older=1.0, harm=1.1)
     assert not found.is_better(0.02)
     assert found._replace(after=2.5).is_better(0.02)
