@@ -242,7 +242,7 @@ def _cached(home: Path, key: str, sources: Sequence[Source]) -> TokenStore | Non
     """Return the store in a folder; None if a file is missing, or does not have its full size."""
     try:
         return _map(home, key, sources)
-    except (OSError, ValueError):
+    except (EOFError, OSError, ValueError):
         return None
 
 

@@ -102,7 +102,7 @@ def _attention_to_start_from(
     try:
         if trunk.num_layers != 1 or not trunk.attention_norm:
             raise ConfigError(
-                "only a trunk of one layer, with attention_norm, can start with a layer of the "
+                "only a trunk of one layer with attention_norm can start with a layer of the "
                 "target",
                 remedy="set initialize.attention_layer to null",
             )

@@ -74,10 +74,13 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, data: Path, name: str) -
     first = open_in(tmp_path, data)
     expected = first.token_ids.copy()
     (path,) = (tmp_path / "cache").glob(f"*/{name}")
-    path.write_bytes(path.read_bytes()[:-7])
-    again = open_in(tmp_path, data)
-    np.testing.assert_array_equal(again.token_ids, expected)
-    assert again.num_documents == len(TEXTS)
+    whole = path.read_bytes()
+    for left in (whole[:-7], b""):
+        path.write_bytes(left)
+        again = open_in(tmp_path, data)
+        np.testing.assert_array_equal(again.token_ids, expected)
+        assert again.num_documents == len(TEXTS)
+        assert path.read_bytes() == whole
 
 
 def test_unusable_records_end_the_reading_or_are_skipped_and_counted(
