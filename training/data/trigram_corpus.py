@@ -68,7 +68,7 @@ def _read_text(path: Path, is_in_folder: bool) -> Iterator[Record]:
                 rest = "".join(file.readlines(_PIECE))
                 yield Record({"text": piece, CUT: bool(rest)}, str(path))
                 piece = rest
-    except UnicodeDecodeError as error:
-        if not is_in_folder:
+    except (OSError, UnicodeDecodeError) as error:
+        if not (is_in_folder and isinstance(error, UnicodeDecodeError)):
             raise DataError(f"cannot read the text {path}", got=error) from error
         _logger.warning(f"skipped: {path} is not UTF-8")
