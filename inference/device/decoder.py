@@ -5,29 +5,22 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
-import torch
 from pydantic import ValidationError
-from transformers import LogitsProcessorList
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from inference.device.drafting import DeviceDrafting, check_reads_tokens
 from inference.device.link import ServerLink
-from inference.device.loading import check_vocab_size, device_drafter
-from inference.device.memory import memory_request
-from inference.device.offline_text import OfflineText, OfflineWriting, check_writes_alone
+from inference.device.loading import (
+    check_reads_tokens,
+    check_vocab_size,
+    check_writes_alone,
+    device_drafter,
+    memory_request,
+)
+from inference.device.offline_text import OfflineText, OfflineWriting
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
-from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.memory import row_format
 from inference.protocol import Drafter, RequestTicket, request_counter_of
-from inference.remote.client_session import ClientSession
 from inference.remote.messages import ChatMessage, OpenSession, RowEncoding
-from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import random_stream
 from jakiro.errors import ConfigError, PromptError
 
@@ -78,7 +71,9 @@ class RemoteDecoder:
     ) -> None:
         if isinstance(drafter, Drafter) and not isinstance(drafter, TrainedDrafter):
             check_reads_tokens(drafter)
-        _check_offline(offline)
+        if isinstance(offline, str) and offline != "stop":
+            expected = "OfflineWriting(...), 'stop', or None to wait"
+            raise ConfigError(f"offline cannot be {offline!r}", expected=expected)
         self._link = ServerLink(url, key, patience)
         try:
             self.info = self._link.info()
@@ -125,6 +120,11 @@ class RemoteDecoder:
     ) -> RemoteOutput:
         """Return the continuation of a prompt.
 
+        Args:
+            **options: `max_new_tokens`, 128 by default; `temperature`, 0 for greedy decoding, or
+                the target's own by default; `top_p`, `top_k`, `min_p`; `stop`, strings before which
+                the text ends; `seed`.
+
         Raises:
             ResourceError: the server cannot be reached any more, or its answers cannot be read;
                 with `offline`, only before the first token.
@@ -147,80 +147,29 @@ class RemoteDecoder:
                 if step.text and step.is_verified:
                     yield step.text
 
-    def steps(
-        self,
-        prompt: RemotePrompt,
-        *,
-        max_new_tokens: int = 128,
-        temperature: float | int | None = None,
-        top_p: float | int | None = None,
-        top_k: int | None = None,
-        min_p: float | int | None = None,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-    ) -> Generator[RemoteStep, None, None]:
+    def steps(self, prompt: RemotePrompt, **options: Any) -> Generator[RemoteStep, None, None]:
         """Yield the decoding steps that continue a prompt, each as soon as it is verified.
 
         With `offline`, steps that are not verified come as well. The next verified step replaces
         all of them.
 
         Closing the generator ends the text, and frees its memory on the server.
-
-        Args:
-            temperature: 0 for greedy decoding; None for the target's own.
-            stop: strings before which the text ends.
         """
-        text = self._text(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            stop=stop,
-            seed=seed,
-        )
-        return text.steps()
+        return self._text(prompt, **options).steps()
 
-    def _text(self, prompt: RemotePrompt, **options: Any) -> RemoteText:
+    def _text(self, prompt: RemotePrompt, *, seed: int | None = None, **options: Any) -> RemoteText:
         counter = request_counter_of(self.drafter)
         ticket = None if counter is None else counter.take()
-        seed = options.pop("seed", None)
         seed = secrets.randbelow(_SEEDS) if seed is None else seed
         request = _request(prompt, _seed(seed, ticket), memory=self._memory, **options)
-        offer = None if self._memory is None else self.info.memory
-
-        def new_drafting(session: ClientSession) -> DeviceDrafting:
-            capacity = len(session.prompt_token_ids) + request.max_tokens
-            sampling = sampling_of(request, session.samples)
-            rows = None
-            if offer is not None and request.memory is not None:
-                assert isinstance(self.drafter, TrainedDrafter), "no other drafter has a memory"
-                rows = row_format(self.drafter.model, offer.dtype, request.memory.encoding)
-            return DeviceDrafting(
-                self.drafter, sampling, session.limits, capacity, self._device, rows
-            )
-
-        parts = self._link, request, new_drafting, ticket, offer
+        rows = None
+        if (memory := request.memory) is not None and (offer := self.info.memory) is not None:
+            assert isinstance(self.drafter, TrainedDrafter), "no other drafter has a memory"
+            rows = row_format(self.drafter.model, offer.dtype, memory.encoding)
+        parts = self._link, request, self.drafter, rows
         if isinstance(self.offline, OfflineWriting):
-            return OfflineText(*parts, options=self.offline, seed=seed)
-        return RemoteText(*parts, stops=self.offline is not None, seed=seed)
-
-    @property
-    def _device(self) -> torch.device:
-        drafter = self.drafter
-        if isinstance(drafter, SmallLMDrafter | TrainedDrafter):
-            return drafter.model.device
-        return torch.device("cpu")
-
-
-def _check_offline(offline: OfflineWriting | str | None) -> None:
-    if isinstance(offline, str) and offline != "stop":
-        raise ConfigError(
-            "there is no such behavior without a connection",
-            expected="offline=OfflineWriting(...), offline='stop', or offline=None to wait",
-            got=repr(offline),
-        )
+            return OfflineText(*parts, options=self.offline, ticket=ticket, seed=seed)
+        return RemoteText(*parts, stops=self.offline is not None, ticket=ticket, seed=seed)
 
 
 def _request(
@@ -252,10 +201,10 @@ def _request(
 def _messages(prompt: RemotePrompt) -> str | list[int] | list[ChatMessage]:
     if isinstance(prompt, str):
         return prompt
-    own: list[Any] = list(prompt)
-    if own and isinstance(own[0], dict):
-        return [ChatMessage(**message) for message in own]
-    return own
+    items: list[Any] = list(prompt)
+    if items and isinstance(items[0], dict):
+        return [ChatMessage(**message) for message in items]
+    return items
 
 
 def _seed(seed: int, ticket: RequestTicket | None) -> int:
@@ -267,18 +216,3 @@ def _seed(seed: int, ticket: RequestTicket | None) -> int:
     if ticket is None or ticket.number == 0:
         return seed % _SEEDS
     return int(random_stream(seed, ticket.number).integers(_SEEDS))
-
-
-def sampling_of(request: OpenSession, samples: bool) -> Sampling:
-    """Return the options by which drafts are processed, which the server need not share."""
-    processors = LogitsProcessorList()
-    if samples:
-        if request.temperature is not None:
-            processors.append(TemperatureLogitsWarper(float(request.temperature)))
-        if request.top_k is not None:
-            processors.append(TopKLogitsWarper(request.top_k))
-        if request.top_p is not None and request.top_p < 1:
-            processors.append(TopPLogitsWarper(float(request.top_p)))
-        if request.min_p is not None:
-            processors.append(MinPLogitsWarper(float(request.min_p)))
-    return Sampling(processors, samples, request.seed, quantizes_drafts=True)

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.base import TokenSession
 from inference.drafters.delegating import DelegatingSession
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import (
     AdaptiveSession,
@@ -19,7 +27,7 @@ from inference.protocol import (
     EncodedMemory,
 )
 from inference.remote.memory_rows import RowFormat
-from inference.remote.messages import TreeLimits
+from inference.remote.messages import OpenSession, SessionOpened, TreeLimits
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ConfigError
@@ -53,9 +61,7 @@ class DeviceDrafting:
         self._known = 0  # number of tokens before the root that the drafter knows
         self.session: DraftSession | None = None  # None if nothing is drafted
         if drafter is not None:
-            if rows is None:
-                check_reads_tokens(drafter)
-            else:
+            if rows is not None:
                 assert isinstance(drafter, TrainedDrafter), "no other drafter reads rows"
                 self._version, self._dtype = drafter.version, drafter.model.dtype
             nodes, depth = drafter.max_nodes, drafter.max_depth
@@ -63,14 +69,25 @@ class DeviceDrafting:
             self.session = drafter.new_session(sampling, capacity + 1 + nodes)
             _check_learns_from_tokens(self.session, drafter)
 
-    @property
-    def row_bytes(self) -> int | None:
-        """The size of a row of memory; None if the drafter reads tokens alone."""
-        return None if self._format is None else self._format.num_bytes
-
     def add_rows(self, rows: UInt8[np.ndarray, "tokens bytes"]) -> None:
         """Add the memory of verified tokens, in their order."""
         self._rows = np.concatenate([self._rows, rows])
+
+    @classmethod
+    def of(
+        cls,
+        drafter: Drafter | None,
+        request: OpenSession,
+        opened: SessionOpened,
+        rows: RowFormat | None = None,
+    ) -> "DeviceDrafting":
+        """Return the drafter's side of a text that a server has begun."""
+        device = torch.device("cpu")
+        if isinstance(drafter, SmallLMDrafter | TrainedDrafter):
+            device = drafter.model.device
+        capacity = len(opened.prompt_token_ids) + request.max_tokens
+        sampling = sampling_of(request, opened.samples)
+        return cls(drafter, sampling, opened.limits, capacity, device, rows)
 
     @property
     def num_readable(self) -> int:
@@ -98,9 +115,9 @@ class DeviceDrafting:
         """Let the drafter read all tokens."""
         if self.session is None:
             return
-        missing = len(token_ids) - 1 - self._known - len(self._rows)
-        assert self._format is None or missing == 0, "the memory ends at the root"
-        for end in [*range(self._known + _CHUNK, len(token_ids) - 1, _CHUNK), len(token_ids) - 1]:
+        base_length = len(token_ids) - 1
+        assert self._format is None or self.num_readable == base_length, "memory ends at the root"
+        for end in [*range(self._known + _CHUNK, base_length, _CHUNK), base_length]:
             self.session.advance(self._committed(token_ids, end))
             self._known = end
 
@@ -121,19 +138,16 @@ class DeviceDrafting:
 
     def _committed(self, token_ids: Sequence[int], end: int) -> Committed:
         """Return the tokens from the last known one to the root at position `end`."""
-        verified = list(token_ids[self._known : end])
-
-        def on_device(values: list[int] | list[list[int]]) -> torch.Tensor:
-            return torch.tensor(values, device=self.device, dtype=torch.long)
-
+        tokens = torch.tensor([token_ids[self._known : end + 1]], device=self.device)
+        count = end - self._known
         return Committed(
             base_length=(end,),
-            num_verified=(len(verified),),
-            token_ids=on_device([verified]),
-            root=on_device([[token_ids[end]]]),
-            memory=self._taken_memory(len(verified)),
-            start=on_device([self._known]),
-            end=on_device([end]),
+            num_verified=(count,),
+            token_ids=tokens[:, :-1],
+            root=tokens[:, -1:],
+            memory=self._taken_memory(count),
+            start=torch.tensor([self._known], device=self.device),
+            end=torch.tensor([end], device=self.device),
             is_padded=False,
         )
 
@@ -142,20 +156,23 @@ class DeviceDrafting:
         if self._format is None or count == 0:
             return None
         rows, self._rows = self._rows[:count], self._rows[count:]
-        tensors = self._format.decoded(rows)
-        own = tuple(tensor.to(self.device, self._dtype) for tensor in tensors)
-        return EncodedMemory(own, self._version)
+        memory = [part.to(self.device, self._dtype) for part in self._format.decoded(rows)]
+        return EncodedMemory(tuple(memory), self._version)
 
 
-def check_reads_tokens(drafter: Drafter) -> None:
-    """Raise an error if a drafter needs the target's hidden states."""
-    if drafter.needs or drafter.hidden_states:
-        raise ConfigError(
-            "this drafter needs the target's hidden states, which stay on the server",
-            expected="a drafter that reads tokens alone: lookup, aded, or lm=MODEL",
-            got=repr(drafter),
-            remedy="use one of these, or let the server draft with jakiro serve --drafter",
-        )
+def sampling_of(request: OpenSession, samples: bool) -> Sampling:
+    """Return the options by which drafts are processed, which the server need not share."""
+    processors = LogitsProcessorList()
+    if samples:
+        if request.temperature is not None:
+            processors.append(TemperatureLogitsWarper(float(request.temperature)))
+        if request.top_k is not None:
+            processors.append(TopKLogitsWarper(request.top_k))
+        if request.top_p is not None and request.top_p < 1:
+            processors.append(TopPLogitsWarper(float(request.top_p)))
+        if request.min_p is not None:
+            processors.append(MinPLogitsWarper(float(request.min_p)))
+    return Sampling(processors, samples, request.seed, quantizes_drafts=True)
 
 
 def _check_learns_from_tokens(session: object, drafter: Drafter) -> None:
@@ -163,7 +180,6 @@ def _check_learns_from_tokens(session: object, drafter: Drafter) -> None:
         session = session.session
     if isinstance(session, AdaptiveSession) and not isinstance(session, TokenSession):
         raise ConfigError(
-            "this drafter learns from the target's distributions, which stay on the server",
-            expected="lookup, aded, or lm=MODEL",
-            got=repr(drafter),
+            f"{drafter!r} learns from the target's distributions, which stay on the server",
+            remedy="use lookup, aded or lm=MODEL",
         )

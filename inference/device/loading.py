@@ -1,4 +1,4 @@
-"""Drafters by their names, for a target that is on a server."""
+"""Drafters for a target that is on a server, by their names, and whether they fit the server."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter, default_tree
+from inference.drafters.trained.memory import encoder_fingerprint, memory_drafter
 from inference.protocol import Drafter
-from inference.remote.messages import VerifierInfo
+from inference.remote.messages import MemoryRequest, RowEncoding, VerifierInfo
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.device_target import DESCRIPTION_FILE, read_device_target
@@ -22,7 +23,6 @@ from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer, torch_dtype
 
 NONE = "none"
-DEVICE_DRAFTERS = f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export --to device"
 
 _MOST_PADDING = 4_096  # largest number of ids that a target has beyond those of a smaller model
 
@@ -37,39 +37,84 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
             to an exported drafter.
     """
     parsed = UntrainedName.parse(name)
+    if name == NONE:
+        return None
     if name == LOOKUP:
         return LookupDrafter()
     if name == ADED:
         return AdedDrafter()
     if parsed is not None and parsed.kind == LM:
         return _small_lm(str(parsed.path), info, load)
-    if name == NONE:
-        return None
     if (exported := exported_folder(name)) is not None:
         return _exported(exported, info, **load)
-    if (_folder(name) / "config.json").is_file() or packaged_drafter(name) is not None:
+    if (Path(name) / "config.json").is_file() or packaged_drafter(name) is not None:
         raise ConfigError(
             f"the drafter {name} was not exported for a machine without its target",
-            expected=f"a folder of jakiro export --to device, with {DESCRIPTION_FILE}",
-            got="a drafter or a model without this file",
+            got=f"a drafter or a model without {DESCRIPTION_FILE}",
             remedy=f"run jakiro export --to device {name} --out FOLDER where the target is",
         )
     raise ConfigError(
         f"the drafter {name} cannot draft on this machine for a target on a server",
-        expected=DEVICE_DRAFTERS,
-        got=name,
+        expected=f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export --to device",
         remedy="use one of these, or let the server draft with jakiro serve --drafter",
     )
 
 
 def exported_folder(name: str) -> Path | None:
     """Return the folder of a name if `jakiro export --to device` has written it, or None."""
-    folder = _folder(name)
-    return folder if (folder / DESCRIPTION_FILE).is_file() else None
+    return Path(name) if (Path(name) / DESCRIPTION_FILE).is_file() else None
 
 
-def _folder(name: str) -> Path:
-    return Path(name.removeprefix("drafter="))
+def check_reads_tokens(drafter: Drafter) -> None:
+    """Raise an error if a drafter needs the target's hidden states."""
+    if drafter.needs or drafter.hidden_states:
+        raise ConfigError(
+            f"{drafter!r} needs the target's hidden states, which stay on the server",
+            remedy="use lookup, aded or lm=MODEL, or let the server draft with jakiro serve "
+            "--drafter",
+        )
+
+
+def check_writes_alone(drafter: Drafter | None) -> None:
+    """Raise an error if there is no drafter that could write without a connection."""
+    if drafter is None:
+        raise ConfigError(
+            "nothing can be written without a drafter while the server cannot be reached",
+            remedy="choose lm=MODEL or a trained drafter, or wait for the server without `offline`",
+        )
+
+
+def memory_request(
+    drafter: Drafter | None, info: VerifierInfo, encoding: RowEncoding
+) -> MemoryRequest | None:
+    """Return the memory to ask the server for; None if the drafter reads tokens alone."""
+    if not isinstance(drafter, TrainedDrafter):
+        if encoding != "exact":
+            raise ConfigError(
+                f"memory is encoded as {encoding} only for a trained drafter",
+                remedy="use a folder of jakiro export --to device, or leave out the encoding",
+            )
+        return None
+    if memory_drafter(drafter) is None:
+        raise ConfigError(
+            "this drafter computes with the target's last layers, which stay on the server",
+            got=f"tail_layers: {drafter.model.config.settings.tail_layers}",
+            remedy="let the server draft with jakiro serve --drafter, or train another drafter",
+        )
+    if info.memory is None:
+        raise ConfigError(
+            f"the server of {info.model} encodes no memory for a trained drafter",
+            remedy="start it with jakiro serve --drafter DRAFTER --remote-sessions 8",
+        )
+    encoder = encoder_fingerprint(drafter.model)
+    if encoder != info.memory.encoder:
+        raise TargetMismatch(
+            f"the server of {info.model} has another drafter than this machine",
+            expected=f"a drafter with the encoders {info.memory.encoder}",
+            got=encoder,
+            remedy="use the drafter that the server was started with",
+        )
+    return MemoryRequest(encoder=encoder, encoding=encoding)
 
 
 def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
@@ -93,7 +138,7 @@ def _check_between(info: VerifierInfo, least: int, most: int) -> None:
             f"the vocabulary of the server's target {info.model} does not fit the drafter",
             expected=f"{least} token ids" if least == most else f"{least} to {most} token ids",
             got=info.vocab_size,
-            remedy="use a drafter of this target, or check which target the server has",
+            remedy="use a drafter of this target",
         )
 
 
@@ -110,18 +155,17 @@ def _exported(
     for what, expected, got in (
         ("target", record.fingerprint, info.target),
         ("tokenizer", record.tokenizer_fingerprint, info.tokenizer),
-        ("vocabulary", record.vocab_size, info.vocab_size),
     ):
         if expected not in (None, got):
             raise TargetMismatch(
                 f"the drafter in {folder} was made for a target other than the server's ({what})",
-                expected=f"{record.name_or_path} ({str(expected)[:12]})",
-                got=f"{info.model} ({str(got)[:12]})",
+                expected=f"{record.name_or_path} ({expected[:12]})",
+                got=f"{info.model} ({got[:12]})",
                 remedy="connect to a server of this target, or export a drafter of its target",
             )
-    found = None if dtype is None else torch_dtype(dtype)
-    own_dtype = found if isinstance(found, torch.dtype) else None
-    target = read_device_target(folder, model.draft_ids, device or "cpu", own_dtype)
+    given = None if dtype is None else torch_dtype(dtype)
+    chosen = given if isinstance(given, torch.dtype) else None  # None for `auto`
+    target = read_device_target(folder, model.draft_ids, device or "cpu", chosen)
     model = model.eval().to(device=target.device, dtype=target.dtype)
     return TrainedDrafter(model, target, default_tree(model))
 
@@ -137,8 +181,8 @@ def _small_lm(path: str, info: VerifierInfo, load: dict[str, Any]) -> SmallLMDra
         )
     model = load_causal_lm(path, "the small language model", **load)
     drafter = SmallLMDrafter(model, model)
-    own = drafter.vocab_size
-    drafter.vocab_size = min(own, vocabulary_size(tokenizer))
+    padded = drafter.vocab_size
+    drafter.vocab_size = min(padded, vocabulary_size(tokenizer))
     check_vocab_size(drafter, info)
-    drafter.vocab_size = min(own, info.vocab_size)
+    drafter.vocab_size = min(padded, info.vocab_size)
     return drafter

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,13 +15,14 @@ from inference.draft_tree import SequenceTree
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.outputs import GenerateOutput
-from inference.protocol import RequestTicket
-from inference.remote.client_session import ClientSession, Done, Draft, Fetch, Open, Send
-from inference.remote.messages import MemoryOffer, OpenSession, SessionOpened
-from inference.remote.step_frame import encode_step
+from inference.protocol import Drafter, RequestTicket
+from inference.remote.client_session import ClientSession
+from inference.remote.memory_rows import MAX_ROWS, RowFormat
+from inference.remote.messages import OpenSession, SessionOpened
+from inference.remote.tree_frame import encode_step
 from jakiro.errors import ResourceError
 
-Answer: TypeAlias = SessionOpened | AnsweredStep | None  # None if the session is gone
+Answer: TypeAlias = SessionOpened | AnsweredStep | Rows | None  # None if the session is gone
 
 _MOST_LOST = 8  # largest number of sessions that are lost one after another
 
@@ -65,8 +67,7 @@ class RemoteText:
     """A text in progress, which survives lost connections and a change of the server.
 
     Args:
-        new_drafting: function that returns the drafter's side, as soon as it is known whether the
-            server samples tokens.
+        rows: form of the rows of memory that the drafter reads; None if it reads tokens alone.
         stops: whether a text that the server does not complete ends with what was verified, and
             has an `error`; otherwise, the error is raised.
         seed: seed that was chosen for the text; None for that of the request, which may depend on
@@ -77,24 +78,23 @@ class RemoteText:
         self,
         link: ServerLink,
         request: OpenSession,
-        new_drafting: Callable[[ClientSession], DeviceDrafting],
-        ticket: RequestTicket | None = None,
-        memory: MemoryOffer | None = None,
+        drafter: Drafter | None,
+        rows: RowFormat | None = None,
         *,
         stops: bool = False,
+        ticket: RequestTicket | None = None,
         seed: int | None = None,
     ) -> None:
         self.seed = request.seed if seed is None else seed
         self.traffic = LinkTraffic()
         self.error: ResourceError | None = None
-        self._stops = stops
         self.stats = DecodeStats()
+        self._stops = stops
         self._link = link
-        max_rows = 1 if memory is None else memory.max_rows
-        self._session = ClientSession(request, max_rows)
-        self._new_drafting = new_drafting
+        self._session = ClientSession(request)
+        self._drafter, self._rows = drafter, rows
         self._ticket = ticket
-        self._drafting: DeviceDrafting | None = None
+        self._drafting: DeviceDrafting | None = None  # until the session is open
         self._tree: SequenceTree | None = None  # the submitted tree
         self._depths: list[int] = []
         self._num_lost = 0  # sessions that were lost since anything arrived
@@ -103,34 +103,33 @@ class RemoteText:
         """Yield the steps as their verdicts arrive."""
         started = time.monotonic()
         try:
-            while not isinstance(action := self._session.action, Done):
-                for step in self._performed_or_ended(action):
+            while not (self._session.is_finished or self.error):
+                for step in self._next_or_end():
                     self._depths += step.depths if step.is_verified else []
                     yield step
-                self.stats.seconds["total"] = time.monotonic() - started
         finally:
             self.stats.seconds["total"] = time.monotonic() - started
             self._close()
 
     def output(self) -> RemoteOutput:
         """Return the output of the text, as far as it was written."""
-        known = self._session
+        session = self._session
         return RemoteOutput(
-            sequences=torch.tensor([[*known.prompt_token_ids, *known.emitted]]),
-            new_token_ids=known.emitted,
+            sequences=torch.tensor([session.token_ids]),
+            new_token_ids=session.emitted,
             depths=self._depths,
-            text=known.text,
+            text=session.text,
             stats=self.stats,
             traffic=self.traffic,
             seed=self.seed,
-            finish_reason=known.finish_reason,
+            finish_reason=session.finish_reason,
             error=self.error,
         )
 
-    def _performed_or_ended(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
-        """Perform an action, or end a text that was begun and whose server is away."""
+    def _next_or_end(self) -> Iterator[RemoteStep]:
+        """Do what is next, or end a text that was begun and whose server is away."""
         try:
-            yield from self._performed(action)
+            yield from self._next()
         except ResourceError as error:
             if not (self._stops and self._session.emitted):
                 raise
@@ -139,48 +138,51 @@ class RemoteText:
     def _give_up(self, error: ResourceError) -> None:
         """End the text with what was verified."""
         self.error = error
-        self._session.give_up()
 
-    def _performed(self, action: Open | Fetch | Draft | Send) -> Iterator[RemoteStep]:
-        """Perform an action, and yield its steps."""
-        if isinstance(action, Draft):
-            self._draft(action)
+    def _next(self) -> Iterator[RemoteStep]:
+        """Open a session, submit a tree, fetch memory, or draft; yield the steps that it gives."""
+        if (ask := self._request()) is None:
+            with self._clock("draft"):
+                self._draft()
             return
-        if isinstance(action, Fetch):
-            with self._clock("prefill"):
-                rows = self._asked_for_rows(action)
-            self._fetched(action, rows)
-            return
-        with self._clock("prefill" if isinstance(action, Open) else "verify"):
-            answer = self._asked(action)
-        if (step := self._answered(answer)) is not None:
-            yield step
-
-    def _asked(self, action: Open | Send) -> Answer:
-        """Return the server's answer."""
-        if isinstance(action, Open):
-            return self._link.open(action.request, self.traffic)
-        return self._link.submit(action, self.traffic, self._own_drafting.row_bytes)
-
-    def _asked_for_rows(self, action: Fetch) -> Rows | None:
-        """Return rows of memory; None if the session is gone."""
-        row_bytes = self._own_drafting.row_bytes
-        assert row_bytes is not None, "only a drafter with a memory fetches rows"
-        return self._link.memory(action, self.traffic, row_bytes)
-
-    def _answered(self, answer: Answer) -> RemoteStep | None:
-        """Apply an answer, and return its step if there is one."""
+        answer = yield from self._awaited(ask)
         if answer is None:
             self._lose_session()
-            return None
-        return self._opened(answer) if isinstance(answer, SessionOpened) else self._verified(answer)
+        else:
+            yield from self._apply(answer)
 
-    def _fetched(self, action: Fetch, rows: Rows | None) -> None:
-        """Pass fetched rows to the drafter."""
-        if rows is None:
-            self._lose_session()
+    def _request(self) -> Callable[[], Answer] | None:
+        """Return the next request; None if a tree must be drafted first."""
+        session, link, traffic = self._session, self._link, self.traffic
+        session_id, tree = session.session_id, session.submitted
+        if session_id is None:
+            return partial(link.open, session.opening, traffic)
+        has_rows = self._rows is not None
+        if tree is not None:
+            step = session.next_step
+            return partial(link.submit, session_id, step, tree.body, traffic, has_rows)
+        begin, end = self._own_drafting.num_readable, len(session.token_ids) - 1
+        if has_rows and begin < end:
+            return partial(link.memory, session_id, begin, min(end, begin + MAX_ROWS), traffic)
+        return None
+
+    def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
+        """Return the answer to a request; a subclass may yield steps meanwhile."""
+        with self._clock("verify" if self._session.submitted else "prefill"):
+            answer = ask()
+        yield from ()
+        return answer
+
+    def _apply(self, answer: SessionOpened | AnsweredStep | Rows) -> Iterator[RemoteStep]:
+        """Apply an answer, and yield its step if there is one."""
+        if isinstance(answer, SessionOpened):
+            yield from self._opened(answer)
             return
-        self._add_rows(action.begin, rows)
+        self._num_lost = 0
+        if isinstance(answer, AnsweredStep):
+            yield self._verified(answer)
+        else:
+            self._own_drafting.add_rows(answer)
 
     def _lose_session(self) -> None:
         """Open another session next."""
@@ -188,59 +190,51 @@ class RemoteText:
         if self._num_lost > _MOST_LOST:
             raise ResourceError(
                 f"the server at {self._link.url} loses the text again and again",
-                expected="a session that lasts until its next step is decided",
-                got=f"{self._num_lost} sessions that ended before that",
+                got=f"{self._num_lost} sessions that ended before their next step was decided",
                 remedy="check that all requests reach the same server, and its log and memory",
             )
         self._link.pause_after_losses(self._num_lost)
         self._session.on_gone()
 
-    def _add_rows(self, begin: int, rows: Rows) -> None:
-        """Pass rows of memory to the drafter, if they are the next ones."""
-        if self._session.on_rows(begin, len(rows)):
-            self._own_drafting.add_rows(rows)
-            self._num_lost = 0
-
-    def _opened(self, opened: SessionOpened) -> RemoteStep | None:
+    def _opened(self, opened: SessionOpened) -> Iterator[RemoteStep]:
+        """Yield the first token, unless the text goes on."""
         session = self._session
-        is_first = not session.emitted
+        is_first = session.opened is None
         session.on_opened(opened)
         self.traffic.num_resumes = session.num_resumes
-        if not is_first:
-            return None
-        emitted = session.emitted
-        self.stats.emitted += len(emitted)
-        return self._step(emitted, [BONUS] * len(emitted), [TARGET] * len(emitted), session.text)
+        if is_first:
+            emitted = session.emitted
+            self.stats.emitted += len(emitted)
+            yield self._step(emitted, [BONUS] * len(emitted), [TARGET] * len(emitted), opened.text)
 
-    def _draft(self, action: Draft) -> None:
-        with self._clock("draft"):
-            self._submit(action, self._own_drafting.tree(action.token_ids, action.step))
+    def _draft(self) -> None:
+        session = self._session
+        self._submit(self._own_drafting.tree(session.token_ids, session.next_step))
 
-    def _submit(self, action: Draft, tree: SequenceTree) -> None:
-        """Bind a step to a tree."""
-        self._tree, token_ids = tree, action.token_ids
+    def _submit(self, tree: SequenceTree) -> None:
+        """Bind the next step to a tree."""
+        self._tree, token_ids = tree, self._session.token_ids
         self._session.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
 
     @property
     def _own_drafting(self) -> DeviceDrafting:
         """The drafter's side, which is made when it is first used."""
         if self._drafting is None:
-            self._drafting = self._new_drafting(self._session)
+            session = self._session
+            assert session.opened is not None, "open a session first"
+            self._drafting = DeviceDrafting.of(
+                self._drafter, session.request, session.opened, self._rows
+            )
         return self._drafting
 
-    def _verified(self, answered: AnsweredStep) -> RemoteStep | None:
-        verdict, session = answered.verdict, self._session
-        begin = session.base_length
-        emitted = session.on_verdict(verdict)
-        if not emitted:
-            return None
-        self._num_lost = 0
+    def _verified(self, answered: AnsweredStep) -> RemoteStep:
+        verdict, tree = answered.verdict, self._tree
+        emitted = self._session.on_verdict(verdict)
+        assert tree is not None, "the verdict is that of a submitted tree"
         if answered.rows is not None:
-            self._add_rows(begin, answered.rows)
-        assert self._tree is not None
-        tree = self._tree
-        path = tree.follow(emitted[: verdict.num_accepted])
+            self._own_drafting.add_rows(answered.rows)
         self._tree = None  # nothing is submitted
+        path = tree.follow(emitted[: verdict.num_accepted])
         num_others = len(emitted) - len(path)
         depths = [*(tree.depth[node] for node in path), *[BONUS] * num_others]
         proposers = [*(tree.proposer_id[node] for node in path), *[TARGET] * num_others]
@@ -266,12 +260,12 @@ class RemoteText:
 
     def _close(self) -> None:
         """Free the session on the server, and the memory of the drafter."""
-        known = self._session
+        session = self._session
         self.traffic.has_ended = True  # a thread may still repeat a request
         with ExitStack() as ends:  # from the last one to the first, even after an error
             if self._ticket is not None:
                 ends.callback(self._ticket.end)
             if self._drafting is not None:
-                ends.callback(self._drafting.close, [*known.prompt_token_ids, *known.emitted])
-            if known.session_id is not None:
-                ends.callback(self._link.end, known.session_id)
+                ends.callback(self._drafting.close, session.token_ids)
+            if session.session_id is not None:
+                ends.callback(self._link.end, session.session_id)

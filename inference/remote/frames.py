@@ -8,8 +8,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from inference.remote.errors import MessageError
-from inference.remote.messages import MessageT, WireMessage, parse_message
+from inference.remote.messages import MessageError, MessageT, WireMessage, parse_message
 
 MESSAGE_KEY = "jakiro"  # name of the message in the metadata
 _PREFIX = 8  # bytes of the header's length, little-endian

@@ -31,19 +31,3 @@ def quantized(probs: Float64[np.ndarray, "*batch m"]) -> Int64[np.ndarray, "*bat
 def probabilities(weights: Int64[np.ndarray, "*batch m"]) -> Float64[np.ndarray, "*batch m"]:
     """Return the exact probabilities of integer weights."""
     return np.asarray(weights / TOTAL, np.float64)
-
-
-def sample_columns(
-    weights: Int64[np.ndarray, " m"], count: int, random: np.random.Generator
-) -> list[int]:
-    """Return columns of a distribution, sampled without replacement, in the order of sampling.
-
-    Args:
-        count: largest number of columns; fewer are returned if fewer have a weight above 0.
-    """
-    left, columns = weights.copy(), []
-    for _ in range(min(count, int(np.count_nonzero(weights)))):
-        number = random.integers(left.sum())
-        columns.append(int(np.searchsorted(left.cumsum(), number, side="right")))
-        left[columns[-1]] = 0
-    return columns

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from inference.remote.errors import MessageError
 from inference.remote.frames import TensorSpec, decode_frame, encode_frame
 from inference.remote.messages import MessageT, RowDtype, RowEncoding, WireMessage
 from jakiro.target.int8_rows import GROUP, Int8Rows, num_groups, quantized_rows, restored_rows
+
+MAX_ROWS = 256  # largest number of rows that are fetched at once
 
 _ROWS = "rows"  # name of the tensor
 _SPECS = {_ROWS: TensorSpec(np.uint8, 2)}
@@ -33,16 +34,11 @@ class RowFormat(NamedTuple):
     encoding: RowEncoding = "exact"
 
     @property
-    def num_values(self) -> int:
-        """The number of values of a row."""
-        return sum(heads * dim for heads, dim in self.shapes)
-
-    @property
     def num_bytes(self) -> int:
         """The size of a row."""
         if self.encoding == "int8":
-            return num_groups(self.num_values) * (GROUP + torch.float16.itemsize)
-        return self.num_values * self._float.itemsize
+            return num_groups(sum(self._sizes)) * (GROUP + torch.float16.itemsize)
+        return sum(self._sizes) * self._float.itemsize
 
     def encoded(
         self, memory: Sequence[Float[Tensor, "1 _ tokens _"]]
@@ -52,62 +48,52 @@ class RowFormat(NamedTuple):
         values = torch.cat(parts, dim=1).cpu()
         if self.encoding != "int8":
             return _bytes_of(values.to(self._float))
-        own = quantized_rows(values)
-        return np.concatenate([_bytes_of(own.values), _bytes_of(own.scales)], axis=1)
+        return np.concatenate([_bytes_of(part) for part in quantized_rows(values)], axis=1)
 
     def decoded(
         self, rows: UInt8[np.ndarray, "tokens bytes"]
     ) -> tuple[Float[Tensor, "1 _ tokens _"], ...]:
         """Return the encoded memory of rows, in the dtype of this format."""
         values = self._values(rows).to(getattr(torch, self.dtype))
-        sizes = [heads * dim for heads, dim in self.shapes]
-        parts = zip(values.split(sizes, dim=1), self.shapes, strict=True)
+        parts = zip(values.split(self._sizes, dim=1), self.shapes, strict=True)
         return tuple(part.unflatten(1, shape).transpose(0, 1)[None] for part, shape in parts)
 
     def _values(self, rows: np.ndarray) -> Float[Tensor, "tokens values"]:
         if self.encoding != "int8":
             return _tensor_of(rows, self._float)
-        end = num_groups(self.num_values) * GROUP
-        own = Int8Rows(
-            _tensor_of(rows[:, :end], torch.int8), _tensor_of(rows[:, end:], torch.float16)
-        )
-        return restored_rows(own, self.num_values)
+        width = sum(self._sizes)
+        values, scales = np.split(rows, [num_groups(width) * GROUP], axis=1)
+        quantized = Int8Rows(_tensor_of(values, torch.int8), _tensor_of(scales, torch.float16))
+        return restored_rows(quantized, width)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The number of values of each part of a row."""
+        return [heads * dim for heads, dim in self.shapes]
 
     @property
     def _float(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return torch.bfloat16 if self.encoding == "bf16" else found
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return torch.bfloat16 if self.encoding == "bf16" else dtype
 
 
 def encode_with_rows(message: WireMessage, rows: UInt8[np.ndarray, "tokens bytes"]) -> bytes:
-    """Return a message and rows as bytes."""
     return encode_frame(message, {_ROWS: rows})
 
 
 def decode_with_rows(
-    body: bytes, kind: type[MessageT], num_bytes: int
+    body: bytes, kind: type[MessageT]
 ) -> tuple[MessageT, UInt8[np.ndarray, "tokens bytes"]]:
     """Return the message and the rows in bytes from another machine."""
     message, tensors = decode_frame(body, kind, _SPECS)
-    rows = tensors[_ROWS]
-    if rows.shape[1] != num_bytes:
-        raise MessageError(
-            "wrong_rows",
-            "the rows of memory have another size",
-            expected=f"{num_bytes} bytes",
-            got=f"{rows.shape[1]} bytes",
-        )
-    return message, rows
+    return message, tensors[_ROWS]
 
 
 def _bytes_of(values: Tensor) -> UInt8[np.ndarray, "tokens bytes"]:
     """Return the little-endian bytes of each row."""
-    count = len(values)
-    size = values.shape[1] * values.dtype.itemsize
-    return values.contiguous().view(torch.uint8).numpy().reshape(count, size)
+    return values.contiguous().view(torch.uint8).numpy()
 
 
 def _tensor_of(rows: np.ndarray, dtype: torch.dtype) -> Tensor:
-    width = rows.shape[1] // dtype.itemsize
     # a copy, because the bytes of a message are read-only
-    return torch.from_numpy(rows.copy()).view(dtype).reshape(len(rows), width)
+    return torch.from_numpy(rows.copy()).view(dtype)

@@ -1,11 +1,11 @@
-"""The messages between a device that drafts and a server that verifies."""
+"""The messages between a device that drafts and a server that verifies, and errors about them."""
 
 from secrets import token_hex
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from inference.remote.errors import MessageError
+from jakiro.errors import JakiroError
 
 PROTOCOL: Literal[1] = 1
 
@@ -16,6 +16,28 @@ RowDtype = Literal["float32", "bfloat16", "float16"]
 RowEncoding = Literal["exact", "bf16", "int8"]
 EncoderId = Annotated[str, Field(min_length=1, max_length=128)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+class MessageError(JakiroError, ValueError):
+    """A message that cannot be used; nothing has been decided because of it.
+
+    Args:
+        code: short name of the reason, which the other end can read.
+        status: status of a response with this error.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        status: int = 400,
+        expected: object = None,
+        got: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message, expected=expected, got=got, remedy=remedy)
+        self.code, self.status = code, status
 
 
 class WireMessage(BaseModel):
@@ -39,7 +61,6 @@ SMALLEST = 1e-6  # smallest divisor of logits, with which they stay finite
 
 
 def _zero_or_large_enough(value: float) -> float:
-    """Refuse temperatures that are not 0, but so small that logits would not stay finite."""
     if 0 < value < SMALLEST:
         raise ValueError(f"0, or at least {SMALLEST}")
     return value
@@ -56,10 +77,10 @@ class ChatMessage(WireMessage):
 
 
 class MemoryRequest(WireMessage):
-    """The memory that a device's drafter reads of each verified token.
+    """The memory of each verified token that a device's drafter reads.
 
-    The server sends one row for each token: rows of the newest tokens with a verdict, and other
-    rows on request.
+    There is one row for each token: those of the newest tokens come with a verdict, and others on
+    request.
     """
 
     encoder: EncoderId  # fingerprint of what encodes memory
@@ -71,7 +92,6 @@ class MemoryOffer(WireMessage):
 
     encoder: EncoderId  # as in `MemoryRequest`
     dtype: RowDtype  # dtype in which memory is computed
-    max_rows: int = Field(256, ge=1)  # largest number of rows of one answer
 
 
 class MemoryRows(WireMessage):
@@ -116,8 +136,8 @@ class TreeLimits(WireMessage):
 
     @property
     def largest(self) -> int:
-        """The largest number of nodes of any tree."""
-        return max(self.max_nodes, self.max_chain)
+        """The largest number of nodes of any tree, with which a path may have as many levels."""
+        return max(self.max_nodes, self.max_depth, self.max_chain)
 
 
 class VerifierInfo(WireMessage):
@@ -174,11 +194,7 @@ class Verdict(WireMessage):
 
 
 def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
-    """Return a message.
-
-    Raises:
-        MessageError: the text is not such a message.
-    """
+    """Return a message; any other text raises a `MessageError`."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

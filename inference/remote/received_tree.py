@@ -10,10 +10,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.remote.errors import MessageError
 from inference.remote.integer_distribution import TOTAL, probabilities
-from inference.remote.messages import TreeLimits
-from inference.remote.tree_tensors import TreeTensors
+from inference.remote.messages import MessageError, TreeLimits
+from inference.remote.tree_frame import TreeTensors
 
 
 def receive_tree(tree: TreeTensors, limits: TreeLimits, vocab_size: int) -> None:
@@ -22,27 +21,34 @@ def receive_tree(tree: TreeTensors, limits: TreeLimits, vocab_size: int) -> None
     Raises:
         MessageError: the tree cannot be verified; `code` names the fault.
     """
-    _check_sizes(tree, limits)
-    _check_ids("token_ids", tree.token_ids, vocab_size)
-    _check_parents(tree.parents)
-    deepest = limits.max_chain if _is_chain(tree) else limits.max_depth
-    if (depth := int(depths(tree).max(initial=0))) > deepest:
-        raise _fault("tree_too_deep", f"depth {depth}", f"a depth of at most {deepest}")
-    if (tree.kinds > CandidateKind.SAMPLED).any():
-        raise _fault("unknown_kind", str(tree.kinds.max()), "0 (deterministic) or 1 (sampled)")
-    _check_ids("distribution_ids", tree.distribution_ids, vocab_size)
-    _check_expanded(tree)
-    for index in range(len(tree.expanded)):
+    nodes, (expanded, support) = len(tree.token_ids), tree.weights.shape
+    is_even = len(tree.parents) == len(tree.kinds) == nodes and len(tree.expanded) == expanded
+    _require(is_even and tree.distribution_ids.shape == tree.weights.shape, "unequal_lengths")
+    # A single path, such as text that was written alone, has a limit of its own.
+    is_chain = bool((tree.parents == np.arange(nodes) - 1).all())
+    most, deepest = (limits.max_chain,) * 2 if is_chain else (limits.max_nodes, limits.max_depth)
+    _require(max(nodes, expanded) <= most, "tree_too_large")
+    _require(support <= limits.max_support, "support_too_large")
+    for ids in (tree.token_ids, tree.distribution_ids):
+        _require(((ids >= 0) & (ids < vocab_size)).all(), "token_outside_vocabulary")
+    # Parents come before their children, so there is no cycle either.
+    earlier = (tree.parents >= ROOT) & (tree.parents < np.arange(nodes))
+    _require(earlier.all(), "wrong_parent")
+    _require(depths(tree).max(initial=0) <= deepest, "tree_too_deep")
+    _require((tree.kinds <= CandidateKind.SAMPLED).all(), "unknown_kind")
+    parents = np.unique(tree.parents[tree.kinds == CandidateKind.SAMPLED])
+    _require(parents.tolist() == sorted(tree.expanded.tolist()), "wrong_distributions")
+    for index in range(expanded):
         _check_distribution(tree, index)
 
 
 def depths(tree: TreeTensors) -> Int64[np.ndarray, " nodes"]:
     """Return the depth of each node, which is 1 below the root."""
-    found = np.ones(len(tree.parents), np.int64)
+    depth = np.ones(len(tree.parents), np.int64)
     for node, parent in enumerate(tree.parents):
         if parent != ROOT:
-            found[node] = found[parent] + 1
-    return found
+            depth[node] = depth[parent] + 1
+    return depth
 
 
 def to_draft_tree(tree: TreeTensors, base_length: Tensor, step_id: int = 0) -> DraftTree:
@@ -80,75 +86,18 @@ def _distributions(tree: TreeTensors, device: torch.device) -> SparseDistributio
     return SparseDistribution(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
 
 
-def _check_sizes(tree: TreeTensors, limits: TreeLimits) -> None:
-    nodes, support = len(tree.token_ids), tree.weights.shape[1]
-    most = limits.max_chain if _is_chain(tree) else limits.max_nodes
-    if max(nodes, len(tree.expanded)) > most:
-        raise _fault("tree_too_large", f"{nodes} nodes", f"at most {most}")
-    if support > limits.max_support:
-        raise _fault("support_too_large", f"{support} tokens", f"at most {limits.max_support}")
-    is_even = len(tree.parents) == len(tree.kinds) == nodes
-    if not (is_even and tree.weights.shape == tree.distribution_ids.shape):
-        raise _fault("unequal_lengths", "tensors of different lengths", "one entry for each node")
-    if len(tree.weights) != len(tree.expanded):
-        got = f"{len(tree.weights)} distributions and {len(tree.expanded)} expanded nodes"
-        raise _fault("unequal_lengths", got, "a distribution for each expanded node")
-
-
-def _is_chain(tree: TreeTensors) -> bool:
-    """Return whether the tree is a single path, such as text that was written alone."""
-    count = len(tree.parents)
-    return count == len(tree.token_ids) and bool((tree.parents == np.arange(count) - 1).all())
-
-
-def _check_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(wrong):
-        raise _fault(
-            "token_outside_vocabulary", f"{wrong[0]} in {name}", f"ids from 0 to {vocab_size - 1}"
-        )
-
-
-def _check_parents(parents: np.ndarray) -> None:
-    """Check that parents come before their children, so that there is no cycle either."""
-    wrong = np.flatnonzero((parents < ROOT) | (parents >= np.arange(len(parents))))
-    if len(wrong):
-        node = int(wrong[0])
-        raise _fault(
-            "wrong_parent", f"node {node} below {parents[node]}", f"{ROOT} or an earlier node"
-        )
-
-
-def _check_expanded(tree: TreeTensors) -> None:
-    """Check that exactly the parents of sampled candidates have a distribution, and one each."""
-    parents = np.unique(tree.parents[tree.kinds == CandidateKind.SAMPLED]).tolist()
-    expanded = sorted(tree.expanded.tolist())
-    if parents != expanded:
-        got = f"distributions of {expanded}"
-        raise _fault("wrong_distributions", got, f"those of {parents}")
-
-
 def _check_distribution(tree: TreeTensors, index: int) -> None:
     """Check one distribution, and that the siblings below its node were sampled from it."""
-    parent = tree.expanded[index]
     weights = tree.weights[index].astype(np.int64)
-    if weights.sum() != TOTAL:
-        raise _fault("wrong_total", f"a sum of {weights.sum()}", f"weights that sum to {TOTAL}")
+    _require(weights.sum() == TOTAL, "wrong_total")
     support = tree.distribution_ids[index][weights > 0]
-    if len(np.unique(support)) < len(support):
-        raise _fault("repeated_token", f"a token twice below node {parent}", "different tokens")
-    siblings = tree.token_ids[(tree.parents == parent) & (tree.kinds == CandidateKind.SAMPLED)]
-    if len(np.unique(siblings)) < len(siblings):
-        raise _fault("duplicate_siblings", f"siblings {siblings.tolist()}", "different tokens")
-    if not np.isin(siblings, support).all():
-        raise _fault(
-            "sibling_outside_distribution",
-            f"siblings {siblings.tolist()}",
-            "tokens that were sampled from the distribution",
-        )
+    _require(len(np.unique(support)) == len(support), "repeated_token")
+    is_sibling = tree.parents == tree.expanded[index]
+    siblings = tree.token_ids[is_sibling & (tree.kinds == CandidateKind.SAMPLED)]
+    _require(len(np.unique(siblings)) == len(siblings), "duplicate_siblings")
+    _require(np.isin(siblings, support).all(), "sibling_outside_distribution")
 
 
-def _fault(code: str, got: str, expected: str) -> MessageError:
-    return MessageError(
-        code, f"the draft tree cannot be verified ({code})", expected=expected, got=got
-    )
+def _require(is_right: object, code: str) -> None:
+    if not is_right:
+        raise MessageError(code, f"the draft tree cannot be verified ({code})")

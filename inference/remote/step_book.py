@@ -7,7 +7,9 @@ A submitted tree is therefore binding, and its verdict is kept until the next st
 
 from typing import NamedTuple
 
-from inference.remote.errors import SessionGone, StepConflict
+from inference.remote.messages import MessageError
+
+_CONFLICT = 409
 
 
 class StoredVerdict(NamedTuple):
@@ -19,35 +21,29 @@ class StoredVerdict(NamedTuple):
 
 
 class StepBook:
-    """The record of a session's steps, without any input or output; not thread-safe."""
+    """The record of a session's steps."""
 
     def __init__(self, next_step: int = 1) -> None:
         self.next_step = next_step
         self.is_finished = False  # whether the text is complete
-        self.is_gone = False  # whether the session was closed
         self.last: StoredVerdict | None = None
-        self.num_replays = 0
 
-    def submit(self, step: int, digest: str) -> bool:
-        """Return whether a submitted tree must be verified; otherwise, its verdict is `last`.
+    def verdict_of(self, step: int, digest: str) -> bytes | None:
+        """Return the stored verdict of a submitted tree; None if the tree must be verified.
 
         Raises:
-            StepConflict: another tree was submitted for this step, or this is neither the next step
-                nor the last one.
-            SessionGone: the session was closed.
+            MessageError: another tree was submitted for this step, or this is neither the next step
+                nor the last one; nothing has changed.
         """
-        if self.is_gone:
-            raise SessionGone
         if self.last is not None and step == self.last.step:
             if digest != self.last.digest:
-                raise StepConflict("step_conflict", step, self.next_step)
-            self.num_replays += 1
-            return False
+                raise self._conflict("step_conflict", step)
+            return self.last.body
         if step != self.next_step:
-            raise StepConflict("out_of_order", step, self.next_step)
+            raise self._conflict("out_of_order", step)
         if self.is_finished:
-            raise StepConflict("session_finished", step, self.next_step)
-        return True
+            raise self._conflict("session_finished", step)
+        return None
 
     def store(self, digest: str, verdict: bytes, is_finished: bool = False) -> None:
         """Keep the verdict of the next step's tree, before it is sent."""
@@ -55,7 +51,7 @@ class StepBook:
         self.next_step += 1
         self.is_finished = is_finished
 
-    def close(self) -> None:
-        """End the session; all that is submitted later is refused."""
-        self.is_gone = True
-        self.last = None
+    def _conflict(self, code: str, step: int) -> MessageError:
+        expected = f"a tree for step {self.next_step}, or the last tree again"
+        message = f"step {step} cannot be submitted ({code})"
+        return MessageError(code, message, status=_CONFLICT, expected=expected)

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from inference.remote.messages import MessageError
 from inference.serving.access import AccessCheck, ApiKeys, BodyLimit
 from inference.serving.answers.answer import answer
 from inference.serving.answers.chat import ChatForm
@@ -84,6 +85,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     """Return the application, as uvicorn runs it."""
     handlers: Any = {
         ApiError: _api_error,
+        MessageError: _message_error,
         HTTPException: _http_error,
         Exception: _internal_error,
         Disconnected: _disconnected,
@@ -141,6 +143,10 @@ def _checks(settings: ServeSettings, keys: ApiKeys) -> list[Middleware]:
 
 async def _api_error(_request: HttpRequest, error: ApiError) -> Response:
     return error.response
+
+
+async def _message_error(request: HttpRequest, error: MessageError) -> Response:
+    return await _api_error(request, ApiError(error.status, str(error), code=error.code))
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:

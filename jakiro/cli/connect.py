@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import Field
 
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings, SamplingSettings, server_key
@@ -14,15 +15,55 @@ from jakiro.cli.output import UNSAFE, say
 from jakiro.cli.provisional_display import ProvisionalDisplay
 from jakiro.errors import ConfigError, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.settings import Settings
 
 if TYPE_CHECKING:
     from inference.device import RemoteDecoder
-    from inference.device.offline_text import OfflineOutput
     from inference.device.text import RemoteOutput, RemoteStep
 
 _PROMPT = "> "
 _UNVERIFIED = "the end of the text is not verified"
 _PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
+
+
+class ConnectSettings(Settings):
+    """Drafts on this machine."""
+
+    drafter: str = "lookup"
+    """Drafter on this machine: lookup, aded, lm=MODEL (a smaller model with the target's
+    tokenizer), none, or a folder of `jakiro export --to device`."""
+    memory: Literal["exact", "bf16", "int8"] = "exact"
+    """Encoding of the memory that the server sends to a trained drafter. int8 needs about a quarter
+    of the bytes of exact float32, and may change drafts, but never the text's distribution."""
+    patience: float | None = Field(None, ge=0)
+    """Seconds without any answer after which a text is given up: 60, or 10 with --offline stop."""
+    offline: Literal["wait", "stop", "write"] = "wait"
+    """What happens while the server cannot be reached. wait: nothing is written. stop: the text
+    soon ends with what was verified, and a message says how to go on. write: the drafter goes on
+    alone, which lm=MODEL and trained drafters can do. Such text is faint and underlined until the
+    server has verified it, and the part that the target would not have written is replaced."""
+
+    def decoder(self, url: str, load: LoadSettings) -> "RemoteDecoder":
+        """Return the decoder, which is connected to the server."""
+        from inference.device import RemoteDecoder
+        from inference.device.offline_text import OfflineWriting
+
+        if self.offline == "write" and self.drafter in ("lookup", "aded", "none"):
+            raise ConfigError(
+                f"{self.drafter} cannot write alone while the server cannot be reached",
+                remedy="use lm=MODEL or a folder of `jakiro export --to device`",
+            )
+        reactions: dict[str, Any] = {"wait": None, "stop": "stop", "write": OfflineWriting()}
+        return RemoteDecoder(
+            url,
+            self.drafter,
+            key=server_key(),
+            memory=self.memory,
+            patience=_PATIENCE[self.offline] if self.patience is None else self.patience,
+            offline=reactions[self.offline],
+            dtype=load.dtype,
+            device=load.torch_device,
+        )
 
 
 @options.with_options
@@ -43,44 +84,10 @@ def connect(
             "each line of standard input is a message of a chat."
         ),
     ] = None,
-    drafter: Annotated[
-        str,
-        typer.Option(
-            metavar="DRAFTER",
-            help="Drafter on this machine: lookup, aded, lm=MODEL (a smaller model with the "
-            "target's tokenizer), none, or a folder of `jakiro export --to device`.",
-        ),
-    ] = "lookup",
-    memory: Annotated[
-        Literal["exact", "bf16", "int8"],
-        typer.Option(
-            help="Encoding of the memory that the server sends to a trained drafter. int8 needs "
-            "about a quarter of the bytes of exact float32, and may change drafts, but never the "
-            "text's distribution."
-        ),
-    ] = "exact",
     raw: options.Raw = False,
     system: options.System = None,
-    patience: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Seconds without any answer after which a text is given up: 60, or 10 with "
-            "--offline stop.",
-            show_default=False,
-        ),
-    ] = None,
-    offline: Annotated[
-        Literal["wait", "stop", "write"],
-        typer.Option(
-            help="What happens while the server cannot be reached. wait: nothing is written. "
-            "stop: the text soon ends with what was verified, and a message says how to go on. "
-            "write: the drafter goes on alone, which lm=MODEL and trained drafters can do. Such "
-            "text is faint and underlined until the server has verified it, and the part that the "
-            "target would not have written is replaced."
-        ),
-    ] = "wait",
     stats: options.Stats = False,
+    settings: ConnectSettings,
     sampling: SamplingSettings,
     load: LoadSettings,
 ) -> None:
@@ -88,44 +95,21 @@ def connect(
 
     The text is exactly the target's. It goes on after lost connections and restarts of the server.
     """
-    from inference.device import RemoteDecoder
-    from inference.device.offline_text import OfflineWriting
-
-    if offline == "write" and drafter in ("lookup", "aded", "none"):
-        raise ConfigError(
-            f"{drafter} cannot write alone while the server cannot be reached",
-            remedy="use lm=MODEL or a folder of `jakiro export --to device`",
-        )
     text = None if prompt is None else prompt_text(prompt)
-    reactions: dict[str, Any] = {"wait": None, "stop": "stop", "write": OfflineWriting()}
-    with RemoteDecoder(
-        url,
-        drafter,
-        key=server_key(),
-        memory=memory,
-        patience=_PATIENCE[offline] if patience is None else patience,
-        offline=reactions[offline],
-        dtype=load.dtype,
-        device=load.torch_device,
-    ) as decoder:
+    with settings.decoder(url, load) as decoder:
         is_chat = decoder.info.has_template and not raw
-        _refuse_impossible(is_chat, text, system)
+        if not is_chat and (text is None or system is not None):
+            raise PromptError(
+                "only a chat has messages and a system prompt",
+                got="--raw, or a target without a chat template",
+                remedy="pass a prompt to continue, and leave out --system",
+            )
         if text is None:
             _chat(decoder, system, sampling.given, stats)
             return
-        own = messages(text, system) if is_chat else text
+        whole = messages(text, system) if is_chat else text
         again = "to get all of it, run the same command with --seed {seed}"
-        _answer(decoder, own, sampling.given, stats, again)
-
-
-def _refuse_impossible(is_chat: bool, text: str | None, system: str | None) -> None:
-    if not is_chat and (text is None or system is not None):
-        raise PromptError(
-            "only a chat has messages and a system prompt",
-            expected="a target with a chat template, and no --raw",
-            got="--raw, or a target without a chat template",
-            remedy="pass a prompt to continue, and leave out --system",
-        )
+        _answer(decoder, whole, sampling.given, stats, again)
 
 
 def _chat(
@@ -140,19 +124,16 @@ def _chat(
     seed = chosen.get("seed")
     for number, line in enumerate(_lines()):
         turn = {"role": "user", "content": line}
-        own = {**chosen, "seed": None if seed is None else seed + number}
+        varied = {**chosen, "seed": None if seed is None else seed + number}
         try:
             again = "for a whole answer, send the message again"
-            output = _answer(decoder, [*dialogue, turn], own, stats, again)
-        except KeyboardInterrupt:
+            output = _answer(decoder, [*dialogue, turn], varied, stats, again)
+        except (KeyboardInterrupt, JakiroError) as error:
             if not sys.stdin.isatty():
                 raise
-            say("stopped; the dialogue goes on without this message")
-            continue
-        except JakiroError as error:
-            if not sys.stdin.isatty():
-                raise
-            say(f"error: {error}")
+            is_stopped = isinstance(error, KeyboardInterrupt)
+            reason = "stopped; the dialogue goes on without this message"
+            say(reason if is_stopped else f"error: {error}")
             continue
         dialogue += [turn, {"role": "assistant", "content": output.text or ""}]
 
@@ -181,15 +162,13 @@ def _answer(
         ResourceError: the end of the text is missing or not verified, because the server did not
             return.
     """
-    from inference.device.offline_text import OfflineOutput
-
     # A terminal that cannot move its cursor shows only verified text, like a file.
     can_move = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     display = ProvisionalDisplay(_write, can_move)
 
     def on_step(step: "RemoteStep") -> None:
         show = display.verified if step.is_verified else display.provisional
-        show(_safe(step.text))
+        show(step.text.translate(UNSAFE) if sys.stdout.isatty() else step.text)
 
     try:
         output = decoder.generate(prompt, on_step=on_step, **chosen)
@@ -199,8 +178,25 @@ def _answer(
             say(_UNVERIFIED)
         raise
     typer.echo()
+    _say_notes(output, stats, again)
+    if output.error is not None:
+        raise output.error
+    return output
+
+
+def _say_notes(output: "RemoteOutput", stats: bool, again: str) -> None:
+    """Print what a user should know about a text besides its error."""
+    from inference.device.offline_text import OfflineOutput
+
     if isinstance(output, OfflineOutput):
-        _say_provisional(output)
+        counts = output.provisional
+        if counts.num_written:
+            say(
+                f"{counts.num_written} provisional tokens: {counts.num_kept} verified, "
+                f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
+            )
+        if counts.unverified:
+            say(_UNVERIFIED)
     if stats:
         traffic = output.traffic
         say(
@@ -208,30 +204,11 @@ def _answer(
             f"repeated), {traffic.bytes_up} bytes sent, {traffic.bytes_down} received, "
             f"{traffic.num_resumes} times resumed"
         )
-    if output.error is None:
-        return output
-    if not isinstance(output, OfflineOutput):
+    if output.error is not None and not isinstance(output, OfflineOutput):
         say(
             f"the text was stopped after {len(output.new_token_ids)} verified tokens; "
             f"{again.format(seed=output.seed)}"
         )
-    raise output.error
-
-
-def _say_provisional(output: "OfflineOutput") -> None:
-    """Print the number of tokens that were written without the server, if there are any."""
-    counts = output.provisional
-    if counts.num_written:
-        say(
-            f"{counts.num_written} provisional tokens: {counts.num_kept} verified, "
-            f"{counts.num_retracted} replaced, {len(counts.unverified)} not verified"
-        )
-    if counts.unverified:
-        say(_UNVERIFIED)
-
-
-def _safe(piece: str) -> str:
-    return piece.translate(UNSAFE) if sys.stdout.isatty() else piece
 
 
 def _write(text: str) -> None:

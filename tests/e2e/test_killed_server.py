@@ -10,7 +10,7 @@ import torch
 from helpers.adaptation import save_pair
 from helpers.killed_server import DECIDED, MEMORY, UNDECIDED, Kill, KilledServer, killed_server
 
-from inference.device import RemoteDecoder, attempts, link
+from inference.device import RemoteDecoder, link
 from inference.device.link import ServerLink
 from inference.device.offline_text import OfflineOutput, OfflineWriting
 from inference.device.text import RemoteOutput
@@ -56,7 +56,7 @@ def target(pair: Path) -> TargetAdapter:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the client ask again soon, also while the server loads."""
-    monkeypatch.setattr(attempts, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", 0.1)
     monkeypatch.setattr(link, "seconds_to_wait", lambda _: 0.1)
 
 
@@ -121,9 +121,9 @@ def test_memory_that_arrived_before_the_kill_is_not_fetched_again(
     asked: list[tuple[int, int]] = []
     own = ServerLink.memory
 
-    def memory(self: ServerLink, fetch: Any, *others: Any) -> Any:
-        asked.append((fetch.begin, fetch.end))
-        return own(self, fetch, *others)
+    def memory(self: ServerLink, session: str, begin: int, end: int, *others: Any) -> Any:
+        asked.append((begin, end))
+        return own(self, session, begin, end, *others)
 
     monkeypatch.setattr(ServerLink, "memory", memory)
     expected = _written(server, drafter, "greedy")

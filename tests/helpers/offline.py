@@ -1,27 +1,23 @@
 """Exact enumeration of a text that is continued without a connection, and then reconciled."""
 
-from collections.abc import Callable
 from threading import Event
+from typing import Any
 
 import numpy as np
-import torch
 from helpers.branching import Chooser, distribution_of
 from helpers.remote import LIMITS, RemoteSteps, opened_device, sequence_tree, tensors
 from helpers.tables import Prefix, Tables
 
 from inference import SpeculativeDecoder
-from inference.device.decoder import sampling_of
-from inference.device.drafting import DeviceDrafting
 from inference.device.link import AnsweredStep, LinkTraffic, ServerLink
+from inference.device.provisional import ProvisionalText, ProvisionalToken
 from inference.draft_tree import ROOT, SequenceTree
 from inference.generation.preparation import prepare_requests
-from inference.protocol import Drafter
-from inference.remote.client_session import ClientSession, Draft, Send
+from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
-from inference.remote.provisional import ProvisionalText, ProvisionalToken
 from inference.remote.step_book import StepBook
-from inference.remote.step_frame import decode_step, encode_step
+from inference.remote.tree_frame import decode_step, encode_step
 from inference.serving.remote.verification_session import VerificationSession
 
 
@@ -66,18 +62,18 @@ class OfflineSteps(RemoteSteps):
     def _two_steps(self, chooser: Chooser, prefix: Prefix) -> Prefix:
         device, book = opened_device(prefix), StepBook()
         tree = self.chain_of(self.token(chooser, prefix, Noise()))
-        sent = _submitted(device, tree)
+        _submit(device, tree)
         provisional, noise = self.written_alone(
             chooser, prefix, [tree.token_ids[node] for node in tree.best_path()]
         )
-        first = tuple(device.on_verdict(self._verdict(chooser, book, sent, prefix)))
+        first = tuple(device.on_verdict(self._verdict(chooser, book, device, prefix)))
         rest = self.rest_of(provisional, list(first))
         if rest.written:
             chain = rest.chain(LIMITS.max_chain)
         else:
             chain = self.next_tree(chooser, prefix + first, noise)
-        sent = _submitted(device, chain)
-        second = device.on_verdict(self._verdict(chooser, book, sent, prefix + first))
+        _submit(device, chain)
+        second = device.on_verdict(self._verdict(chooser, book, device, prefix + first))
         return first + tuple(second)
 
     def distribution(self, prefix: Prefix) -> tuple[list[int], np.ndarray]:
@@ -115,13 +111,9 @@ class OfflineSteps(RemoteSteps):
         return sequence_tree(tensors([token.token_id], [ROOT], {ROOT: weights}))
 
 
-def _submitted(device: ClientSession, tree: SequenceTree) -> Send:
-    action = device.action
-    assert isinstance(action, Draft)
-    device.submit(encode_step(len(action.token_ids) - 1, action.token_ids[-1], tree))
-    sent = device.action
-    assert isinstance(sent, Send)
-    return sent
+def _submit(device: ClientSession, tree: SequenceTree) -> None:
+    token_ids = device.token_ids
+    device.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
 
 
 class InProcessLink(ServerLink):
@@ -132,19 +124,6 @@ class InProcessLink(ServerLink):
         self.is_answering = Event()
         self._decoder = decoder
         self._server: VerificationSession | None = None
-
-    def drafting(
-        self, drafter: Drafter, request: OpenSession
-    ) -> Callable[[ClientSession], DeviceDrafting]:
-        """Return a function that returns the drafter's side of a text."""
-
-        def new_drafting(session: ClientSession) -> DeviceDrafting:
-            sampling = sampling_of(request, session.samples)
-            capacity = len(session.prompt_token_ids) + request.max_tokens
-            device = torch.device("cpu")
-            return DeviceDrafting(drafter, sampling, session.limits, capacity, device)
-
-        return new_drafting
 
     def open(self, request: OpenSession, _: LinkTraffic) -> SessionOpened:
         """Return the answer of the server."""
@@ -175,12 +154,12 @@ class InProcessLink(ServerLink):
             end_ids=sorted(prepared.stop.eos_ids),
         )
 
-    def submit(self, sent: Send, _: LinkTraffic, row_bytes: int | None = None) -> AnsweredStep:
+    def submit(self, _: str, step: int, body: bytes, *__: Any) -> AnsweredStep:
         """Return the answer of the server."""
         assert self._server is not None
-        body = self._server.submit(sent.step, decode_step(sent.body))
+        decided = self._server.submit(step, decode_step(body))
         self.is_answering.wait(10)
-        return AnsweredStep(parse_message(body, Verdict), None)
+        return AnsweredStep(parse_message(decided.body, Verdict))
 
     def end(self, _: str) -> None:
         """Free the session."""

@@ -11,13 +11,12 @@ from helpers.tables import Prefix, Tables, no_processors, one_by_one
 from inference.draft_tree import ROOT, CandidateKind, SequenceTree
 from inference.drafters.candidates import to_tree
 from inference.drafters.lookup import LookupDrafter
-from inference.remote.client_session import ClientSession, Draft, Send
+from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
 from inference.remote.received_tree import receive_tree, to_draft_tree
 from inference.remote.step_book import StepBook
-from inference.remote.step_frame import SubmittedTree, decode_step, encode_step
-from inference.remote.tree_tensors import TreeTensors
+from inference.remote.tree_frame import SubmittedTree, TreeTensors, decode_step, encode_step
 
 LIMITS = TreeLimits(max_nodes=8, max_depth=4, max_support=8)
 VOCAB = 8
@@ -136,16 +135,13 @@ class RemoteSteps:
         device, book = opened_device(prefix), self.book()
         is_lost = False
         while True:
-            action = device.action
-            if isinstance(action, Draft):
+            if device.submitted is None:
                 tree = sequence_tree(self._tree(chooser, prefix))
                 device.submit(encode_step(len(prefix) - 1, prefix[-1], tree))
-                continue
-            assert isinstance(action, Send)
-            verdict = self._verdict(chooser, book, action, prefix)
+            verdict = self._verdict(chooser, book, device, prefix)
             if not is_lost and chooser.accept(self.loss(len(verdict.emitted))):
                 is_lost = True
-                device._pending = None if self.redrafts else device._pending
+                device.submitted = None if self.redrafts else device.submitted
                 continue
             return tuple(device.on_verdict(verdict))
 
@@ -176,23 +172,28 @@ class RemoteSteps:
             left[columns[-1]] = 0
         return ids, weights.tolist(), [ids[column] for column in columns]
 
-    def _verdict(self, chooser: Chooser, book: StepBook, sent: Send, prefix: Prefix) -> Verdict:
-        """Return the server's answer."""
-        digest = self._decoded(sent.body).header.digest
-        if book.submit(sent.step, digest):
-            accepted = self._accepted(sent.body, prefix)
+    def _verdict(
+        self, chooser: Chooser, book: StepBook, device: ClientSession, prefix: Prefix
+    ) -> Verdict:
+        """Return the server's answer to the submitted tree."""
+        assert device.submitted is not None
+        body = device.submitted.body
+        digest = self._decoded(body).header.digest
+        stored = book.verdict_of(device.next_step, digest)
+        if stored is None:
+            accepted = self._accepted(body, prefix)
             emitted = list(accepted)[chooser.choose(list(accepted.values()))]
             verdict = Verdict(
-                step=sent.step,
+                step=device.next_step,
                 digest=digest,
                 emitted=list(emitted),
                 num_accepted=len(emitted) - 1,
                 text="",
                 finished=False,
             )
-            book.store(digest, verdict.model_dump_json().encode())
-        assert book.last is not None
-        return parse_message(book.last.body, Verdict)
+            stored = verdict.model_dump_json().encode()
+            book.store(digest, stored)
+        return parse_message(stored, Verdict)
 
     def _accept(self, body: bytes, prefix: Prefix) -> dict[Prefix, float]:
         """Return the distribution of the tokens that the server emits for a submitted tree."""

@@ -14,12 +14,10 @@ from inference.drafters.trained.memory import (
     row_format,
 )
 from inference.protocol import Drafter
-from inference.remote.errors import MessageError
-from inference.remote.messages import MemoryOffer, MemoryRequest
+from inference.remote.messages import MemoryOffer, MemoryRequest, MessageError
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import StepOutput, chain_step
 
-MAX_ROWS = 256  # largest number of rows of one answer
 MAX_NEWEST_ROWS = 64  # largest number of rows with a verdict
 
 
@@ -51,11 +49,11 @@ class MemorySource:
 
 def memory_offer(drafter: Drafter | None) -> MemoryOffer | None:
     """Return the memory that a server can encode; None if its drafter has none for a device."""
-    own = memory_drafter(drafter)
-    if own is None:
+    encoding = memory_drafter(drafter)
+    if encoding is None:
         return None
-    encoder, dtype = encoder_fingerprint(own.model), row_dtype(own.model)
-    return MemoryOffer(encoder=encoder, dtype=dtype, max_rows=MAX_ROWS)
+    encoder, dtype = encoder_fingerprint(encoding.model), row_dtype(encoding.model)
+    return MemoryOffer(encoder=encoder, dtype=dtype)
 
 
 def memory_source(
@@ -64,12 +62,12 @@ def memory_source(
     """Return the source of a session's memory; None if the device reads none."""
     if request is None:
         return None
-    own = memory_drafter(drafter)
-    if own is None or offer is None or request.encoder != offer.encoder:
+    encoding = memory_drafter(drafter)
+    if encoding is None or offer is None or request.encoder != offer.encoder:
         raise MessageError(
             "other_encoder",
             "the server cannot encode the memory of the device's drafter",
             expected="no memory" if offer is None else f"the encoder {offer.encoder}",
             got=f"the encoder {request.encoder}",
         )
-    return MemorySource(own, request)
+    return MemorySource(encoding, request)

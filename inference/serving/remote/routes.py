@@ -7,21 +7,21 @@ GET    /v1/verify/sessions/ID/memory        memory of verified tokens, with ?fro
 DELETE /v1/verify/sessions/ID               end a session
 """
 
+import re
+
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inference.remote.errors import MessageError
-from inference.remote.messages import OpenSession, WireMessage, parse_message
+from inference.remote.messages import MessageError, OpenSession, WireMessage, parse_message
 from inference.serving.answers.events import unless_disconnected
-from inference.serving.api_error import ApiError
 from inference.serving.remote.sessions import RemoteSessions
 
 REPLAYED = "jakiro-replayed"  # header of a verdict that was sent before
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
-_MAX_DIGITS = 9
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def remote_routes() -> list[Route]:
@@ -41,62 +41,44 @@ async def _info(request: HttpRequest) -> Response:
 
 
 async def _open(request: HttpRequest) -> Response:
-    sessions, user = _sessions(request), _user(request)
-    try:
-        message = parse_message(await request.body(), OpenSession)
-    except MessageError as error:
-        raise ApiError(400, str(error), code=error.code) from error
-    opened = await unless_disconnected(request.receive, sessions.open(user, message))
-    return _message(opened, 201)
+    message = parse_message(await request.body(), OpenSession)
+    work = _sessions(request).open(request.state.user, message)
+    return _message(await unless_disconnected(request.receive, work), 201)
 
 
 async def _submit(request: HttpRequest) -> Response:
-    sessions, user = _sessions(request), _user(request)
-    sessions.registry.find(user, _session(request))  # before the body is read
-    body = await request.body()
-    decided = await sessions.submit(user, _session(request), _step(request), body)
-    headers = {REPLAYED: "1"} if decided.is_replay else {}
-    kind = _BYTES if decided.has_rows else _JSON
-    return Response(decided.body, headers=headers, media_type=kind)
+    sessions, session = _sessions(request), _session(request)
+    sessions.find(*session)  # before the body is read
+    step = _number(request.path_params["step"], "the number of the step")
+    decided = await sessions.submit(*session, step, await request.body())
+    headers = {REPLAYED: "1"} if decided.verdict is None else {}
+    return Response(decided.body, 200, headers, _BYTES if decided.has_rows else _JSON)
 
 
 async def _memory(request: HttpRequest) -> Response:
-    begin, end = (_number(str(request.query_params.get(own, "")), own) for own in ("from", "to"))
-    rows = await _sessions(request).memory(_user(request), _session(request), begin, end)
+    begin, end = (_number(request.query_params.get(name, ""), name) for name in ("from", "to"))
+    rows = await _sessions(request).memory(*_session(request), begin, end)
     return Response(rows, media_type=_BYTES)
 
 
 async def _close(request: HttpRequest) -> Response:
-    _sessions(request).close(_user(request), _session(request))
+    _sessions(request).close(*_session(request))
     return Response(status_code=204)
 
 
 def _sessions(request: HttpRequest) -> RemoteSessions:
-    found: RemoteSessions = request.app.state.remote
-    return found
+    sessions: RemoteSessions = request.app.state.remote
+    return sessions
 
 
-def _user(request: HttpRequest) -> str:
-    user: str = request.state.user
-    return user
-
-
-def _session(request: HttpRequest) -> str:
-    return str(request.path_params["session"])
-
-
-def _step(request: HttpRequest) -> int:
-    return _number(str(request.path_params["step"]), "the number of the step")
+def _session(request: HttpRequest) -> tuple[str, str]:
+    """Return the user and the id of the session."""
+    return request.state.user, request.path_params["session"]
 
 
 def _number(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise ApiError(
-            400,
-            f"{name} cannot be used; expected: an integer of at least 0; got: {text[:20]!r}; "
-            "remedy: count steps and positions in decimal digits",
-            code="malformed_message",
-        )
+    if not _NUMBER.fullmatch(text):
+        raise MessageError("malformed_message", f"{name} is no number", got=repr(text[:20]))
     return int(text)
 
 

@@ -1,61 +1,101 @@
 """Sessions in which other machines draft and this server's engine verifies."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from inference.drafters.trained.memory import memory_drafter
-from inference.engine.request import Request
 from inference.generation.prompts import Prompt, continued_tokens
-from inference.remote.errors import MessageError, SessionGone, StepConflict
 from inference.remote.messages import (
+    MessageError,
     OpenSession,
     SessionOpened,
     TreeLimits,
     Verdict,
     VerifierInfo,
 )
-from inference.remote.step_frame import decode_step
+from inference.remote.tree_frame import decode_step
 from inference.serving.api_error import ApiError
 from inference.serving.remote.memory_source import memory_offer, memory_source
-from inference.serving.remote.registry import RegisteredSession, SessionRegistry, gone
-from inference.serving.remote.verification_session import VerificationSession
+from inference.serving.remote.verification_session import DecidedStep, VerificationSession, gone
 from inference.serving.scheduling.decoding_options import DecodingOptions
-from inference.serving.scheduling.engine_thread import EngineThread
 from inference.serving.scheduling.loaded_model import LoadedModel, target_identity
 from inference.serving.service import Service, logged_api_error
-from jakiro.errors import EngineStopped, JakiroError, RequestError, ResourceError
+from jakiro.errors import EngineStopped, JakiroError, ResourceError
 from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.files import fingerprint
 from jakiro.utils.memory import is_out_of_memory
 
 T = TypeVar("T")
 
+_NUM_BYTES = 16  # random bytes of an id
+_MOST_WAITING = 4  # largest number of requests to one session at the same time
+_RETRY_SECONDS = 5
 
-class DecidedStep(NamedTuple):
-    """The verdict of a submitted step."""
 
-    body: bytes
-    is_replay: bool  # whether it was stored already
-    has_rows: bool  # whether the body is a frame with rows of memory, instead of JSON
+class RemoteSession:
+    """A session with a secret id, which belongs to one user.
+
+    Attributes:
+        opening: answer to the request that opens the session, or the reading of its prompt.
+        verification: None until the prompt is read.
+    """
+
+    opening: asyncio.Task[SessionOpened]
+    timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, user: str, request: OpenSession) -> None:
+        self.id = secrets.token_urlsafe(_NUM_BYTES)
+        self.user = user
+        self.request = request
+        self.verification: VerificationSession | None = None
+        self.num_requests = 0
+
+    @property
+    def verifying(self) -> VerificationSession:
+        assert self.verification is not None, "ids are known once sessions are open"
+        return self.verification
+
+    def answers(self, request: OpenSession) -> bool:
+        """Return whether a request repeats the one that opens this session.
+
+        It does not if a step was decided since then, or if the session can decide none.
+        """
+        if self.request != request:
+            return False
+        if not self.opening.done():
+            return True
+        if self.opening.exception() is not None or self.verifying.is_closed:
+            return False
+        return self.verifying.book.next_step == self.opening.result().next_step
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request while the block answers it."""
+        if self.num_requests >= _MOST_WAITING:
+            raise _too_many(f"{_MOST_WAITING} requests to a session")
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
 
 class RemoteSessions:
-    """The sessions of one server; not thread-safe.
+    """The sessions of one server by their ids; not thread-safe.
 
     Sessions are verified one by one, between the decoding steps of other requests.
     """
 
     def __init__(self, service: Service) -> None:
-        settings = service.settings
         self.limits = TreeLimits()
-        self.registry = SessionRegistry(settings.remote_sessions, settings.remote_sessions_per_key)
         self._service = service
+        self._sessions: dict[str, RemoteSession] = {}
         self._info: VerifierInfo | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # timers by the id of the session
-        service.telemetry.watch("remote_sessions", "Open sessions.", lambda: len(self.registry))
+        service.telemetry.watch("remote_sessions", "Open sessions.", lambda: len(self._sessions))
 
     async def info(self) -> VerifierInfo:
         """Return the target and the limits."""
@@ -70,22 +110,23 @@ class RemoteSessions:
         Reading goes on if the device disconnects meanwhile, because it repeats the request. Another
         request for the same text ends its session.
         """
-        service = self._service
-        service.check_ready()
-        prompt = _prompt_of(request)
-        options = _options_of(request)
-        session = self.registry.of_text(user, request.text_id)
+        self._service.check_ready()
+        sessions = self._sessions.values()
+        text = (user, request.text_id)
+        session = next((own for own in sessions if (own.user, own.request.text_id) == text), None)
         if session is not None and not session.answers(request):
             self._end(session)
             session = None
         if session is None:
-            session = self.registry.add(user, request.text_id)
-            work = self._opened_or_ended(session, prompt, options, request)
-            session.begin(request, asyncio.ensure_future(work))
+            session = self._begun(user, request)
         self._touch(session)
-        assert session.opening is not None, "the session has begun"
-        with service.active(), session.answering():
-            opened = await asyncio.shield(session.opening)
+        with self._service.active(), session.answering():
+            try:
+                opened = await asyncio.shield(session.opening)
+            except asyncio.CancelledError:
+                if session.opening.cancelled():  # the session has ended
+                    raise gone() from None
+                raise
         self._touch(session)
         return opened
 
@@ -93,70 +134,70 @@ class RemoteSessions:
         """Return the verdict of a step, which is decided once."""
         outcome = "refused"
         try:
-            session = self._found(user, session_id)
-            with self._service.active(), session.answering():
-                found = await self._decided(session, step, body)
-            outcome = "replayed" if found.is_replay else "decided"
+            with self._answering(user, session_id) as session:
+                received = decode_step(body)
+                decided = await self._on_engine(partial(session.verifying.submit, step, received))
+            if decided.verdict is not None:
+                self._count(len(received.tree.token_ids), decided.verdict)
+            outcome = "replayed" if decided.verdict is None else "decided"
         finally:
             self._service.telemetry.remote_steps.labels(outcome).inc()
-        return found
+        return decided
 
     async def memory(self, user: str, session_id: str, begin: int, end: int) -> bytes:
         """Return rows of the memory of verified tokens."""
-        session = self._found(user, session_id)
-        verification = session.verification
-        assert verification is not None, "ids are known once sessions are open"
-        with self._service.active(), session.answering():
-            return await self._on_engine(partial(verification.memory_rows, begin, end))
+        with self._answering(user, session_id) as session:
+            return await self._on_engine(partial(session.verifying.memory_rows, begin, end))
 
     def close(self, user: str, session_id: str) -> None:
         """End a session, and free its memory."""
-        self._end(self.registry.find(user, session_id))
+        self._end(self.find(user, session_id))
 
-    def _found(self, user: str, session_id: str) -> RegisteredSession:
-        """Return a session, which a request keeps alive."""
-        self._service.check_ready()
-        session = self.registry.find(user, session_id)
-        self._touch(session)
+    def find(self, user: str, session_id: str) -> RemoteSession:
+        """Return a session; the error does not reveal whether another user has one of this id."""
+        session = self._sessions.get(session_id)
+        if session is None or session.user != user:
+            raise gone()
         return session
 
-    async def _opened_or_ended(
-        self,
-        session: RegisteredSession,
-        prompt: Prompt,
-        options: DecodingOptions,
-        message: OpenSession,
-    ) -> SessionOpened:
-        """Return the answer to the request that opens a session, which ends if it has none."""
-        try:
-            return await self._opened(session, prompt, options, message)
-        except BaseException:
-            self._end(session)
-            raise
+    @contextmanager
+    def _answering(self, user: str, session_id: str) -> Iterator[RemoteSession]:
+        """Find the session of a request, which keeps it alive."""
+        self._service.check_ready()
+        session = self.find(user, session_id)
+        self._touch(session)
+        with self._service.active(), session.answering():
+            yield session
 
-    async def _opened(
-        self,
-        session: RegisteredSession,
-        prompt: Prompt,
-        options: DecodingOptions,
-        message: OpenSession,
-    ) -> SessionOpened:
-        model = self._service.model
+    def _begun(self, user: str, request: OpenSession) -> RemoteSession:
+        """Return a session whose prompt is about to be read."""
+        sessions, settings = self._sessions, self._service.settings
+        most_of_user = settings.remote_sessions_per_key
+        if sum(session.user == user for session in sessions.values()) >= most_of_user:
+            raise _too_many(f"{most_of_user} sessions of this key")
+        if len(sessions) >= settings.remote_sessions:
+            raise _too_many(f"{settings.remote_sessions} sessions of all keys")
+        session = RemoteSession(user, request)
+        sessions[session.id] = session
+        session.opening = asyncio.ensure_future(self._opened(session))
+        session.opening.add_done_callback(partial(self._end_unless_opened, session))
+        return session
+
+    async def _opened(self, session: RemoteSession) -> SessionOpened:
+        """Return the answer to the request that opens a session, after its prompt was read."""
+        service, message = self._service, session.request
+        model = service.model
+        decoder = model.engine.decoder
+        prompt, options = _prompt_of(message), _options_of(message)
         is_answer = message.resume is not None and message.resume.is_answer
+        info = await self.info()
+        memory = memory_source(decoder.drafter, info.memory, message.memory)
         request_of = partial(model.request_of, prompt, options, is_answer=is_answer)
         try:
-            request = await self._service.prepared(request_of)
+            request = await service.prepared(request_of)
         except JakiroError as error:
             raise logged_api_error(error) from error
-        if session.is_ended:
-            raise gone()
-        self._service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
-        decoder = model.engine.decoder
-        offer = (await self.info()).memory
-        try:
-            memory = memory_source(decoder.drafter, offer, message.memory)
-        except MessageError as error:
-            raise _explained(error) from error
+        service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
         make = partial(
             VerificationSession,
             decoder.target,
@@ -169,26 +210,12 @@ class RemoteSessions:
             before=() if is_answer else continued_tokens(prompt, request.token_ids),
             threads=decoder.threads,
         )
-
-        def made() -> VerificationSession:
-            if session.is_ended:  # while this waited for the engine
-                raise gone()
-            return make()
-
-        verification = session.verification = await self._on_engine(made)
+        verification = session.verification = await self._on_engine(make)
         while not verification.is_open:
-            if session.is_ended:
-                raise gone()
             await self._on_engine(verification.read_chunk)
-        return self._opening(session, request, verification)
-
-    def _opening(
-        self, session: RegisteredSession, request: Request, verification: VerificationSession
-    ) -> SessionOpened:
-        """Return the answer to the request that has opened a session."""
         return SessionOpened(
             session=session.id,
-            fingerprint=_fingerprint(self._service.model.engine),
+            fingerprint=info.fingerprint,
             samples=request.sampling.do_sample,
             prompt_token_ids=request.token_ids,
             emitted=verification.emitted,
@@ -198,26 +225,6 @@ class RemoteSessions:
             limits=self.limits,
             end_ids=sorted(request.stop.eos_ids),
         )
-
-    async def _decided(self, session: RegisteredSession, step: int, body: bytes) -> DecidedStep:
-        verification = session.verification
-        assert verification is not None, "ids are known once sessions are open"
-        try:
-            received = decode_step(body)
-        except MessageError as error:
-            raise _explained(error) from error
-
-        def decide() -> DecidedStep:
-            num_replays = verification.book.num_replays
-            verdict = verification.submit(step, received)
-            is_replay = verification.book.num_replays > num_replays
-            return DecidedStep(verdict, is_replay, verification.sends_rows)
-
-        found = await self._on_engine(decide)
-        assert verification.verdict is not None, "a step was decided"
-        if not found.is_replay:
-            self._count(len(received.tree.token_ids), verification.verdict)
-        return found
 
     def _count(self, num_drafted: int, verdict: Verdict) -> None:
         telemetry = self._service.telemetry
@@ -230,50 +237,55 @@ class RemoteSessions:
         """Return the result of a function that the engine's thread runs."""
         try:
             return await asyncio.wrap_future(self._service.model.engine.call(function))
-        except (MessageError, StepConflict, SessionGone, RequestError) as error:
-            raise _explained(error) from error
+        except MessageError:
+            raise
         except JakiroError as error:
             raise logged_api_error(error) from error
         except (RuntimeError, MemoryError) as error:
             raise logged_api_error(_failed(error)) from error
 
-    def _touch(self, session: RegisteredSession) -> None:
+    def _touch(self, session: RemoteSession) -> None:
         """Let the time without a request begin again."""
-        self._stop_timer(session)
-        loop = asyncio.get_running_loop()
+        if session.timer is not None:
+            session.timer.cancel()
         seconds = self._service.settings.remote_idle_seconds
-        self._timers[session.id] = loop.call_later(seconds, self._expire, session)
+        session.timer = asyncio.get_running_loop().call_later(seconds, self._expire, session)
 
-    def _expire(self, session: RegisteredSession) -> None:
+    def _expire(self, session: RemoteSession) -> None:
         if session.num_requests:
             self._touch(session)
         else:
             self._end(session)
 
-    def _end(self, session: RegisteredSession) -> None:
+    def _end_unless_opened(
+        self, session: RemoteSession, opening: asyncio.Task[SessionOpened]
+    ) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._end(session)
+
+    def _end(self, session: RemoteSession) -> None:
         """Forget a session, and free its memory after its current step."""
-        self._stop_timer(session)
-        self.registry.end(session)
+        if self._sessions.pop(session.id, None) is None:
+            return
+        if session.timer is not None:
+            session.timer.cancel()
+        session.opening.cancel()  # without effect if the prompt is read
         if session.verification is not None:
             with suppress(EngineStopped):
                 self._service.model.engine.call(session.verification.close)
-
-    def _stop_timer(self, session: RegisteredSession) -> None:
-        if (timer := self._timers.pop(session.id, None)) is not None:
-            timer.cancel()
 
 
 def memory_note(model: LoadedModel, num_sessions: int) -> str:
     """Return what a user should know about the memory of sessions."""
     engine = model.engine
     longest = engine.capacity + 1 + TreeLimits().largest
-    own = memory_drafter(engine.decoder.drafter)
-    hidden_states = () if own is None else own.hidden_states
+    drafter = memory_drafter(engine.decoder.drafter)
+    hidden_states = () if drafter is None else drafter.hidden_states
     cache = engine.decoder.target.new_cache(1, 1, hidden_states)
-    size = cache.bytes_per_token * longest
+    size = cache.bytes_per_token * longest / 1e6
     return (
         f"up to {num_sessions} texts whose drafts other machines send take up to "
-        f"{size / 1e6:.1f} MB each, {num_sessions * size / 1e6:.1f} MB together"
+        f"{size:.1f} MB each, {num_sessions * size:.1f} MB together"
     )
 
 
@@ -281,7 +293,8 @@ def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
     spec = model.engine.decoder.target.spec
     return VerifierInfo(
         model=model.name,
-        fingerprint=_fingerprint(model.engine),
+        # of everything that the text for a seed and drafts depends on
+        fingerprint=f"fp_{fingerprint(*target_identity(model.engine))[:12]}",
         target=spec.fingerprint,
         tokenizer=tokenizer_fingerprint(model.tokenizer),
         has_template=model.tokenizer.chat_template is not None,
@@ -290,11 +303,6 @@ def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
         limits=limits,
         memory=memory_offer(model.engine.decoder.drafter),
     )
-
-
-def _fingerprint(engine: EngineThread) -> str:
-    """Return the fingerprint of everything that the text for a seed and drafts depends on."""
-    return f"fp_{fingerprint(*target_identity(engine))[:12]}"
 
 
 def _prompt_of(request: OpenSession) -> Prompt:
@@ -306,25 +314,13 @@ def _prompt_of(request: OpenSession) -> Prompt:
 
 
 def _options_of(request: OpenSession) -> DecodingOptions:
-    others = {"top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p}
     return DecodingOptions(
         seed=request.seed,
         max_new_tokens=request.max_tokens,
         temperature=request.temperature,
         stops=request.stop,
-        others={name: value for name, value in others.items() if value is not None},
+        others=request.model_dump(include={"top_p", "top_k", "min_p"}, exclude_none=True),
     )
-
-
-def _explained(error: JakiroError) -> ApiError:
-    """Return the error for a device whose message cannot be used."""
-    if isinstance(error, SessionGone):
-        return gone()
-    if isinstance(error, StepConflict):
-        found = ApiError(409, str(error), code=error.code)
-        found.body["error"] |= {"next_step": error.next_step}
-        return found
-    return ApiError(400, str(error), code=getattr(error, "code", None))
 
 
 def _failed(error: Exception) -> JakiroError:
@@ -333,7 +329,16 @@ def _failed(error: Exception) -> JakiroError:
         return JakiroError(f"verification has failed: {type(error).__name__}: {error}")
     return ResourceError(
         "there is no memory for the text",
-        expected="memory for the prompt and its new tokens",
-        got="a failed allocation",
         remedy="shorten the prompt, lower max_tokens, or try again later",
+    )
+
+
+def _too_many(most: str) -> ApiError:
+    return ApiError(
+        429,
+        f"too many sessions or requests at once; expected: at most {most}; got: one more; "
+        "remedy: close a session, or try again later",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=_RETRY_SECONDS,
     )

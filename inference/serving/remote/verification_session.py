@@ -6,12 +6,13 @@ therefore the one that the engine writes alone with the same trees, whatever is 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
 from transformers import PreTrainedTokenizerBase
 
+from inference.draft_tree import DraftTree
+from inference.drafters.base import TokenDrafter
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
@@ -20,15 +21,23 @@ from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.engine.threads import num_threads
 from inference.generation.incremental_text import IncrementalText
-from inference.remote.errors import MessageError, SessionGone
-from inference.remote.memory_rows import encode_with_rows
-from inference.remote.messages import MemoryRows, Progress, TreeLimits, Verdict
-from inference.remote.received_tree import receive_tree
+from inference.protocol import Budget
+from inference.remote.memory_rows import MAX_ROWS, encode_with_rows
+from inference.remote.messages import MemoryRows, MessageError, Progress, TreeLimits, Verdict
+from inference.remote.received_tree import receive_tree, to_draft_tree
 from inference.remote.step_book import StepBook
-from inference.remote.step_frame import ReceivedStep
-from inference.serving.remote.mailed_trees import MailedTrees
-from inference.serving.remote.memory_source import MAX_NEWEST_ROWS, MAX_ROWS, MemorySource
+from inference.remote.tree_frame import ReceivedStep
+from inference.sampling.random_numbers import StepRandom
+from inference.serving.remote.memory_source import MAX_NEWEST_ROWS, MemorySource
 from jakiro.target.adapter import TargetAdapter
+
+
+class DecidedStep(NamedTuple):
+    """The verdict of a submitted step."""
+
+    body: bytes
+    has_rows: bool  # whether the body is a frame with rows of memory, instead of JSON
+    verdict: Verdict | None = None  # None if it was stored already
 
 
 class VerificationSession(DecodeBatch):
@@ -58,20 +67,22 @@ class VerificationSession(DecodeBatch):
         before: Sequence[int] = (),
         threads: int | None = None,
     ) -> None:
-        self._memory = memory
-        self._trees = MailedTrees(limits, () if memory is None else memory.hidden_states)
         self.limits = limits
         self.text = ""
+        self.book = StepBook()
+        self.is_closed = False
+        self._memory = memory
         self._incremental = IncrementalText(tokenizer, stops, before=before)
         self._state = SequenceState.of(0, request)
         self._root: int | None = None  # last token of a text to continue, while it is read
-        self.book = StepBook()
-        self.verdict: Verdict | None = None
+        self._received: ReceivedStep | None = None  # the tree that is being verified
         if resume is not None:
             self._continue(resume, target.spec.vocab_size)
         self.is_open = self._state.is_finished
-        context = Context(target, self._trees, request.sampling, 1, request.max_length)
-        super().__init__(context, AlwaysDraft.with_all_of(self._trees), threads)
+        sizes = TokenDrafter("", limits.largest, limits.largest)  # it drafts nothing
+        sizes.hidden_states = () if memory is None else memory.hidden_states
+        context = Context(target, sizes, request.sampling, 1, request.max_length)
+        super().__init__(context, AlwaysDraft(None), threads)
         self._prefill = Prefill(self.context, [self._state])
         if self.is_finished:
             self.context.close()
@@ -80,16 +91,6 @@ class VerificationSession(DecodeBatch):
     def emitted(self) -> list[int]:
         """All tokens after the prompt."""
         return self._state.new_token_ids
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of prompt and text."""
-        return len(self._state.token_ids)
-
-    @property
-    def sends_rows(self) -> bool:
-        """Whether verdicts are frames with rows of memory, instead of JSON."""
-        return self._memory is not None
 
     @property
     def is_finished(self) -> bool:
@@ -116,29 +117,28 @@ class VerificationSession(DecodeBatch):
             self.context.close()
         self.is_open = True
 
-    def submit(self, step: int, received: ReceivedStep) -> bytes:
+    @torch.inference_mode()
+    def submit(self, step: int, received: ReceivedStep) -> DecidedStep:
         """Return the verdict of a submitted tree, which is decided once.
 
         Raises:
-            MessageError: the tree is not one below this text that can be verified; the step stays
-                free.
-            StepConflict: another tree was submitted for this step, or this is neither the next step
-                nor the last one.
+            MessageError: the tree is not one below this text that can be verified, another tree was
+                submitted for this step, or this is neither the next step nor the last one; nothing
+                has been decided.
         """
-        assert self.is_open or self.book.is_gone, "read the prompt first"
+        self._check_open()
         digest = received.header.digest
-        if step == self.book.next_step and not self.book.is_finished and not self.book.is_gone:
-            self._check_tree(received)
-        if self.book.submit(step, digest):
-            self.book.store(digest, self._verdict(step, received), self.is_finished)
-        assert self.book.last is not None
-        return self.book.last.body
+        if (stored := self.book.verdict_of(step, digest)) is not None:
+            return DecidedStep(stored, self._memory is not None)
+        self._check_tree(received)
+        decided = self._decided(step, received)
+        self.book.store(digest, decided.body, self.is_finished)
+        return decided
 
     @torch.inference_mode()
     def memory_rows(self, begin: int, end: int) -> bytes:
         """Return rows of the memory of verified tokens, encoded from the target's cache."""
-        if self.book.is_gone:
-            raise SessionGone
+        self._check_open()
         length = 0 if self.is_finished or self._memory is None else len(self._state.token_ids) - 1
         if self._memory is None or not 0 <= begin < end <= min(length, begin + MAX_ROWS):
             raise MessageError(
@@ -151,19 +151,23 @@ class VerificationSession(DecodeBatch):
         return encode_with_rows(MemoryRows(begin=begin), rows)
 
     def close(self) -> None:
-        """Free the caches; all later submissions are refused."""
-        self.book.close()
+        """Free the caches; all later requests are refused."""
+        self.is_closed = True
         self.live = []
         self.context.close()
 
+    def _check_open(self) -> None:
+        assert self.is_open or self.is_closed, "read the prompt first"
+        if self.is_closed:
+            raise gone()
+
     def _continue(self, progress: Progress, vocab_size: int) -> None:
         """Take over the tokens of an earlier session; the last one becomes the root."""
-        if wrong := [token for token in progress.emitted if token >= vocab_size]:
-            raise _not_resumable(f"the token {wrong[0]}", f"ids below {vocab_size}")
         state = self._state
         for token in progress.emitted:
-            if state.is_finished:
-                raise _not_resumable("tokens after its end", "a text of this request")
+            if token >= vocab_size or state.is_finished:
+                got = f"the token {token} after {len(state.new_token_ids)} others"
+                raise MessageError("not_resumable", "the text cannot be continued", got=got)
             state.token_ids.append(token)
             state.is_finished = state.is_complete()
         self._add_text(progress.emitted)
@@ -174,50 +178,52 @@ class VerificationSession(DecodeBatch):
 
     def _check_tree(self, received: ReceivedStep) -> None:
         """Check a tree for the next step before anything is decided."""
-        expected = (len(self._state.token_ids) - 1, self._state.token_ids[-1])
-        found = (received.header.base_length, received.header.root)
-        if found != expected:
+        token_ids, header = self._state.token_ids, received.header
+        if (header.base_length, header.root) != (len(token_ids) - 1, token_ids[-1]):
             raise MessageError(
                 "other_text",
                 "the tree continues another text",
-                expected=f"token {expected[1]} at position {expected[0]}",
-                got=f"token {found[1]} at position {found[0]}",
+                expected=f"token {token_ids[-1]} at position {len(token_ids) - 1}",
+                got=f"token {header.root} at position {header.base_length}",
             )
         receive_tree(received.tree, self.limits, self.target.spec.vocab_size)
 
-    def _verdict(self, step: int, received: ReceivedStep) -> bytes:
+    def _decided(self, step: int, received: ReceivedStep) -> DecidedStep:
         """Verify a tree, and return the message about it."""
-        self._trees.tree = received.tree
+        self._received = received
         with self._closing():
             with num_threads(self.threads):
                 (decoded,) = self.step()
-            text = self._publish(decoded)
-            rows = self._newest_rows(received.header.base_length)
-        self.verdict = verdict = Verdict(
-            step=step,
-            digest=received.header.digest,
-            emitted=decoded.token_ids,
-            num_accepted=sum(depth > 0 for depth in decoded.depths),
-            text=text,
-            finished=decoded.finished,
-        )
+            verdict = Verdict(
+                step=step,
+                digest=received.header.digest,
+                emitted=decoded.token_ids,
+                num_accepted=sum(depth > 0 for depth in decoded.depths),
+                text=self._publish(decoded),
+                finished=decoded.finished,
+            )
+            body = self._encoded(verdict, received.header.base_length)
         if decoded.finished:
             self.context.close()
-        if rows is not None:
-            return encode_with_rows(verdict, rows)
-        return verdict.model_dump_json().encode()
+        return DecidedStep(body, self._memory is not None, verdict)
 
-    def _newest_rows(self, begin: int) -> UInt8[np.ndarray, "tokens bytes"] | None:
-        """Return the rows from position `begin` on; None if the device reads no memory.
+    def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
+        """Return the tree of the other machine, as far as the target has positions for it."""
+        assert self._received is not None, "only `submit` begins a step"
+        tree = to_draft_tree(self._received.tree, self.context.base_length, self.num_steps)
+        return tree.limited(self.target.spec.max_position - 1)
+
+    def _encoded(self, verdict: Verdict, begin: int) -> bytes:
+        """Return a verdict, with the rows of memory from position `begin` on if there is a memory.
 
         A complete text needs no rows, and the device fetches the rows of many tokens later.
         """
         if self._memory is None:
-            return None
-        end = begin if self.is_finished else len(self._state.token_ids) - 1
-        with torch.inference_mode():
-            own = (self._state.token_ids, begin, min(end, begin + MAX_NEWEST_ROWS))
-            return self._memory.rows(self.context.cache, *own)
+            return verdict.model_dump_json().encode()
+        token_ids = self._state.token_ids
+        end = begin if self.is_finished else min(len(token_ids) - 1, begin + MAX_NEWEST_ROWS)
+        rows = self._memory.rows(self.context.cache, token_ids, begin, end)
+        return encode_with_rows(verdict, rows)
 
     def _publish(self, step: DecodeStep) -> str:
         """Return the text that a step adds."""
@@ -243,5 +249,11 @@ class VerificationSession(DecodeBatch):
         return text
 
 
-def _not_resumable(got: str, expected: str) -> MessageError:
-    return MessageError("not_resumable", "the text cannot be continued", expected=expected, got=got)
+def gone() -> MessageError:
+    """Return the error for a session that has ended, or that another user has or nobody."""
+    return MessageError(
+        "session_gone",
+        "there is no such session, or no more",
+        status=410,
+        remedy="open another session with `resume`",
+    )

@@ -6,7 +6,7 @@ import pytest
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.device import attempts, link
+from inference.device import link
 
 
 @pytest.fixture(scope="module")
@@ -25,5 +25,6 @@ def server(decoder: SpeculativeDecoder) -> Iterator[Running]:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients repeat lost requests at once."""
-    for module in (attempts, link):
-        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(link, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(link, "seconds_to_wait", lambda _: 0.0)

@@ -18,7 +18,7 @@ from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
 from inference.remote.messages import TreeLimits
-from inference.remote.step_frame import encode_step
+from inference.remote.tree_frame import encode_step
 from inference.sampling.options import Sampling
 from jakiro.errors import ConfigError
 

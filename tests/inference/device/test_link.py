@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import httpx2
 import pytest
@@ -52,7 +52,7 @@ def test_a_server_without_sessions_is_named(decoder: SpeculativeDecoder) -> None
 def test_something_else_at_the_address_is_named(body: Any) -> None:
     with (
         false_server(lambda _path, _body: Made(500), Made(200, body)) as url,
-        pytest.raises(ConfigError, match="verifies no drafts"),
+        pytest.raises(ResourceError, match="check the URL"),
     ):
         RemoteDecoder(url)
 
@@ -114,21 +114,16 @@ def test_a_text_can_be_closed_after_its_decoder(server: Running) -> None:
 
 def test_a_closed_text_has_ended() -> None:
     with closing(ServerLink("http://127.0.0.1:1", patience=0.0)) as own:
-        text = RemoteText(own, OPEN, Mock())
+        text = RemoteText(own, OPEN, None)
         with pytest.raises(ResourceError):
             next(text.steps())
     assert text.traffic.has_ended
 
 
 def test_no_request_is_sent_again_for_a_text_that_has_ended() -> None:
-    traffic = LinkTraffic()
-
-    def sleep(_seconds: float) -> None:
-        assert not traffic.has_ended
-        traffic.has_ended = True
-
+    traffic = LinkTraffic(has_ended=True)
     with (
-        closing(ServerLink("http://127.0.0.1:1", sleep=sleep)) as own,
+        closing(ServerLink("http://127.0.0.1:1")) as own,
         pytest.raises(ResourceError, match="cannot reach the server"),
     ):
         own.open(OPEN, traffic)
@@ -146,6 +141,6 @@ def test_patience_ends(server: Running, fault: str) -> None:
     ):
         steps = remote.steps([1, 2], **SHORT)
         assert len([next(steps), next(steps)]) == 2
-        message = "is not ready" if fault == BUSY else "cannot reach the server"
+        message = "takes no requests at the moment" if fault == BUSY else "cannot reach the server"
         with pytest.raises(ResourceError, match=message):
             next(steps)

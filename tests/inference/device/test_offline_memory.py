@@ -9,7 +9,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
-from helpers.bad_network import FAULTS, LOST, PASSED, bad_network
+from helpers.bad_network import LOST, PASSED, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.serving import Running, running
@@ -18,9 +18,9 @@ from transformers import LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
-from inference.device.alone import AloneWriter
 from inference.device.drafting import DeviceDrafting
 from inference.device.offline_text import OfflineOutput, OfflineWriting
+from inference.device.provisional import AloneWriter, ProvisionalToken
 from inference.device.text import RemoteStep
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -30,7 +30,6 @@ from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL
 from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import TreeLimits
-from inference.remote.provisional import ProvisionalToken
 from inference.sampling.options import Sampling
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import chain_step
@@ -80,58 +79,6 @@ def _written(
     assert output.is_verified
     assert counts.num_written == counts.num_kept + counts.num_retracted
     return output
-
-
-def _lost(decoder: SpeculativeDecoder, server: Running, first: int, fault: str) -> OfflineOutput:
-    """Return a greedy text some of whose requests are lost."""
-    with bad_network(
-        server.root, lambda number, _: fault if first <= number < first + 6 else PASSED
-    ) as network:
-        return _written(decoder, network.url, **GREEDY)
-
-
-def test_a_trained_drafter_writes_while_the_connection_is_lost(
-    moa: SpeculativeDecoder, moa_server: Running
-) -> None:
-    output = _lost(moa, moa_server, 4, LOST)
-    expected = moa.generate(PROMPT, **GREEDY)
-    assert (output.new_token_ids, output.text) == (expected.new_token_ids, expected.text)
-    assert output.provisional.num_written > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_text_is_the_targets_wherever_the_connection_is_lost(kind: str, fault: str) -> None:
-    decoder = _decoder(kind)
-    expected, written = decoder.generate(PROMPT, **GREEDY), 0
-    with running(decoder, remote_sessions=2) as server:
-        for first in range(1, 9):
-            output = _lost(decoder, server, first, fault)
-            assert output.new_token_ids == expected.new_token_ids
-            written += output.provisional.num_written
-    assert written > 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_that_is_lost_meanwhile_is_opened_again(kind: str) -> None:
-    decoder = _decoder(kind)
-    expected, written = decoder.generate(PROMPT, **GREEDY).new_token_ids, 0
-    with running(decoder, remote_sessions=2) as server:
-        for lost_at in range(2, 8):
-
-            def schedule(number: int, path: str, at: int = lost_at) -> str:
-                if number == at:
-                    httpx2.delete(server.root + "/".join(path.split("/")[:5]))
-                return LOST if at <= number < at + 5 else PASSED
-
-            with bad_network(server.root, schedule) as network:
-                output = _written(decoder, network.url, **GREEDY)
-            assert output.new_token_ids == expected
-            assert output.traffic.num_resumes == 1
-            written += output.provisional.num_written
-    assert written > 20
 
 
 @pytest.mark.slow
@@ -216,33 +163,6 @@ def test_nothing_is_written_without_the_memory_of_the_prompt(
     writer = AloneWriter(_drafting(moa, num_rows, False), prompt, 2, 1, 10)
     assert writer.next([]) is None
     writer.stop()
-
-
-@pytest.mark.slow
-def test_a_session_that_is_gone_while_memory_is_fetched_is_opened_again(
-    moa: SpeculativeDecoder, moa_server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.serving.remote.memory_source.MAX_ROWS", 8)
-    monkeypatch.setattr("inference.serving.remote.verification_session.MAX_ROWS", 8)
-    prompt = PROMPT * 4
-    expected = moa.generate(prompt, **GREEDY).new_token_ids
-    with running(moa, remote_sessions=2) as server:
-        for gone_at in (2, 3, 4, 5):
-            steps = [0]
-
-            def schedule(number: int, path: str, at: int = gone_at, steps: Any = steps) -> str:
-                if number == at:
-                    httpx2.delete(server.root + "/".join(path.split("/")[:5]))
-                if at < number < at + 4:
-                    return LOST  # among them the request that opens the next session
-                steps[0] += "/steps/" in path
-                return LOST if "/steps/" in path and 2 <= steps[0] < 6 else PASSED
-
-            with bad_network(server.root, schedule) as network:
-                output = _written(moa, network.url, prompt=prompt, **GREEDY)
-            assert output.new_token_ids == expected
-            assert output.traffic.num_resumes == 1
-            assert output.provisional.num_written > 1
 
 
 class _Knowing:
@@ -333,7 +253,7 @@ def test_nothing_is_submitted_while_the_drafter_writes(
 
     monkeypatch.setattr("inference.device.offline_text.AloneWriter", Counted)
     monkeypatch.setattr("inference.device.text.ClientSession", Checked)
-    monkeypatch.setattr("inference.serving.remote.memory_source.MAX_ROWS", 4)
+    monkeypatch.setattr("inference.device.text.MAX_ROWS", 4)
     monkeypatch.setattr("inference.serving.remote.verification_session.MAX_ROWS", 4)
     expected = moa.generate(PROMPT * 2, **GREEDY).new_token_ids
     with running(moa, remote_sessions=2) as server:

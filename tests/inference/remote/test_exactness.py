@@ -56,10 +56,10 @@ def test_sampling_from_the_distribution_before_it_was_quantized_is_caught() -> N
 class _TakesNewTrees(StepBook):
     """A book that decides the last step again if another tree is submitted for it."""
 
-    def submit(self, step: int, digest: str) -> bool:
+    def verdict_of(self, step: int, digest: str) -> bytes | None:
         if self.last is not None and digest != self.last.digest:
             self.last, self.next_step = None, step
-        return super().submit(step, digest)
+        return super().verdict_of(step, digest)
 
 
 def test_a_book_that_takes_a_new_tree_is_caught() -> None:
@@ -70,10 +70,10 @@ def test_a_book_that_takes_a_new_tree_is_caught() -> None:
 class _ForgetsVerdicts(StepBook):
     """A book that decides the same tree again, with other random numbers."""
 
-    def submit(self, step: int, digest: str) -> bool:
+    def verdict_of(self, step: int, digest: str) -> bytes | None:
         if self.last is not None:
             self.last, self.next_step = None, step
-        return super().submit(step, digest)
+        return super().verdict_of(step, digest)
 
 
 def test_a_book_that_decides_a_tree_twice_is_caught() -> None:

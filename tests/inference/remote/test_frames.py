@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.remote.errors import MessageError
 from inference.remote.frames import TensorSpec, decode_frame, encode_frame
-from inference.remote.messages import Progress
+from inference.remote.messages import MessageError, Progress
 
 SPECS = {"a": TensorSpec(np.int32, 1), "b": TensorSpec(np.uint16, 2)}
 MESSAGE = Progress(emitted=[4, 5], next_step=2)

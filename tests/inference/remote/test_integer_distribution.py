@@ -1,15 +1,12 @@
 """Integer weights sum exactly to their total, and are close to the probabilities."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
-from helpers.chi_square import p_value
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from inference.remote.integer_distribution import TOTAL, probabilities, quantized, sample_columns
+from inference.remote.integer_distribution import TOTAL, probabilities, quantized
 
 
 @given(probs=arrays(np.float64, (2, 7), elements=st.floats(0, 1e6)))
@@ -37,18 +34,3 @@ def test_equal_remainders_go_to_the_first_tokens() -> None:
 def test_no_distribution_is_refused(wrong: list[float]) -> None:
     with pytest.raises(ValueError, match="finite probabilities"):
         quantized(np.array(wrong))
-
-
-def test_columns_are_sampled_without_replacement_by_their_weights() -> None:
-    weights = np.array([TOTAL // 2, 0, TOTAL // 4, TOTAL // 4])
-    random = np.random.default_rng(1)
-    counts = Counter(tuple(sample_columns(weights, 2, random)) for _ in range(2000))
-    expected = {(0, 2): 1 / 4, (0, 3): 1 / 4, (2, 0): 1 / 6, (3, 0): 1 / 6}
-    expected |= {(2, 3): 1 / 12, (3, 2): 1 / 12}
-    assert set(counts) <= set(expected)
-    assert p_value(counts, expected) > 0.0005
-
-
-def test_columns_without_weight_are_never_sampled() -> None:
-    columns = sample_columns(np.array([0, TOTAL, 0]), 3, np.random.default_rng(0))
-    assert columns == [1]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from inference.remote.errors import MessageError
 from inference.remote.messages import (
+    MessageError,
     OpenSession,
     parse_message,
 )

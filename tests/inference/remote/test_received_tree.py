@@ -12,10 +12,10 @@ from hypothesis.extra.numpy import arrays
 
 from inference.draft_tree import ROOT, CandidateKind
 from inference.engine.accept import accept_path
-from inference.remote.errors import MessageError
 from inference.remote.integer_distribution import TOTAL
+from inference.remote.messages import MessageError
 from inference.remote.received_tree import receive_tree, to_draft_tree
-from inference.remote.tree_tensors import TreeTensors
+from inference.remote.tree_frame import TreeTensors
 
 HALVES = {3: TOTAL // 2, 5: TOTAL // 2}
 CHAIN = list(range(ROOT, 4))

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import EtaLogitsWarper, LogitsProcessorList, TemperatureLogitsWarper
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.remote.step_frame import encode_step
+from inference.remote.tree_frame import encode_step
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom

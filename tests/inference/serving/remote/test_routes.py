@@ -145,11 +145,11 @@ def test_a_foreign_session_looks_like_an_unknown_one(
     with other.http:
         foreign = other.put(opened.session, 1, tree)
         unknown = other.put("a" * 22, 1, tree)
-        assert foreign.status_code == unknown.status_code == 404
+        assert foreign.status_code == unknown.status_code == 410
         assert foreign.content == unknown.content
         answer = other.http.get(f"verify/sessions/{opened.session}/memory?from=0&to=1")
         assert answer.content == foreign.content
-        assert other.close(opened.session) == 404
+        assert other.close(opened.session) == 410
     assert device.submit(opened, 1, [*PROMPT, *opened.emitted]).step == 1
 
 

@@ -1,7 +1,7 @@
 """Texts whose trees were drafted elsewhere are those of the decoder, whatever gets lost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,10 +11,10 @@ from helpers.serving import tiny_decoder
 from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT
 from inference.generation.preparation import prepare_requests
-from inference.remote.client_session import ClientSession, Done, Draft, Open, Send
-from inference.remote.errors import MessageError, SessionGone, StepConflict
+from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL
 from inference.remote.messages import (
+    MessageError,
     OpenSession,
     Progress,
     SessionOpened,
@@ -22,7 +22,7 @@ from inference.remote.messages import (
     Verdict,
     parse_message,
 )
-from inference.remote.step_frame import decode_step, encode_step
+from inference.remote.tree_frame import decode_step, encode_step
 from inference.serving.remote.verification_session import VerificationSession
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
@@ -40,13 +40,9 @@ def decoder() -> SpeculativeDecoder:
 
 @dataclass
 class Link:
-    """A server in the same process, and a link whose faults happen at chosen sendings."""
+    """A server in the same process."""
 
     decoder: SpeculativeDecoder
-    lost: set[int] = field(default_factory=set)
-    crashes: set[int] = field(default_factory=set)
-    num_sent: int = 0
-    num_opened: int = 0
     server: VerificationSession | None = None
 
     def open(self, request: OpenSession) -> SessionOpened:
@@ -64,14 +60,13 @@ class Link:
             seed=request.seed,
             max_position=own.target.spec.max_position,
         )
-        self.num_opened += 1
         assert own.tokenizer is not None
         server = VerificationSession(own.target, prepared, own.tokenizer, LIMITS, request.resume)
         while not server.is_open:
             server.read_chunk()
         self.server = server
         return SessionOpened(
-            session=f"session-{self.num_opened}",
+            session="a",
             fingerprint="target",
             samples=True,
             prompt_token_ids=request.prompt,
@@ -82,34 +77,23 @@ class Link:
             limits=LIMITS,
         )
 
-    def send(self, sent: Send) -> Verdict | None:
-        """Return the answer of the server; None if it was lost."""
+    def send(self, step: int, body: bytes) -> Verdict:
+        """Return the answer of the server."""
         assert self.server is not None
-        self.num_sent += 1
-        if self.num_sent in self.crashes:
-            self.server.close()
-        verdict = self.server.submit(sent.step, decode_step(sent.body))
-        return None if self.num_sent in self.lost else parse_message(verdict, Verdict)
+        return parse_message(self.server.submit(step, decode_step(body)).body, Verdict)
 
 
 def written(link: Link, mode: str, max_tokens: int = 40) -> ClientSession:
-    """Let a device write a text over a link."""
-    device = ClientSession(
-        OpenSession(prompt=PROMPT, seed=11, max_tokens=max_tokens, **OPTIONS[mode])
-    )
-    while not isinstance(action := device.action, Done):
-        if isinstance(action, Open):
-            device.on_opened(link.open(action.request))
-        elif isinstance(action, Draft):
-            device.submit(looked_up(action.token_ids))
-        else:
-            try:
-                verdict = link.send(action)
-            except SessionGone:
-                device.on_gone()
-                continue
-            if verdict is not None:
-                device.on_verdict(verdict)
+    """Let a device write a text, and submit each tree twice, as after a lost reply."""
+    request = OpenSession(prompt=PROMPT, seed=11, max_tokens=max_tokens, **OPTIONS[mode])
+    device = ClientSession(request)
+    device.on_opened(link.open(request))
+    while not device.is_finished:
+        tree = looked_up(device.token_ids)
+        device.submit(tree)
+        verdict = link.send(device.next_step, tree.body)
+        assert link.send(device.next_step, tree.body) == verdict
+        device.on_verdict(verdict)
     return device
 
 
@@ -123,33 +107,9 @@ def expected(decoder: SpeculativeDecoder, mode: str, max_tokens: int = 40) -> tu
 def test_the_text_is_that_of_the_decoder_alone(decoder: SpeculativeDecoder, mode: str) -> None:
     device = written(link := Link(decoder), mode)
     assert (device.emitted, device.text) == expected(decoder, mode)
-    assert link.num_sent == device.next_step - 1 < len(device.emitted) - 1  # drafts were accepted
-
-
-@pytest.mark.parametrize("mode", OPTIONS)
-@pytest.mark.parametrize("lost", [{1}, {2, 3, 4}, set(range(1, 60, 2))], ids=str)
-def test_lost_replies_do_not_change_the_text(
-    decoder: SpeculativeDecoder, mode: str, lost: set[int]
-) -> None:
-    link = Link(decoder, lost=lost)
-    device = written(link, mode)
-    assert (device.emitted, device.text) == expected(decoder, mode)
     assert link.server is not None
     assert link.server.num_steps == device.next_step - 1  # each step was verified once
-    assert link.server.book.num_replays == link.num_sent - link.server.num_steps > 0
-
-
-@pytest.mark.parametrize("mode", OPTIONS)
-def test_a_new_server_goes_on_at_any_step_with_the_text_of_the_device(
-    decoder: SpeculativeDecoder, mode: str
-) -> None:
-    alone = expected(decoder, mode, max_tokens=14)
-    num_steps = written(Link(decoder), mode, max_tokens=14).next_step - 1
-    for number in range(1, num_steps + 1):
-        link = Link(decoder, crashes={number}, lost={max(number - 1, 1)})
-        device = written(link, mode, max_tokens=14)
-        assert (device.emitted, device.text) == alone
-        assert device.num_resumes >= 1
+    assert link.server.num_steps < len(device.emitted) - 1  # drafts were accepted
 
 
 def _opened(decoder: SpeculativeDecoder) -> tuple[VerificationSession, ClientSession]:
@@ -157,11 +117,9 @@ def _opened(decoder: SpeculativeDecoder) -> tuple[VerificationSession, ClientSes
     link = Link(decoder)
     device = ClientSession(OpenSession(prompt=PROMPT, seed=1, max_tokens=30, temperature=0.0))
     device.on_opened(link.open(device.request))
-    device.submit(looked_up([*PROMPT, *device.emitted]))
-    assert isinstance(device.action, Send)
-    verdict = link.send(device.action)
-    assert verdict is not None
-    device.on_verdict(verdict)
+    tree = looked_up(device.token_ids)
+    device.submit(tree)
+    device.on_verdict(link.send(1, tree.body))
     assert link.server is not None
     return link.server, device
 
@@ -207,22 +165,26 @@ def test_a_faulty_tree_decides_nothing(
     assert found.value.code == code
     assert (server.emitted, server.book.next_step, server.num_steps) == (before, 2, 1)
     right = looked_up([*PROMPT, *device.emitted])
-    assert parse_message(server.submit(2, decode_step(right.body)), Verdict).digest == right.digest
-
-
-def test_another_tree_for_a_decided_step_is_refused(decoder: SpeculativeDecoder) -> None:
-    server, _ = _opened(decoder)
-    other = encode_step(len(PROMPT), server.emitted[0], sequence_tree(tensors([1], [ROOT])))
-    with pytest.raises(StepConflict) as found:
-        server.submit(1, decode_step(other.body))
-    assert (found.value.code, found.value.next_step) == ("step_conflict", 2)
+    verdict = server.submit(2, decode_step(right.body)).verdict
+    assert verdict is not None
+    assert verdict.digest == right.digest
 
 
 def test_a_tree_without_candidates_emits_one_token(decoder: SpeculativeDecoder) -> None:
     server, device = _opened(decoder)
     known = [*PROMPT, *device.emitted]
     nothing = encode_step(len(known) - 1, known[-1], sequence_tree(tensors([], [])))
-    assert len(parse_message(server.submit(2, decode_step(nothing.body)), Verdict).emitted) == 1
+    verdict = server.submit(2, decode_step(nothing.body)).verdict
+    assert verdict is not None
+    assert len(verdict.emitted) == 1
+
+
+def test_a_closed_session_refuses_everything(decoder: SpeculativeDecoder) -> None:
+    server, device = _opened(decoder)
+    server.close()
+    with pytest.raises(MessageError) as found:
+        server.submit(2, decode_step(looked_up(device.token_ids).body))
+    assert (found.value.code, found.value.status) == ("session_gone", 410)
 
 
 @pytest.mark.parametrize("extra", [[3], [10**6]], ids=["too long", "no token"])
@@ -248,8 +210,7 @@ def test_a_tree_with_candidates_of_both_kinds_is_verified(decoder: SpeculativeDe
     link = Link(decoder)
     opened = link.open(OpenSession(prompt=PROMPT, seed=1, max_tokens=9, temperature=1.0))
     tree = encode_step(len(PROMPT), opened.emitted[0], sequence_tree(mixed()))
-    verdict = link.send(Send(opened.session, 1, tree.body))
-    assert verdict is not None
+    verdict = link.send(1, tree.body)
     assert (verdict.step, verdict.digest) == (1, tree.digest)
     assert len(verdict.emitted) == verdict.num_accepted + 1
 
@@ -260,15 +221,11 @@ def test_a_long_chain_that_was_written_alone_is_verified_in_one_step(
     expected = decoder.generate(PROMPT, temperature=0, max_new_tokens=120).new_token_ids
     link = Link(decoder)
     device = ClientSession(OpenSession(prompt=PROMPT, seed=11, max_tokens=120, temperature=0.0))
-    opening = device.action
-    assert isinstance(opening, Open)
-    device.on_opened(link.open(opening.request))
+    device.on_opened(link.open(device.request))
     wrong = [*expected[1:90], (expected[90] + 1) % 61]
     chain = sequence_tree(tensors(wrong, [node - 1 for node in range(90)]))
-    device.submit(encode_step(len(PROMPT), expected[0], chain))
-    sent = device.action
-    assert isinstance(sent, Send)
-    verdict = link.send(sent)
-    assert verdict is not None
+    tree = encode_step(len(PROMPT), expected[0], chain)
+    device.submit(tree)
+    verdict = link.send(1, tree.body)
     assert device.on_verdict(verdict) == expected[1:91]
     assert verdict.num_accepted == 89

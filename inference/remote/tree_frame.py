@@ -1,4 +1,4 @@
-"""The draft tree of one sequence as the tensors that are sent."""
+"""The draft tree of one sequence as bytes, which stay the same however often they are sent."""
 
 from hashlib import blake2b
 from typing import NamedTuple
@@ -7,10 +7,11 @@ import numpy as np
 from jaxtyping import Int16, Int32, UInt8, UInt16
 
 from inference.draft_tree import ROOT, CandidateKind, SequenceTree
-from inference.remote.frames import TensorSpec
+from inference.remote.frames import TensorSpec, decode_frame, encode_frame
 from inference.remote.integer_distribution import TOTAL
+from inference.remote.messages import MessageError, StepHeader
 
-SPECS = {
+_SPECS = {
     "token_ids": TensorSpec(np.int32, 1),
     "parents": TensorSpec(np.int16, 1),
     "kinds": TensorSpec(np.uint8, 1),
@@ -42,7 +43,7 @@ class TreeTensors(NamedTuple):
         kinds = [
             CandidateKind.SAMPLED if n in sampled else CandidateKind.DETERMINISTIC for n in nodes
         ]
-        pairs = [_integer_distribution(tree, parent) for parent in tree.sampled]
+        pairs = [integer_distribution(tree, parent) for parent in tree.sampled]
         ids, weights = zip(*pairs, strict=True) if pairs else (np.empty((0, 0)), np.empty((0, 0)))
         return cls(
             np.array([tree.token_ids[node] for node in nodes], np.int32),
@@ -55,33 +56,62 @@ class TreeTensors(NamedTuple):
 
     def digest(self, base_length: int, root: int) -> str:
         """Return the digest of a submitted tree, as 32 hexadecimal digits."""
-        found = blake2b(f"{base_length} {root}".encode(), digest_size=16)
+        digest = blake2b(f"{base_length} {root}".encode(), digest_size=16)
         for tensor in self:
-            found.update(f" {tensor.dtype.str} {tensor.shape} ".encode())
-            found.update(np.ascontiguousarray(tensor).data)
-        return found.hexdigest()
+            digest.update(f" {tensor.dtype.str} {tensor.shape} ".encode())
+            digest.update(np.ascontiguousarray(tensor).data)
+        return digest.hexdigest()
 
 
-def _ordered(tree: SequenceTree) -> list[int]:
-    """Return the valid nodes level by level; sampled siblings come first, in order of sampling."""
-    nodes: list[int] = []
-    parents = [ROOT]
-    while parents:
-        level = [
-            node
-            for parent in parents
-            for by_kind in (tree.sampled, tree.deterministic)
-            for node in by_kind.get(parent, ())
-        ]
-        nodes += level
-        parents = level
-    return nodes
+class SubmittedTree(NamedTuple):
+    """A draft tree on its way to the server."""
+
+    body: bytes
+    digest: str
 
 
-def _integer_distribution(tree: SequenceTree, parent: int) -> tuple[np.ndarray, np.ndarray]:
+class ReceivedStep(NamedTuple):
+    """A draft tree that has arrived as it was sent; its content has not been checked."""
+
+    header: StepHeader
+    tree: TreeTensors
+
+
+def encode_step(base_length: int, root: int, tree: SequenceTree) -> SubmittedTree:
+    tensors = TreeTensors.of(tree)
+    digest = tensors.digest(base_length, root)
+    header = StepHeader(base_length=base_length, root=root, digest=digest)
+    return SubmittedTree(encode_frame(header, tensors._asdict()), digest)
+
+
+def decode_step(body: bytes) -> ReceivedStep:
+    """Return the draft tree in bytes from another machine."""
+    header, tensors = decode_frame(body, StepHeader, _SPECS)
+    tree = TreeTensors(**tensors)
+    if tree.digest(header.base_length, header.root) != header.digest:
+        raise MessageError("wrong_digest", "the tree was changed on its way")
+    return ReceivedStep(header, tree)
+
+
+def integer_distribution(tree: SequenceTree, parent: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids and integer weights that children of `parent` were sampled from."""
     ids, probs = tree.draft_distribution(parent)
     shares = probs.double().cpu().numpy() * TOTAL
     if (shares % 1).any() or shares.sum() != TOTAL:
         raise ValueError("a draft distribution must be quantized before it is sampled from")
-    return ids.cpu().numpy(), shares
+    return ids.cpu().numpy(), shares.astype(np.int64)
+
+
+def _ordered(tree: SequenceTree) -> list[int]:
+    """Return the valid nodes level by level; sampled siblings come first, in order of sampling."""
+    nodes: list[int] = []
+    level = [ROOT]
+    while level:
+        level = [
+            node
+            for parent in level
+            for by_kind in (tree.sampled, tree.deterministic)
+            for node in by_kind.get(parent, ())
+        ]
+        nodes += level
+    return nodes

@@ -7,8 +7,8 @@ from helpers.offline import Noise, OfflineSteps
 from helpers.quick import mostly_slow
 from helpers.tables import Prefix, Tables, error_of_two_steps, no_processors
 
+from inference.device.provisional import ProvisionalText, ProvisionalToken
 from inference.draft_tree import SequenceTree
-from inference.remote.provisional import ProvisionalText, ProvisionalToken
 
 EXACT = 1e-9
 CLEARLY_WRONG = 0.003
