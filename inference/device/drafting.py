@@ -27,7 +27,7 @@ from inference.protocol import (
     EncodedMemory,
 )
 from inference.remote.memory_rows import RowFormat
-from inference.remote.messages import OpenSession, SessionOpened, TreeLimits
+from inference.remote.messages import OpenSession, SessionOpened
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ConfigError
@@ -45,49 +45,32 @@ class DeviceDrafting:
     def __init__(
         self,
         drafter: Drafter | None,
-        sampling: Sampling,
-        limits: TreeLimits,
-        capacity: int,
-        device: torch.device,
+        request: OpenSession,
+        opened: SessionOpened,
         rows: RowFormat | None = None,
     ) -> None:
-        assert sampling.quantizes_drafts, "the server verifies integer weights"
-        self.sampling = sampling
-        self.limits = limits
-        self.device = device
+        self.sampling = sampling_of(request, opened.samples)
+        self.limits = limits = opened.limits
+        self.device = torch.device("cpu")
         self._format = rows
         # rows of the tokens that the drafter does not know yet
         self._rows = np.empty((0, 0 if rows is None else rows.num_bytes), np.uint8)
         self._known = 0  # number of tokens before the root that the drafter knows
         self.session: DraftSession | None = None  # None if nothing is drafted
-        if drafter is not None:
-            if rows is not None:
-                assert isinstance(drafter, TrainedDrafter), "no other drafter reads rows"
-                self._version, self._dtype = drafter.version, drafter.model.dtype
-            nodes, depth = drafter.max_nodes, drafter.max_depth
-            self._budget = Budget(min(nodes, limits.max_nodes), min(depth, limits.max_depth))
-            self.session = drafter.new_session(sampling, capacity + 1 + nodes)
-            _check_learns_from_tokens(self.session, drafter)
+        if drafter is None:
+            return
+        if isinstance(drafter, SmallLMDrafter | TrainedDrafter):
+            self.device, self._dtype = drafter.model.device, drafter.model.dtype
+        nodes, depth = drafter.max_nodes, drafter.max_depth
+        self._version = drafter.version
+        self._budget = Budget(min(nodes, limits.max_nodes), min(depth, limits.max_depth))
+        capacity = len(opened.prompt_token_ids) + request.max_tokens + 1 + nodes
+        self.session = drafter.new_session(self.sampling, capacity)
+        _check_learns_from_tokens(self.session, drafter)
 
     def add_rows(self, rows: UInt8[np.ndarray, "tokens bytes"]) -> None:
         """Add the memory of verified tokens, in their order."""
         self._rows = np.concatenate([self._rows, rows])
-
-    @classmethod
-    def of(
-        cls,
-        drafter: Drafter | None,
-        request: OpenSession,
-        opened: SessionOpened,
-        rows: RowFormat | None = None,
-    ) -> "DeviceDrafting":
-        """Return the drafter's side of a text that a server has begun."""
-        device = torch.device("cpu")
-        if isinstance(drafter, SmallLMDrafter | TrainedDrafter):
-            device = drafter.model.device
-        capacity = len(opened.prompt_token_ids) + request.max_tokens
-        sampling = sampling_of(request, opened.samples)
-        return cls(drafter, sampling, opened.limits, capacity, device, rows)
 
     @property
     def num_readable(self) -> int:

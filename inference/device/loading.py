@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.aded.file import vocabulary_size
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
@@ -46,7 +45,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
     if parsed is not None and parsed.kind == LM:
         return _small_lm(str(parsed.path), info, load)
     if (exported := exported_folder(name)) is not None:
-        return _exported(exported, info, **load)
+        return _exported(exported, **load)
     if (Path(name) / "config.json").is_file() or packaged_drafter(name) is not None:
         raise ConfigError(
             f"the drafter {name} was not exported for a machine without its target",
@@ -106,63 +105,36 @@ def memory_request(
             f"the server of {info.model} encodes no memory for a trained drafter",
             remedy="start it with jakiro serve --drafter DRAFTER --remote-sessions 8",
         )
-    encoder = encoder_fingerprint(drafter.model)
-    if encoder != info.memory.encoder:
-        raise TargetMismatch(
-            f"the server of {info.model} has another drafter than this machine",
-            expected=f"a drafter with the encoders {info.memory.encoder}",
-            got=encoder,
-            remedy="use the drafter that the server was started with",
-        )
-    return MemoryRequest(encoder=encoder, encoding=encoding)
+    return MemoryRequest(encoder=encoder_fingerprint(drafter.model), encoding=encoding)
 
 
 def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
-    """Raise an error if a drafter cannot belong to a target with the server's vocabulary.
+    """Raise an error if a small model cannot belong to a target with the server's vocabulary.
 
     The embeddings of models with the same tokenizer may be padded to different sizes.
     """
-    if isinstance(drafter, DelegatingDrafter):
-        check_vocab_size(drafter.drafter, info)
-    elif isinstance(drafter, TrainedDrafter):
-        size = drafter.model.config.target_record.vocab_size
-        _check_between(info, size, size)
-    elif isinstance(drafter, SmallLMDrafter):
-        most = drafter.model.spec.vocab_size + _MOST_PADDING
-        _check_between(info, drafter.vocab_size, most)
-
-
-def _check_between(info: VerifierInfo, least: int, most: int) -> None:
+    while isinstance(drafter, DelegatingDrafter):
+        drafter = drafter.drafter
+    if not isinstance(drafter, SmallLMDrafter):
+        return
+    least, most = drafter.vocab_size, drafter.model.spec.vocab_size + _MOST_PADDING
     if not least <= info.vocab_size <= most:
         raise TargetMismatch(
             f"the vocabulary of the server's target {info.model} does not fit the drafter",
-            expected=f"{least} token ids" if least == most else f"{least} to {most} token ids",
+            expected=f"{least} to {most} token ids",
             got=info.vocab_size,
-            remedy="use a drafter of this target",
+            remedy="use a smaller model of the target's family",
         )
 
 
 def _exported(
     folder: Path,
-    info: VerifierInfo,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     **_: Any,
 ) -> TrainedDrafter:
     """Return the drafter of an exported folder, on its device and in the dtype of its target."""
     model = JakiroDrafter.from_pretrained(folder)
-    record = model.config.target_record
-    for what, expected, got in (
-        ("target", record.fingerprint, info.target),
-        ("tokenizer", record.tokenizer_fingerprint, info.tokenizer),
-    ):
-        if expected not in (None, got):
-            raise TargetMismatch(
-                f"the drafter in {folder} was made for a target other than the server's ({what})",
-                expected=f"{record.name_or_path} ({expected[:12]})",
-                got=f"{info.model} ({got[:12]})",
-                remedy="connect to a server of this target, or export a drafter of its target",
-            )
     given = None if dtype is None else torch_dtype(dtype)
     chosen = given if isinstance(given, torch.dtype) else None  # None for `auto`
     target = read_device_target(folder, model.draft_ids, device or "cpu", chosen)
@@ -181,8 +153,5 @@ def _small_lm(path: str, info: VerifierInfo, load: dict[str, Any]) -> SmallLMDra
         )
     model = load_causal_lm(path, "the small language model", **load)
     drafter = SmallLMDrafter(model, model)
-    padded = drafter.vocab_size
-    drafter.vocab_size = min(padded, vocabulary_size(tokenizer))
-    check_vocab_size(drafter, info)
-    drafter.vocab_size = min(padded, info.vocab_size)
+    drafter.vocab_size = min(drafter.vocab_size, info.vocab_size)
     return drafter

@@ -222,7 +222,7 @@ class RemoteText:
         if self._drafting is None:
             session = self._session
             assert session.opened is not None, "open a session first"
-            self._drafting = DeviceDrafting.of(
+            self._drafting = DeviceDrafting(
                 self._drafter, session.request, session.opened, self._rows
             )
         return self._drafting

@@ -66,8 +66,10 @@ def memory_source(
     if encoding is None or offer is None or request.encoder != offer.encoder:
         raise MessageError(
             "other_encoder",
-            "the server cannot encode the memory of the device's drafter",
-            expected="no memory" if offer is None else f"the encoder {offer.encoder}",
+            "the drafter of this machine is another one than the server's, which cannot encode the "
+            "memory for it",
+            expected="no trained drafter" if offer is None else f"the encoder {offer.encoder}",
             got=f"the encoder {request.encoder}",
+            remedy="export the drafter that the server was started with",
         )
     return MemorySource(encoding, request)

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-import torch
 from helpers.models import tiny_llama
+from helpers.remote import opening
 from helpers.trigrams import known_trigrams
-from transformers import LogitsProcessorList
 
 from inference.device import drafting
 from inference.device.drafting import DeviceDrafting
@@ -17,17 +16,17 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
-from inference.remote.messages import TreeLimits
+from inference.remote.messages import OpenSession, TreeLimits
 from inference.remote.tree_frame import encode_step
-from inference.sampling.options import Sampling
 from jakiro.errors import ConfigError
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 9, 1, 2]
 
 
 def _drafting(drafter: Drafter | None, do_sample: bool = True, **limits: int) -> DeviceDrafting:
-    sampling = Sampling(LogitsProcessorList(), do_sample, seed=5, quantizes_drafts=True)
-    return DeviceDrafting(drafter, sampling, TreeLimits(**limits), 40, torch.device("cpu"))
+    request = OpenSession(prompt=[1], seed=5, max_tokens=40)
+    changes = {"samples": do_sample, "limits": TreeLimits(**limits)}
+    return DeviceDrafting(drafter, request, opening().model_copy(update=changes))
 
 
 def _lm() -> SmallLMDrafter:

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from helpers.false_server import Made, false_server
 from helpers.models import tiny_llama
-from helpers.serving import Running, running, tiny_decoder
+from helpers.serving import Running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
@@ -16,7 +16,6 @@ from inference.device.loading import device_drafter
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.remote.messages import TreeLimits, VerifierInfo
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.record import tokenizer_fingerprint
@@ -89,13 +88,12 @@ def _stating(server: Running, vocab_size: int) -> Made:
 
 
 @pytest.mark.parametrize("change", [-50, 5_000])
-@pytest.mark.parametrize("is_named", [True, False])
 def test_a_vocabulary_that_does_not_fit_the_small_model_is_refused(
-    folder: Path, server: Running, decoder: SpeculativeDecoder, change: int, is_named: bool
+    server: Running, decoder: SpeculativeDecoder, change: int
 ) -> None:
     model: Any = decoder.target.model
     size = decoder.target.spec.vocab_size
-    drafter = f"lm={folder}" if is_named else SmallLMDrafter(model, model)
+    drafter = SmallLMDrafter(model, model)
     with (
         false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url,
         pytest.raises(TargetMismatch, match=rf"expected: {size} to .*; got: {size + change}; rem"),
@@ -108,17 +106,3 @@ def test_a_padded_vocabulary_fits_the_small_model(folder: Path, server: Running)
     for change in (0, 1, 2_000):
         with false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url:
             RemoteDecoder(url, f"lm={folder}", dtype="float32").close()
-
-
-@pytest.mark.parametrize("change", [-1])
-def test_a_trained_drafter_needs_the_vocabulary_of_its_target(change: int) -> None:
-    trained = tiny_decoder(trained=True)
-    assert isinstance(trained.drafter, TrainedDrafter)
-    size = trained.target.spec.vocab_size
-    with running(trained, remote_sessions=1) as own:
-        made = _stating(own, size + change)
-    with (
-        false_server(lambda _path, _body: Made(500), made) as url,
-        pytest.raises(TargetMismatch, match=rf"expected: {size} token ids; got: {size + change}"),
-    ):
-        RemoteDecoder(url, trained.drafter)

@@ -12,6 +12,7 @@ import torch
 from helpers.bad_network import LOST, PASSED, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.remote import opening
 from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LogitsProcessorList
@@ -29,7 +30,7 @@ from inference.engine.context import Context
 from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL
 from inference.remote.memory_rows import RowFormat
-from inference.remote.messages import TreeLimits
+from inference.remote.messages import OpenSession, TreeLimits
 from inference.sampling.options import Sampling
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import chain_step
@@ -104,9 +105,9 @@ def _drafting(decoder: SpeculativeDecoder, num_rows: int, samples: bool) -> Devi
     """Return the drafter's side of a text, with the memory of the first tokens."""
     drafter = _device_drafter(decoder)
     rows = row_format(drafter.model, "float32", "exact")
-    sampling = Sampling(LogitsProcessorList(), samples, seed=3, quantizes_drafts=True)
-    device = torch.device("cpu")
-    drafting = DeviceDrafting(drafter, sampling, TreeLimits(), 400, device, rows)
+    request = OpenSession(prompt=PROMPT, seed=3, max_tokens=400)
+    changes = {"samples": samples, "limits": TreeLimits()}
+    drafting = DeviceDrafting(drafter, request, opening().model_copy(update=changes), rows)
     drafting.add_rows(_rows(decoder, rows)[:num_rows])
     return drafting
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_llama
-from helpers.remote import mixed, sequence_tree, tensors
-from transformers import LogitsProcessorList
+from helpers.remote import mixed, opening, sequence_tree, tensors
 
 from inference.device.drafting import DeviceDrafting
 from inference.device.provisional import AloneWriter, ProvisionalText, ProvisionalToken, alone_key
@@ -16,9 +15,8 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
 from inference.remote.integer_distribution import TOTAL
-from inference.remote.messages import TreeLimits
+from inference.remote.messages import OpenSession, TreeLimits
 from inference.remote.tree_frame import decode_step, encode_step
-from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import random_stream
 
 TOKENS = [
@@ -85,8 +83,9 @@ def model() -> Any:
 
 
 def _drafting(drafter: Drafter | None, samples: bool = False) -> DeviceDrafting:
-    sampling = Sampling(LogitsProcessorList(), samples, seed=3, quantizes_drafts=True)
-    return DeviceDrafting(drafter, sampling, TreeLimits(), 100, torch.device("cpu"))
+    request = OpenSession(prompt=PROMPT, seed=3, max_tokens=100)
+    changes = {"samples": samples, "limits": TreeLimits()}
+    return DeviceDrafting(drafter, request, opening().model_copy(update=changes))
 
 
 def _written(drafting: DeviceDrafting, count: int, attempt: int = 1) -> list[Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import exit_code
-from helpers.models import tiny_llama, tiny_settings
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.serving import running
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
@@ -101,13 +101,13 @@ def test_wrong_folders_and_servers_are_named(
     assert exit_code("export", str(drafter), "--to", "device", "--out", str(out)) == 2
     assert "exists" in capsys.readouterr().err
     assert exit_code("export", "lookup", "--to", "device", "--out", str(tmp_path / "other")) == 2
-    other = SpeculativeDecoder(
-        tiny_llama(vocab=len(tiny_tokenizer(None)), seed=4), None, tiny_tokenizer(CHATML)
-    )
+    tokenizer = tiny_tokenizer(CHATML)
+    model = tiny_llama(vocab=len(tokenizer), seed=4)
+    other = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
     with running(decoder, remote_sessions=2) as server, running(other, remote_sessions=2) as wrong:
         for words, message in (
             ([server.url, "x", "--drafter", str(drafter)], "jakiro export --to device"),
-            ([wrong.url, "x", "--drafter", str(out)], "made for a target"),
+            ([wrong.url, "x", "--drafter", str(out)], "is another one than the server's"),
         ):
             capsys.readouterr()
             assert exit_code("connect", *words, *GREEDY) == 2
