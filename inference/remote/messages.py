@@ -1,7 +1,7 @@
 """The messages between a device that drafts and a server that verifies, and errors about them."""
 
 from secrets import token_hex
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,19 +24,11 @@ class MessageError(JakiroError, ValueError):
     Args:
         code: short name of the reason, which the other end can read.
         status: status of a response with this error.
+        **details: what was expected, what was got instead, and the remedy.
     """
 
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        *,
-        status: int = 400,
-        expected: object = None,
-        got: object = None,
-        remedy: str | None = None,
-    ) -> None:
-        super().__init__(message, expected=expected, got=got, remedy=remedy)
+    def __init__(self, code: str, message: str, *, status: int = 400, **details: Any) -> None:
+        super().__init__(message, **details)
         self.code, self.status = code, status
 
 
