@@ -13,7 +13,6 @@ from inference.engine.threads import num_threads
 from jakiro.target.adapter import TargetAdapter
 
 TREE_NODES = 8  # number of nodes of the tree whose verification is timed
-TREE_TAU = 2.0  # mean acceptance length that is assumed for such trees in the choice
 SECONDS = 0.5  # duration after which no further step is timed
 # A number of threads with which steps take this many times as long as the shortest may still be the
 # fastest in a loop other than this package's.

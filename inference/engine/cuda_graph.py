@@ -52,10 +52,6 @@ class RecordedFunction:
         self._is_recordable = device.type == "cuda"
         self._output: Tensor | None = None
 
-    @property
-    def is_recorded(self) -> bool:
-        return self._graph is not None
-
     def __call__(self) -> Tensor:
         """Run the function; the next call may overwrite the result."""
         if self._is_recordable and self._graph is None:

@@ -80,6 +80,12 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
     return validate_settings(TrainSettings, merge(base, changes), source="the test")
 
 
+def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the evaluations of a run, each with the number of steps that preceded it."""
+    lines = read_metrics(folder)
+    return [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
+
+
 def curve(settings: TrainSettings) -> list[float]:
     """Return the recorded loss of each step."""
     return [line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.quick import mostly_slow
-from helpers.training import curve, tiny_run, write_jsonl
+from helpers.training import curve, read_evaluations, tiny_run, write_jsonl
 from transformers import AutoTokenizer
 
 from inference.decoder import SpeculativeDecoder
@@ -15,7 +15,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, PromptError
 from jakiro.utils.settings import dump_settings
 from training.config import EvaluationSettings, TrainSettings
-from training.evaluation.metrics import read_evaluations, read_metrics
+from training.evaluation.metrics import read_metrics
 from training.setup.preparation import prepare
 from training.train import main, train
 

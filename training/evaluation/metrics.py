@@ -67,12 +67,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def read_evaluations(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return the evaluations of a run, each with the number of steps that preceded it."""
-    lines = read_metrics(folder)
-    return [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
-
-
 @contextmanager
 def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
     """Yield the caller's progress display, or a new display on standard error.

@@ -1,7 +1,7 @@
 """Copies of drafters whose layers compute with weights in another format."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import cast
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.experts import MixtureOfExperts, expert_products
+from jakiro.experts import MixtureOfExperts
 from jakiro.target.ends import TargetEnds
 from jakiro.target.packed_linear import has_adapters
 from jakiro.target.sharing import sharing_copy
@@ -139,15 +139,6 @@ def sources(model: JakiroDrafter) -> list[Source]:
         and module.out_features >= FEWEST_OUTPUTS
     ]
     return [*layers, *(stack for _, _, stack in _stacks(model))]
-
-
-def layer_product(source: Source, form: WeightForm) -> Product:
-    """Return the function that a drafter computes with for one of its `sources`."""
-    if isinstance(source, nn.Linear):
-        return source if form == "own" else ConvertedLinear(source, form)
-    if form == "own":
-        return partial(expert_products, stack=source)
-    return ConvertedStack(source, form)
 
 
 def with_layers(model: JakiroDrafter, form: WeightForm) -> JakiroDrafter:

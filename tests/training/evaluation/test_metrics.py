@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.evaluation.metrics import MetricsLog, read_evaluations, read_metrics
+from training.evaluation.metrics import MetricsLog, read_metrics
 
 
 def test_the_board_has_all_numbers(tmp_path: Path) -> None:

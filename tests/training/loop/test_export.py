@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training import tiny_run
+from helpers.training import read_evaluations, tiny_run
 from safetensors.torch import load_file
 
 from jakiro.drafter import JakiroDrafter
 from training.config import TrainSettings
-from training.evaluation.metrics import read_evaluations
 from training.train import train
 
 DECODING = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from helpers.interruptions import PowerCutError, interrupt_after
-from helpers.training import curve, tiny_run
+from helpers.training import curve, read_evaluations, tiny_run
 
 from jakiro.drafter import JakiroDrafter
-from training.evaluation.metrics import read_evaluations, read_metrics
+from training.evaluation.metrics import read_metrics
 from training.train import train
 
 
