@@ -31,10 +31,10 @@ from jakiro.target.ends import TargetEnds
 from jakiro.target.weight_forms import WeightForm
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
-from jakiro.utils.hub import hub_options, refuse_missing_folder
+from jakiro.utils.hub import hub_options
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import LOADING_ERRORS, reason_of, refuse_files_elsewhere
+from jakiro.utils.pretrained import LOADING_ERRORS, reason_of
 from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
 from moa.norm import RMSNorm
@@ -178,13 +178,10 @@ class JakiroDrafter(PreTrainedModel):
                 such as `smollm2-135m-instruct`.
 
         Raises:
-            CheckpointError: there is no drafter at `path`; its weights are not finite, do not match
-                its config, or are in files outside its folder; or the ids of the tokens that may be
-                drafted are invalid.
+            CheckpointError: there is no drafter at `path`; its weights are not finite or do not
+                match its config; or the ids of the tokens that may be drafted are invalid.
         """
         path = packaged_drafter(path) or path
-        refuse_missing_folder(path, "a drafter from", _REMEDY)
-        refuse_files_elsewhere(Path(path), "the drafter")
         # With these options, transformers does not raise an error for mismatched weights, but
         # returns a report of them, which `_check_report` reads.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -22,11 +22,11 @@ from jakiro.errors import (
 )
 from jakiro.target.checks import CausalLM
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.parent import end_with_parent
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
 from training.distributed.failures import lost_processes_explained
 from training.distributed.launch import LAUNCHED
+from training.distributed.parent import end_with_parent
 from training.distributed.processes import is_first_process, join_processes, launch_environment
 from training.loop.run import Run
 from training.setup.preparation import prepare

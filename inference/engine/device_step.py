@@ -19,8 +19,8 @@ from inference.engine.tree_buffer import TreeBuffer, TreeForm
 from inference.engine.tree_step import tree_step
 from inference.protocol import Budget, DeviceSession
 from inference.sampling.batch import BatchSampling
+from inference.sampling.host_buffers import HostBuffers
 from inference.sampling.random_numbers import FixedRandom, StepRandom, StreamKey
-from jakiro.utils.host_buffers import HostBuffers
 
 
 class Rows(NamedTuple):

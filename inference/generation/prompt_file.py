@@ -10,7 +10,6 @@ from typing import Any
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import PromptError
-from jakiro.utils.strict_json import parse_json_line
 
 BUILT_IN: tuple[str, ...] = (
     "def read_lines(path):\n    ",
@@ -121,7 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _fields(text: str, location: str) -> dict[str, Any]:
     try:
-        fields = parse_json_line(text)
+        fields = json.loads(text)
     except ValueError as error:
         raise PromptError(
             f"{location} is not JSON",

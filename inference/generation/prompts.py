@@ -6,13 +6,25 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import PromptError
-from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
 
 Prompt = str | list[dict[str, Any]] | list[int] | Tensor
+
+# Errors that chat templates raise on purpose, and errors caused by messages of an unexpected form.
+TEMPLATE_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 def encode_prompt(
@@ -196,9 +208,8 @@ def _templated(
             remedy="set tokenizer.chat_template, or pass the prompt as a text",
         )
     try:
-        encoded = apply_chat_template(
-            tokenizer, messages, add_generation_prompt=True, return_dict=True
-        )
+        apply: Any = tokenizer.apply_chat_template
+        encoded = apply(messages, add_generation_prompt=True, return_dict=True)
     except TEMPLATE_ERRORS as error:
         raise PromptError(
             "the chat template rejects the messages",

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from jakiro.utils.host_buffers import HostBuffers
+from inference.sampling.host_buffers import HostBuffers
 
 ACCEPTING, DRAFTING = 0, 1  # independent streams of random numbers in the same decoding step
 

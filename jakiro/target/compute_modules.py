@@ -18,6 +18,7 @@ from jakiro.target.attention import (
 from jakiro.target.checks import CausalLM
 from jakiro.target.fused_decoder import Trial, are_alike, fuse_decoder
 from jakiro.target.independent_rows import SMALL, DoubleLinear, with_independent_rows
+from jakiro.target.mapped_memory import MappedMemory
 from jakiro.target.packed_linear import (
     PackedLinear,
     can_pack,
@@ -28,7 +29,6 @@ from jakiro.target.packed_linear import (
 )
 from jakiro.target.sharing import sharing_copy, with_attention
 from jakiro.target.weight_copies import version_of
-from jakiro.utils.mapped_memory import MappedMemory
 
 MEMORY_SHARE = 0.5  # largest share of the available memory that copied weights may take
 

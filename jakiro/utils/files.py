@@ -29,12 +29,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file atomically, so that a reader finds either the old content or the new content.
-
-    Raises:
-        OSError: the folder is missing or not writable, or the disk is full; then `path` is
-            unchanged.
-    """
+    """Replace a file atomically, so that a reader finds either the old or the new content."""
     data = content.encode() if isinstance(content, str) else content
     # The replacement is atomic because both paths are on the same file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -52,13 +47,8 @@ def publish(partial: Path, final: Path) -> None:
     """Rename a finished folder once all its contents are on disk.
 
     Its files get the permissions of the folder, because only their owner may read the files that
-    safetensors writes.
-
-    Args:
-        final: new path, on the same file system; either nothing exists there, or an empty folder.
-
-    Raises:
-        OSError: the disk is full, or the name is taken; `partial` keeps its name.
+    safetensors writes. The new path is on the same file system, and nothing exists there, or an
+    empty folder.
     """
     for path in (*partial.rglob("*"), partial):
         if path.is_file():

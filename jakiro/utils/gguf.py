@@ -5,12 +5,8 @@ folder of the user's cache. The folder's name depends on the contents of the fil
 version of transformers.
 """
 
-import hashlib
-import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,15 +25,15 @@ from transformers import (
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.extras import require_extra
-from jakiro.utils.files import publish
+from jakiro.utils.files import checksum, written_folder
 from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.processor import native_dtype
 from jakiro.utils.progress import ProgressDisplay
+from jakiro.utils.wording import summary_of
 
 # Key in a converted model's config; its value holds the GGUF file's name and checksum.
 CONFIG_KEY = "gguf"
-_THEIR_BAR = "tqdm"  # name of the progress bar in the module of transformers that reads the files
 
 _PART = re.compile(r"-\d{5}-of-(?!00001$)\d{5}$")  # end of the name of a part of a model
 
@@ -54,23 +50,20 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
             only the config or the tokenizer is needed.
     """
     dtype = dtype or default_dtype()
-    checksum = _checksum(file.resolve(), file.stat().st_mtime_ns)
+    sha256 = _sha256(file.resolve(), file.stat().st_mtime_ns)
     parent = user_cache_path("jakiro") / "gguf"
-    name = "-".join((checksum[:16], dtype_name(dtype), transformers.__version__))
+    name = "-".join((sha256[:16], dtype_name(dtype), transformers.__version__))
     folder = parent / name
     similar = sorted(parent.glob(name.replace(dtype_name(dtype), "*"))) if any_dtype else []
     if folder.is_dir() or similar:
         return folder if folder.is_dir() else similar[0]
     require_extra("gguf")
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(parent / f"{name}.lock"):
-            if not folder.is_dir():
-                _logger.info("converting %s to %s in %s", file, dtype_name(dtype), folder)
-                with quiet_libraries():
-                    _convert(file, checksum, dtype, folder)
-    except OSError as error:
-        raise _unreadable(file, error) from error
+    parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(parent / f"{name}.lock"):
+        if not folder.is_dir():
+            _logger.info("converting %s to %s in %s", file, dtype_name(dtype), folder)
+            with quiet_libraries():
+                _convert(file, sha256, dtype, folder)
     return folder
 
 
@@ -83,15 +76,10 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
     path = Path(name_or_path)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
-            raise ConfigError(
-                f"there is no file {path}",
-                remedy="check the path of the GGUF file",
-            )
+            raise ConfigError(f"there is no file {path}")
         if _PART.search(path.stem):
             raise ConfigError(
                 f"{path} is a part of a model",
-                expected="a GGUF file that contains the whole model",
-                got=path.name,
                 remedy="join the parts (llama-gguf-split --merge FIRST_PART WHOLE.gguf)",
             )
         return path
@@ -101,7 +89,6 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
     if len(files) > 1:
         raise ConfigError(
             f"the folder {path} contains several models",
-            expected="a folder with a single GGUF file, or the path of a GGUF file",
             got=", ".join(file.name for file in files),
             remedy="pass the path of the file to load",
         )
@@ -115,47 +102,36 @@ def gguf_checksum(config: Any) -> str | None:
 
 
 def default_dtype() -> torch.dtype:
-    """Return bfloat16 if this machine supports it in hardware, and float32 otherwise.
-
-    A GGUF file does not prescribe a dtype: its weights can be dequantized to any floating-point
-    dtype.
-    """
+    """Return bfloat16 if this machine supports it in hardware, and float32 otherwise."""
     return native_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @cache
-def _checksum(file: Path, _modified: int) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def _sha256(file: Path, _modified: int) -> str:
+    return checksum(file)
 
 
-def _convert(file: Path, checksum: str, dtype: torch.dtype, folder: Path) -> None:
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)
+def _convert(file: Path, sha256: str, dtype: torch.dtype, folder: Path) -> None:
     try:
-        _dequantized_model(file, checksum, dtype).save_pretrained(partial)
-        tokenizer = AutoTokenizer.from_pretrained(
-            file.parent, gguf_file=file.name, trust_remote_code=False
-        )
-        tokenizer.save_pretrained(partial)
-        publish(partial, folder)
-    except OSError:
-        raise
+        with written_folder(folder) as partial:
+            _dequantized_model(file, sha256, dtype).save_pretrained(partial)
+            tokenizer = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
+            tokenizer.save_pretrained(partial)
     except Exception as error:  # for a damaged file, the parser may raise almost any exception
         if is_out_of_memory(error):
             raise too_little_memory(f"the GGUF file {file}", error) from error
         raise _unreadable(file, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
+def _dequantized_model(file: Path, sha256: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
     options: dict[str, Any] = {"gguf_file": file.name, "dtype": dtype, "trust_remote_code": False}
-    with _tidy_progress():
-        read: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, **options, output_loading_info=True
-        )
+    modeling_gguf_pytorch_utils.tqdm = _shown  # type: ignore[attr-defined]
+    read: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, **options, output_loading_info=True
+    )
     loaded, report = read
     if missing := sorted(report["missing_keys"]):  # these would have random values
         raise ValueError(
@@ -163,7 +139,7 @@ def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
         )
     config = loaded.config
     del config.quantization_config
-    setattr(config, CONFIG_KEY, {"file": file.name, "sha256": checksum})
+    setattr(config, CONFIG_KEY, {"file": file.name, "sha256": sha256})
     with torch.device("meta"):
         model: Any = type(loaded)(config)
     model.load_state_dict(loaded.state_dict(), assign=True)
@@ -172,37 +148,18 @@ def _dequantized_model(file: Path, checksum: str, dtype: torch.dtype) -> Any:
     return model
 
 
-@contextmanager
-def _tidy_progress() -> Iterator[None]:
+def _shown(tensors: Sequence[object], **_options: object) -> Iterator[object]:
     """Replace the bar of transformers, which cannot be switched off and fills log files."""
-    theirs = getattr(modeling_gguf_pytorch_utils, _THEIR_BAR, None)
-
-    def steps(tensors: Sequence[object], **_options: object) -> Iterator[object]:
-        with ProgressDisplay() as display:
-            yield from display.track(tensors, description="Converting weights")
-
-    if theirs is None:  # another version of transformers
-        yield
-        return
-    setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, steps)
-    try:
-        yield
-    finally:
-        setattr(modeling_gguf_pytorch_utils, _THEIR_BAR, theirs)
+    with ProgressDisplay() as display:
+        yield from display.track(tensors, description="Converting weights")
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:
-    lines = str(error).strip().splitlines()
-    match error:
-        case OSError():
-            expected = "a readable file, and room for the converted model in the cache folder"
-            remedy = "free disk space, or set XDG_CACHE_HOME to a folder on another disk"
-        case _:
-            expected = "a complete GGUF file of a model that transformers can read"
-            remedy = "use the safetensors files of the model"
     return CheckpointError(
         f"cannot convert the GGUF file {file}",
-        expected=expected,
-        got=lines[0] if lines else type(error).__name__,
-        remedy=remedy,
+        expected="a complete GGUF file of a model that transformers can read, and room for the "
+        "converted model in the cache folder",
+        got=summary_of(error),
+        remedy="use the safetensors files of the model; if the disk is full, free space, or set "
+        "XDG_CACHE_HOME to a folder on another disk",
     )

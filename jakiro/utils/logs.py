@@ -66,16 +66,12 @@ def quiet_libraries() -> Iterator[None]:
 
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
-    deepspeed_logger = logging.getLogger("DeepSpeed")
-    is_outermost = _is_important not in deepspeed_logger.filters
-    deepspeed_logger.addFilter(_is_important)
+    logging.getLogger("DeepSpeed").addFilter(_is_important)
     try:
         with _hidden_bars():
             yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if is_outermost:
-            deepspeed_logger.removeFilter(_is_important)
 
 
 @contextmanager
@@ -90,22 +86,16 @@ def bars_in_terminals() -> Iterator[None]:
 
 @contextmanager
 def _hidden_bars() -> Iterator[None]:
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     has_bars = transformers_logging.is_progress_bar_enabled()
-    hides_downloads = are_progress_bars_disabled()
+    shows_downloads = not are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()  # hides downloads as well
-    if not hides_downloads:
+    if shows_downloads:
         enable_progress_bars()
     try:
         yield
     finally:
-        if has_bars:  # if there were none, the caller had hidden them before
-            transformers_logging.enable_progress_bar()  # shows downloads as well
-            if hides_downloads:
-                disable_progress_bars()
+        if has_bars and shows_downloads:  # otherwise the caller had hidden some of them before
+            transformers_logging.enable_progress_bar()

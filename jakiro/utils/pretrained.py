@@ -14,7 +14,7 @@ from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -27,11 +27,11 @@ from transformers import (
 )
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
-from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.dtype_names import SHORT_NAMES, dtype_name
 from jakiro.utils.extras import require_package
 from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
 from jakiro.utils.gguf import convert_gguf, find_gguf
-from jakiro.utils.hub import hub_options, refuse_missing_folder, why_out_of_reach
+from jakiro.utils.hub import hub_options, is_hub_reachable
 from jakiro.utils.logs import bars_in_terminals, get_logger
 from jakiro.utils.memory import is_out_of_memory, too_little_memory
 from jakiro.utils.wording import rounded, summary_of
@@ -42,13 +42,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Kind = Literal["cpu", "cuda"]
 
 # The training settings use the short names; transformers uses the long names.
-TORCH_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, long) for long, short in SHORT_NAMES.items() for name in (short, long)
 }
 # Errors of transformers and of the libraries it uses when files are damaged or do not fit together,
 # or when memory does not suffice.
@@ -65,8 +60,8 @@ LOADING_ERRORS = (
     ValueError,
 )
 _CHECK_THE_PATH = "check the path"
+_NUMBER = re.compile(r"\d+")  # of a layer, in the name of a weight
 _ADAPTERS = "adapter_config.json"
-_MOST_SPECIAL = 64  # larger vocabularies contain more than special tokens
 # Code in a model's folder is run only if the caller asks for it.
 _NO_CODE = {"trust_remote_code": False}
 
@@ -77,7 +72,6 @@ def load_causal_lm(
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
-    attn_implementation: str | None = None,
     remedy: str = _CHECK_THE_PATH,
     **load: Any,
 ) -> PreTrainedModel:
@@ -99,11 +93,7 @@ def load_causal_lm(
     """
     if dtype is not None:
         load["dtype"] = torch_dtype(dtype)
-    if attn_implementation is not None:
-        load["attn_implementation"] = attn_implementation
     folder = local_model(name_or_path, load.get("dtype"))
-    refuse_missing_folder(folder, what, remedy)
-    refuse_files_elsewhere(Path(folder), what)
     if (Path(folder) / _ADAPTERS).exists():  # without this package, they would not be recognized
         require_package("peft")
     hub = hub_options(folder)
@@ -119,7 +109,13 @@ def load_causal_lm(
     if folder != str(name_or_path):
         # Records contain the name that the user gave, not the path of a folder in the cache.
         model.config.name_or_path = model.name_or_path = str(name_or_path)
-    _warn_of_half_precision(model, what)
+    if model.dtype is torch.float16 and model.device.type == "cpu":
+        _logger.warning(
+            "%s has float16 weights: a CPU reads prompts and drafts with them several times more "
+            "slowly than with float32 or bfloat16; remedy: decode with another --dtype, and train "
+            "with another target.dtype",
+            what,
+        )
     return cast(PreTrainedModel, model.eval())
 
 
@@ -133,17 +129,6 @@ def torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
             "dtype= cannot be used", expected=f"auto, {', '.join(TORCH_DTYPES)}", got=repr(dtype)
         )
     return found
-
-
-def _warn_of_half_precision(model: PreTrainedModel, what: str) -> None:
-    """Warn about float16 on a CPU, where products of float16 matrices are slow."""
-    if model.dtype is torch.float16 and model.device.type == "cpu":
-        _logger.warning(
-            "%s has float16 weights: a CPU reads prompts and drafts with them several times more "
-            "slowly than with float32 or bfloat16; remedy: decode with another --dtype, and train "
-            "with another target.dtype",
-            what,
-        )
 
 
 def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bool = False) -> str:
@@ -174,13 +159,12 @@ def load_tokenizer(
     For a folder of PEFT adapters without a tokenizer, this is the tokenizer of the adapted model.
     """
     folder = local_model(name_or_path, any_dtype=True)
-    refuse_missing_folder(folder, what, remedy)
     try:
         tokenizer = _read_tokenizer(folder, **hub_options(folder) | load)
     except LOADING_ERRORS as error:
         raise _cannot_load(what, name_or_path, error, remedy) from error
     if tokenizer is None:
-        raise _no_such_model(name_or_path, what, "a folder without a tokenizer", remedy)
+        raise _cannot_load(what, name_or_path, "a folder without a tokenizer", remedy)
     return tokenizer
 
 
@@ -188,9 +172,7 @@ def _read_tokenizer(folder: str, **load: Any) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer from a folder or hub id; None if there are no files of a tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(_tokenizer_folder(folder), **_NO_CODE | load)
     # Without any file, transformers returns a tokenizer that knows special tokens only.
-    is_small = len(tokenizer) <= _MOST_SPECIAL
-    is_empty = is_small and set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
-    return None if is_empty else tokenizer
+    return None if len(tokenizer) <= len(tokenizer.all_special_tokens) else tokenizer
 
 
 def _tokenizer_folder(folder: str) -> str:
@@ -219,7 +201,6 @@ def load_config(
     from transformers.utils.peft_utils import find_adapter_config_file
 
     path = local_model(name_or_path, any_dtype=True)
-    refuse_missing_folder(path, what, remedy)
     hub: dict[str, Any] = hub_options(path)
     try:
         if find_adapter_config_file(path, local_files_only=bool(hub)) is not None:
@@ -270,52 +251,28 @@ def missing_gpu() -> str:
     return f"torch {torch.__version__}, which finds no GPU{limit}"
 
 
-def _no_such_model(name_or_path: str | Path, what: str, got: str, remedy: str) -> CheckpointError:
+def _cannot_load(
+    what: str, name_or_path: str | Path, error: Exception | str, remedy: str
+) -> CheckpointError | ResourceError:
     """Return the error for a model that cannot be loaded, described by `what`."""
     name = str(name_or_path)
+    if isinstance(error, Exception) and is_out_of_memory(error):
+        return too_little_memory(f"{what} {name}", error)
     known = get_close_matches(name, KNOWN_MODELS.keys() - {name}, n=1)
     return CheckpointError(
-        f"cannot load {what} {name_or_path}",
+        f"cannot load {what} {name}",
         expected="a folder or hub id of a causal language model with its tokenizer",
-        got=got,
+        got=error if isinstance(error, str) else reason_of(error, name),
         remedy=f"use {known[0]}, which `jakiro fetch` downloads" if known else remedy,
     )
 
 
-def _cannot_load(
-    what: str, name_or_path: str | Path, error: Exception, remedy: str
-) -> CheckpointError | ResourceError:
-    if is_out_of_memory(error):
-        return too_little_memory(f"{what} {name_or_path}", error)
-    return _no_such_model(name_or_path, what, reason_of(error, name_or_path), remedy)
-
-
 def reason_of(error: Exception, name_or_path: str | Path) -> str:
-    """Return in one line why something could not be loaded.
-
-    Args:
-        name_or_path: folder or hub id that could not be loaded.
-    """
-    missing = None if Path(name_or_path).exists() else why_out_of_reach()
-    if missing is not None and isinstance(error, OSError):
-        return missing
+    """Return in one line why a folder or hub id could not be loaded."""
+    is_missing = isinstance(error, OSError | HFValidationError) and not Path(name_or_path).exists()
+    if is_missing and not is_hub_reachable():
+        return "no such folder, no such model in the cache, and no connection to the hub"
     return summary_of(error)
-
-
-def refuse_files_elsewhere(folder: Path, what: str) -> None:
-    """Raise an error if an index of weights names files outside the model's folder."""
-    for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
-        try:
-            names = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # transformers explains what is wrong with the file
-        if outside := sorted(str(name) for name in names if Path(str(name)).name != name):
-            raise CheckpointError(
-                f"{index} names a file outside the folder of {what}",
-                expected="names of files in the same folder",
-                got=outside[0],
-                remedy="get the model from a source that you trust",
-            )
 
 
 def _refuse_other_weights(names: Collection[str], report: Mapping[str, Any], what: str) -> None:
@@ -324,23 +281,13 @@ def _refuse_other_weights(names: Collection[str], report: Mapping[str, Any], wha
     Weights that are missing would be random. Weights of further layers would be left out. Other
     superfluous weights, such as those of an image encoder, do no harm.
     """
-    forms = {_form(name) for name in names}
-    problems = {
-        "missing": sorted(report.get("missing_keys") or ()),
-        "superfluous": sorted(
-            name for name in report.get("unexpected_keys") or () if _form(name) in forms
-        ),
-    }
-    for kind, weights in problems.items():
+    numberless = {_NUMBER.sub("#", name) for name in names}
+    further = {name for name in report["unexpected_keys"] if _NUMBER.sub("#", name) in numberless}
+    for kind, weights in (("missing", report["missing_keys"]), ("superfluous", further)):
         if weights:
             raise CheckpointError(
                 f"the weights of {what} do not match its config",
                 expected="a checkpoint with exactly the layers that config.json describes",
-                got=f"{len(weights)} {kind} weights, such as {weights[0]}",
+                got=f"{len(weights)} {kind} weights, such as {min(weights)}",
                 remedy="use the weights together with the config that they were saved with",
             )
-
-
-def _form(name: str) -> str:
-    """Return the name of a weight without the numbers of layers."""
-    return re.sub(r"\d+", "#", name)

@@ -1,12 +1,10 @@
 """Progress of long work on standard error: bars in a terminal, lines in a log file."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from math import inf
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -24,7 +22,7 @@ from rich.text import Text
 # Function that receives the name and the number of steps of a part of the work (None if it is
 # unknown), and returns a function that is called after each step.
 Track = Callable[[str, int | None], Callable[[], None]]
-INTERVAL = 30.0  # seconds between two lines about the same task in a log file
+INTERVAL = 30.0  # seconds between two lines about a task in a log file
 
 
 class _LabelledTime(ProgressColumn):
@@ -51,13 +49,11 @@ def seconds_left(task: Task) -> float | None:
     The first steps of a batch say as little, because most of the work so far is in the others.
 
     Args:
-        task: the task; its field `begun`, if it has one, is the number of steps that were complete
-            when its clock started, and its field `batch_size` the number of steps in progress at
-            the same time.
+        task: the task; its field `begun` is the number of steps that were complete when its clock
+            started, and its field `batch_size` the number of steps in progress at the same time.
 
     Returns:
-        Seconds; None if the number of steps is unknown, or if fewer steps than those of a batch
-        have been completed since the start.
+        Seconds; None if the number of steps is unknown, or until the steps of a batch are complete.
     """
     steps = task.completed - task.fields.get("begun", 0)
     if task.total is None or task.elapsed is None or steps < task.fields.get("batch_size", 1):
@@ -82,11 +78,7 @@ COLUMNS_WITH_RATE = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[
 
 
 class ProgressDisplay(Progress):
-    """A progress display of rich; without a terminal, it writes a line every half minute.
-
-    Without a terminal, tasks that end within the first half minute write nothing. Between `start`
-    and `stop`, lines are also written while no task makes progress.
-    """
+    """A progress display of rich; without a terminal, it writes lines about unfinished tasks."""
 
     def __init__(
         self, *columns: ProgressColumn | str, console: Console | None = None, is_shown: bool = True
@@ -95,8 +87,6 @@ class ProgressDisplay(Progress):
         is_bar = is_shown and console.is_terminal
         super().__init__(*(columns or COLUMNS), console=console, disable=not is_bar)
         self._writes_lines = is_shown and not is_bar
-        self._due: dict[TaskID, float] = {}  # time of the next line
-        self._writing = Lock()
         self._stopped = Event()
         self._writer: Thread | None = None
 
@@ -109,7 +99,7 @@ class ProgressDisplay(Progress):
             self._writer.start()
 
     def stop(self) -> None:
-        """Stop the display, as in rich; no line is written afterwards unless a task advances."""
+        """Stop the display, as in rich."""
         self._stopped.set()
         if self._writer is not None:
             self._writer.join()
@@ -118,34 +108,13 @@ class ProgressDisplay(Progress):
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
         """Add a task, as in rich."""
         fields.setdefault("begun", fields.get("completed", 0))
-        task_id = super().add_task(description, *arguments, **fields)
-        self._due[task_id] = time.monotonic() + INTERVAL
-        return task_id
-
-    def update(self, task_id: TaskID, **fields: Any) -> None:
-        """Change the state of a task, as in rich."""
-        super().update(task_id, **fields)
-        self._write_line(task_id)
-
-    def advance(self, task_id: TaskID, advance: int | float = 1) -> None:
-        """Add to the number of completed steps of a task, as in rich."""
-        super().advance(task_id, advance)
-        self._write_line(task_id)
+        return super().add_task(description, *arguments, **fields)
 
     def _write_regularly(self) -> None:
-        while not self._stopped.wait(INTERVAL / 4):
+        while not self._stopped.wait(INTERVAL):
             for task in self.tasks:
                 if not task.finished:
-                    self._write_line(task.id)
-
-    def _write_line(self, task_id: TaskID) -> None:
-        if not self._writes_lines:
-            return
-        with self._writing:
-            now = time.monotonic()
-            if now >= self._due.get(task_id, inf):
-                self._due[task_id] = now + INTERVAL
-                self.console.print(line_of(self._tasks[task_id]), highlight=False, soft_wrap=True)
+                    self.console.print(line_of(task), highlight=False, soft_wrap=True)
 
 
 def untracked(description: str, total: int | None) -> Callable[[], None]:
@@ -192,11 +161,7 @@ def writing_progress(
 
 
 def line_of(task: Task) -> str:
-    """Return the progress of a task in words.
-
-    Args:
-        task: the task; the text of its field `rate`, if it has one, is part of the line.
-    """
+    """Return the progress of a task in words; the text of its field `rate` is part of them."""
     done = f"{task.completed:,.0f}"
     parts = [f"{done} of {task.total:,.0f}" if task.total is not None else done]
     if rate := task.fields.get("rate"):

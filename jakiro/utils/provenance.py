@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from copy import copy
 from datetime import UTC, datetime
 from functools import cache
@@ -26,7 +27,8 @@ def provenance() -> dict[str, Any]:
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": copy(_git_state(_CODE)),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in _DISTRIBUTIONS},
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
     }
@@ -39,18 +41,11 @@ def write_provenance(folder: Path, resolved_settings: Settings) -> None:
     write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
 
 
-@cache
-def _versions() -> dict[str, str | None]:
-    # Versions are read from the metadata, because importing torch just for its version takes
-    # seconds.
-    return {name: _version(name) for name in _DISTRIBUTIONS}
-
-
 def _version(distribution: str) -> str | None:
-    try:
+    # Versions are read from the metadata, because importing torch takes seconds.
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 @cache  # changes of files after the first record are no part of the code that runs

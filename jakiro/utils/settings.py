@@ -1,12 +1,12 @@
 """Typed, frozen settings with a fixed set of keys, read from YAML files that extend each other."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from jakiro.errors import ConfigError
@@ -36,44 +36,21 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-class _Dumper(yaml.SafeDumper):
-    """YAML dumper that escapes next-line characters, so that text is read back unchanged."""
-
-
-def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = '"' if "\x85" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text_node)
-
-
-def read_layered_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_layered_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, merged over the mapping of the file that it extends.
 
     The value of the key `extends` is the path of the extended file, relative to the file that
     contains the key, or the name of a packaged configuration, such as `base`. Mappings are merged
     key by key; any other value replaces the value in the extended file.
-
-    Raises:
-        ConfigError: a file is missing, unreadable, not a YAML mapping, or extends itself; or the
-            value of `extends` is not a path.
     """
     path = config_path(path)
-    if path.resolve() in extending:
-        chain = " -> ".join(map(str, (*extending, path.resolve())))
-        raise ConfigError(f"{path} extends itself", got=chain)
-    layer = _read_mapping(path, extending)
+    layer = _read_mapping(path)
     base = layer.pop(_BASE_KEY, None)
     if base is None:
         return layer
-    if not isinstance(base, str):
-        raise ConfigError(
-            f"`{_BASE_KEY}` in {path} is not a path", expected="a single path", got=_shown(base)
-        )
     named = config_path(Path(base))
     extended = path.parent / base if named == Path(base) else named
-    return merge(read_layered_yaml(extended, (*extending, path.resolve())), layer)
+    return merge(read_layered_yaml(extended), layer)
 
 
 def apply_overrides(layers: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -96,29 +73,27 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read_mapping(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except OSError as error:
-        named_by = f", which {extending[-1]} extends" if extending else ""
         ends = (f"{path.parent.name}/{path.stem}", path.stem)
         close = [name for end in ends for name in get_close_matches(end, config_names(), n=1)]
         raise ConfigError(
-            f"cannot read the settings file {path}{named_by}",
+            f"cannot read the settings file {path}",
             got=error.strerror or error,
             remedy="check the path, or name a packaged configuration without a suffix, such as "
             + [*close, "base"][0],
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML", got=error) from error
-    content = {} if content is None else content
-    if isinstance(content, dict) and all(isinstance(key, str) for key in content):
-        return content
-    raise ConfigError(
-        f"{path} contains no settings",
-        expected="lines of the form `key: value`",
-        got=type(content).__name__,
-    )
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path} contains no settings",
+            expected="lines of the form `key: value`",
+            got=type(content).__name__,
+        )
+    return content
 
 
 def _parse_override(override: str) -> dict[str, Any]:
@@ -132,7 +107,7 @@ def _parse_override(override: str) -> dict[str, Any]:
         )
     try:
         value = yaml.load(text, _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(
             f"the value of the override {dotted.strip()!r} is not YAML",
             got=_shown(text),
@@ -143,24 +118,12 @@ def _parse_override(override: str) -> dict[str, Any]:
     return value
 
 
-Location = Sequence[int | str]
-
-
 class Settings(BaseModel):
     """Base class of settings: values cannot be changed, and unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
     )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_bools(cls, value: Any, info: Any) -> Any:
-        """Refuse true and false for numbers, which pydantic would convert to 1 and 0."""
-        types = set(innermost_types(cls.model_fields[str(info.field_name)].annotation))
-        if types & {int, float} and bool not in types and _has_bool(value):
-            raise ValueError("a number, not true or false")
-        return value
 
 
 def innermost_types(annotation: Any) -> Iterator[Any]:
@@ -170,11 +133,6 @@ def innermost_types(annotation: Any) -> Iterator[Any]:
             yield from innermost_types(argument)
     else:
         yield annotation
-
-
-def _has_bool(value: object) -> bool:
-    parts = value if isinstance(value, list | tuple) else (value,)
-    return any(isinstance(part, bool) for part in parts)
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -207,8 +165,7 @@ def validate_settings(
 
 def dump_settings(settings: Settings) -> str:
     """Return the settings as YAML, from which `load_settings` restores equal settings."""
-    values = settings.model_dump(mode="json")
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -238,7 +195,7 @@ def _explain(
     if first["type"] == "extra_forbidden":
         return _unknown_key(settings_class, first, source, others)
     expected = first["msg"].removeprefix("Value error, ")
-    key = name_of(_dotted(first["loc"])) if first["loc"] else ""
+    key = name_of(".".join(map(str, first["loc"]))) if first["loc"] else ""
     if not key:  # the problem concerns several keys, which the message names
         message = f"{source} has settings that do not fit together"
         return ConfigError(message, expected=expected, remedy="change one of these settings")
@@ -253,36 +210,21 @@ def _explain(
 def _unknown_key(
     settings_class: type[Settings], problem: ErrorDetails, source: str, others: str
 ) -> ConfigError:
-    *parents, key = problem["loc"]
-    known = sorted(_known_keys(settings_class, parents))
-    close = get_close_matches(str(key), known, n=1)
+    parents = [part for part in problem["loc"][:-1] if isinstance(part, str)]  # without indices
+    key = ".".join([*parents, str(problem["loc"][-1])])
+    known = [name for name in _keys(settings_class) if name.split(".")[:-1] == parents]
+    close = get_close_matches(key, known, n=1)
     return ConfigError(
-        f"{source} has the unknown key {_dotted(problem['loc'])!r}{others}",
-        expected="one of " + ", ".join(known),
-        got=key,
-        remedy=f"did you mean {_dotted([*parents, close[0]])!r}?" if close else "remove the key",
+        f"{source} has the unknown key {key!r}{others}",
+        expected="one of " + ", ".join(sorted(known)),
+        remedy=f"did you mean {close[0]!r}?" if close else "remove the key",
     )
 
 
-def _known_keys(settings_class: type[BaseModel], parents: Location) -> set[str]:
-    models: set[type[BaseModel]] = {settings_class}
-    for part in parents:
-        below = {
-            child
-            for model in models
-            if part in model.model_fields
-            for child in _models_in(model.model_fields[str(part)].annotation)
-        }
-        models = below or models  # a list index and the tag of a union are not keys of a model
-    return {name for model in models for name in model.model_fields}
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
-
-
-def _dotted(location: Location) -> str:
-    return ".".join(map(str, location))
+def _keys(settings_class: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all keys, including those of settings inside other settings."""
+    for name, field in settings_class.model_fields.items():
+        yield f"{prefix}{name}"
+        for kind in innermost_types(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _keys(kind, f"{prefix}{name}.")

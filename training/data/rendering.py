@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from inference.generation.prompts import TEMPLATE_ERRORS
 from jakiro.errors import DataError
-from jakiro.utils.chat_templates import TEMPLATE_ERRORS, apply_chat_template
 from jakiro.utils.sequences import common_length
 from training.data.chat import CUT, Chat, Message
 from training.data.sources import RecordError
@@ -104,8 +104,7 @@ class _Template:
         template = str(tokenizer.get_chat_template(tools=chat.tools))
         self._location = chat.location
         self._apply = partial(
-            apply_chat_template,
-            tokenizer,
+            tokenizer.apply_chat_template,
             tools=chat.tools,
             chat_template=_STOPPED_CLOCK + template if _CLOCK in template else template,
             tokenize=False,

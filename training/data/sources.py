@@ -1,5 +1,6 @@
 """Sources of training data: files, folders and Hugging Face datasets, read record by record."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,9 +9,7 @@ from typing import Any, NamedTuple
 
 from jakiro.errors import DataError
 from jakiro.utils.files import checksum
-from jakiro.utils.hub import is_written_as_path
 from jakiro.utils.logs import get_logger
-from jakiro.utils.strict_json import parse_json, parse_json_line
 from jakiro.utils.wording import summary_of
 
 _SKIPPING = "to skip such records: --skip-bad-records, or data.skip_bad_records=true in settings"
@@ -126,7 +125,8 @@ def is_local(name: str) -> bool:
     path = Path(name).expanduser()
     # Datasets without an owner have names without dots, unlike files such as chats.txt.
     is_file_name = "/" not in name and path.suffix[1:2].isalpha()
-    return path.exists() or is_written_as_path(name) or path.suffix in _READERS or is_file_name
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or is_file_name
+    return is_path or path.exists() or path.suffix in _READERS
 
 
 def _sources_at(name: str) -> list[Source]:
@@ -171,7 +171,7 @@ def _read_jsonl(path: Path) -> Iterator[Any]:
 
 def _read_json(path: Path) -> Iterator[Any]:
     try:
-        values = parse_json(path.read_bytes())
+        values = json.loads(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path} is not JSON", got=error) from error
     if not isinstance(values, list):
@@ -195,7 +195,7 @@ def _read_parquet(path: Path) -> Iterator[Any]:
 
 def _record_of(value: Any, location: str, number: int) -> Record:
     try:
-        fields = parse_json_line(value) if isinstance(value, bytes) else value
+        fields = json.loads(value) if isinstance(value, bytes) else value
     except ValueError as error:
         raise RecordError(f"{location} is not JSON", got=error) from error
     if not isinstance(fields, dict):

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.logs import get_logger
-from jakiro.utils.parent import end_with_parent
 from jakiro.utils.settings import Settings
+from training.distributed.parent import end_with_parent
 
 if TYPE_CHECKING:
     from training.config import TrainSettings

@@ -28,9 +28,9 @@ from jakiro.errors import CheckpointError, JakiroError, NumericalError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import check_target
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.parent import end_with_parent
 from jakiro.utils.pretrained import load_causal_lm
 from training.config import decoding_rule
+from training.distributed.parent import end_with_parent
 from training.input_settings import LoraSettings
 from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader, TrainingModule

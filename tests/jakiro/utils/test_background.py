@@ -2,8 +2,6 @@
 
 from threading import Event
 
-import pytest
-
 from jakiro.utils.background import in_background
 
 
@@ -18,11 +16,3 @@ def test_the_result_arrives_when_the_call_has_ended() -> None:
     assert not call.done()
     may_end.set()
     assert call.result(10.0) == 3
-
-
-def test_an_exception_is_raised_where_the_result_is_read() -> None:
-    def function() -> int:
-        raise ValueError("a reason")
-
-    with pytest.raises(ValueError, match="a reason"):
-        in_background(function).result(10.0)

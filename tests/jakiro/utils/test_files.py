@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from jakiro.errors import ConfigError
@@ -16,12 +14,6 @@ from jakiro.utils.files import (
     is_disk_full,
     publish,
     write_atomically,
-)
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
 )
 
 
@@ -50,28 +42,10 @@ def test_an_interrupted_write_keeps_the_old_content_and_leaves_no_litter(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    usual, atomic = tmp_path / "usual", tmp_path / "atomic"
-    usual.write_text("")
-    write_atomically(atomic, "")
-    assert atomic.stat().st_mode == usual.stat().st_mode
-
-
 def test_fingerprint_never_changes_between_versions_or_machines() -> None:
     expected = "1ce6048b47f01bb5980b2ca83c8adf61eeb7f183557cd8564f132bb3102207a5"
     assert fingerprint({"b": [1, 2.5, None], "a": "é"}, b"raw") == expected
-
-
-@given(JSON)
-def test_fingerprint_disregards_the_order_of_keys(data: object) -> None:
-    forwards, backwards = {"a": data, "b": 1}, {"b": 1, "a": data}
-    assert fingerprint(forwards) == fingerprint(backwards)
-
-
-@given(JSON, JSON)
-def test_different_data_have_different_fingerprints(one: object, other: object) -> None:
-    are_same = repr(_sorted(one)) == repr(_sorted(other))
-    assert (fingerprint(one) == fingerprint(other)) == are_same
+    assert fingerprint({"a": "é", "b": [1, 2.5, None]}, b"raw") == expected
 
 
 @pytest.mark.parametrize(
@@ -90,38 +64,10 @@ def test_fingerprint_sees_kinds_and_where_parts_end(
     assert fingerprint(*one) != fingerprint(*other)
 
 
-def test_fingerprint_refuses_what_has_no_canonical_form() -> None:
-    with pytest.raises(TypeError):
-        fingerprint({1, 2})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        fingerprint(float("nan"))
-
-
-def test_a_missing_folder_is_created_and_left_empty(tmp_path: Path) -> None:
-    folder = ensure_writable_folder(tmp_path / "new" / "folder")
-    assert folder.is_dir()
-    assert not list(folder.iterdir())
-
-
 def test_a_folder_below_a_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write into the folder .*expected.*got.*remedy"):
         ensure_writable_folder(tmp_path / "file" / "folder")
-
-
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
-)
-def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(ConfigError, match="Permission denied"):
-        ensure_writable_folder(tmp_path)
-
-
-def _sorted(data: object) -> object:
-    if isinstance(data, dict):
-        return {key: _sorted(data[key]) for key in sorted(data)}
-    return [_sorted(item) for item in data] if isinstance(data, list) else data
 
 
 def test_whoever_may_read_a_published_folder_may_read_its_files(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from inference import SpeculativeDecoder
 from inference.benchmark.machine import environment_of
 from inference.losslessness.check import verify_losslessness
 from inference.losslessness.records import VerifySettings
-from jakiro.errors import CheckpointError, ConfigError, ResourceError
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils import gguf
@@ -89,27 +89,6 @@ def test_a_file_is_converted_once_for_each_dtype_and_content(
     assert not torch.equal(other.lm_head.weight, first.lm_head.weight)
 
 
-def test_a_conversion_writes_one_line_to_a_log(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    load_causal_lm(file, dtype="fp32")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "converting" not in line] == []
-    assert len(lines) == 1
-
-
-def test_without_a_dtype_the_machine_decides(file: Path) -> None:
-    assert load_causal_lm(file).dtype == gguf.default_dtype()
-    assert load_causal_lm(file, dtype="auto").dtype == gguf.default_dtype()
-
-
-def test_an_architecture_that_transformers_cannot_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "unknown.gguf"
-    write_gguf(path, tiny_llama(vocab=300), tiny_tokenizer(), architecture="unheard-of")
-    with pytest.raises(CheckpointError, match="unheard-of"):
-        load_causal_lm(path)
-
-
 def test_a_part_of_a_model_is_refused(file: Path) -> None:
     part = file.with_name("tiny-00001-of-00002.gguf")
     file.rename(part)
@@ -155,26 +134,9 @@ def test_code_in_the_folder_of_a_file_is_not_run(
         load_tokenizer(file)
 
 
-def test_the_error_for_too_little_memory_advises_a_smaller_model(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(gguf, "_dequantized_model", full)
-    with pytest.raises(ResourceError, match=r"tiny\.gguf.*smaller model or dtype"):
-        load_causal_lm(file)
-
-
 def test_missing_and_ambiguous_files_are_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         load_causal_lm(file.with_name("other.gguf"))
     (file.parent / "second.gguf").touch()
     with pytest.raises(ConfigError, match=r"several models.*second\.gguf, tiny\.gguf"):
         load_tokenizer(file.parent)
-
-
-def test_a_missing_reader_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"package gguf is not installed.*'\.\[gguf\]'"):
-        load_causal_lm(file)

@@ -40,13 +40,6 @@ def test_a_file_anywhere_extends_a_packaged_configuration(tmp_path: Path) -> Non
     assert read_layered_yaml(Path("drafters/eagle3")) == original
 
 
-def test_the_error_for_a_misspelled_name_suggests_the_nearest_one(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text("extends: drafters/eagle33\n")
-    with pytest.raises(ConfigError, match="suffix, such as drafters/eagle3"):
-        read_layered_yaml(path)
-
-
 @pytest.mark.parametrize(
     ("written", "name"),
     [
@@ -86,11 +79,3 @@ def test_the_card_of_a_drafter_has_the_measured_tau(prompts: str) -> None:
 @pytest.mark.parametrize("name", ["qwen", ".", "..", "", f"owner/{NAME}", f"../assets/{NAME}"])
 def test_other_names_are_those_of_no_packaged_drafter(name: str) -> None:
     assert packaged_drafter(name) is None
-
-
-def test_a_folder_of_the_same_name_is_preferred(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / NAME).mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert packaged_drafter(NAME) is None

@@ -9,7 +9,7 @@ import torch
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.utils.pretrained import (
@@ -25,9 +25,12 @@ from jakiro.utils.pretrained import (
 @pytest.mark.parametrize("load", [load_causal_lm, load_tokenizer, load_config])
 def test_every_loader_refuses_missing_folders(load: object, tmp_path: Path) -> None:
     assert callable(load)
-    with pytest.raises(CheckpointError, match="a path at which nothing exists"):
+    with pytest.raises(CheckpointError, match="no such folder"):
         load(tmp_path / "gone")
-    assert local_tokenizer(tmp_path / "gone") is None
+    Qwen2Config(hidden_size=8, num_hidden_layers=1, vocab_size=9).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="without a tokenizer"):
+        load_tokenizer(tmp_path)
+    assert local_tokenizer(tmp_path) is None
 
 
 def test_a_model_is_described_by_its_folder_dtype_and_size(tmp_path: Path) -> None:
@@ -81,13 +84,6 @@ def test_code_in_a_folder_is_not_run(saved: Path, monkeypatch: pytest.MonkeyPatc
             load(saved)
 
 
-def test_an_index_that_names_files_elsewhere_is_refused(saved: Path) -> None:
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../other.safetensors"}}
-    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"outside the folder.*\.\./other\.safetensors"):
-        load_causal_lm(saved)
-
-
 def _cut_weights(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -102,11 +98,7 @@ def _another_width(folder: Path) -> None:
     _changed(folder, "config.json", intermediate_size=7)
 
 
-def _wrong_type(folder: Path) -> None:
-    _changed(folder, "config.json", hidden_size="abc")
-
-
-@pytest.mark.parametrize("damage", [_cut_weights, _pickled_weights, _another_width, _wrong_type])
+@pytest.mark.parametrize("damage", [_cut_weights, _pickled_weights, _another_width])
 def test_damaged_models_are_refused_in_one_line(saved: Path, damage: Any) -> None:
     damage(saved)
     with pytest.raises(CheckpointError, match="cannot load the target") as caught:
@@ -114,47 +106,16 @@ def test_damaged_models_are_refused_in_one_line(saved: Path, damage: Any) -> Non
     assert "\n" not in str(caught.value)
 
 
-def _too_much(*_: object, **__: object) -> torch.Tensor:
-    return torch.empty(2**50, dtype=torch.uint8)
-
-
-def _memory_error(*_: object, **__: object) -> None:
-    raise MemoryError
-
-
 def _full_gpu(*_: object, **__: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256 GiB")
 
 
-@pytest.mark.parametrize("load", [_too_much, _memory_error, _full_gpu])
 def test_too_little_memory_is_answered_with_a_smaller_model(
-    saved: Path, load: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    with pytest.raises(ResourceError, match=r"memory to load the target .*smaller model or dtype"):
-        load_causal_lm(saved)
-
-
-def test_too_little_memory_of_the_device_is_answered_as_well(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LlamaForCausalLM, "to", _full_gpu)
-    with pytest.raises(ResourceError, match=r"smaller model or dtype"):
-        load_causal_lm(saved, device="cpu")
-
-
-def test_all_causes_of_a_missing_tokenizer_are_named(saved: Path) -> None:
-    for file in saved.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(CheckpointError, match=r"from one of: \(1\) .*\(2\) .*; remedy") as caught:
-        load_tokenizer(saved)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_empty_tokenizer_is_refused(saved: Path) -> None:
-    (saved / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="cannot load a tokenizer"):
-        load_tokenizer(saved)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", _full_gpu)
+    with pytest.raises(ResourceError, match=r"memory to load the target .*smaller model or dtype"):
+        load_causal_lm(saved)
 
 
 def test_a_name_that_resembles_a_known_model_is_answered_with_its_name(
@@ -183,32 +144,6 @@ def test_nothing_is_asked_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.Mo
     assert all(options["local_files_only"] for options in asked)
 
 
-def test_nothing_is_asked_for_adapters_in_the_cache_of_a_hub_that_cannot_be_reached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def read(_adapters: str, **options: Any) -> None:
-        asked.append(options)
-        raise ValueError("no such file")
-
-    monkeypatch.setattr("jakiro.utils.hub.is_hub_reachable", lambda: False)
-    monkeypatch.setattr(
-        "transformers.utils.peft_utils.find_adapter_config_file", lambda *_, **__: "adapters"
-    )
-    monkeypatch.setattr("peft.PeftConfig.from_pretrained", read)
-    with pytest.raises(CheckpointError, match="no such file"):
-        load_config("owner/other")
-    assert asked == [{"local_files_only": True}]
-
-
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    Qwen2Config(hidden_size=8, num_hidden_layers=1, vocab_size=9).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="without a tokenizer"):
-        load_tokenizer(tmp_path)
-    assert local_tokenizer(tmp_path) is None
-
-
 def test_adapters_have_the_tokenizer_of_their_model(saved: Path, tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(saved)
     adapters = tmp_path / "adapters"
@@ -225,11 +160,6 @@ def test_adapters_need_a_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("jakiro.utils.extras.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"the package peft is not installed.*\[train\]"):
         load_causal_lm(saved)
-
-
-def test_arguments_reach_the_tokenizer(saved: Path) -> None:
-    tiny_tokenizer().save_pretrained(saved)
-    assert load_tokenizer(saved, padding_side="left").padding_side == "left"
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_names(saved: Path) -> None:

@@ -21,13 +21,3 @@ def test_bfloat16_is_native_with_either_extension(
     if not torch.cuda.is_available():
         assert gguf.default_dtype() == dtype
     computes_bfloat16.cache_clear()
-
-
-def test_a_torch_without_these_functions_has_no_native_bfloat16(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    computes_bfloat16.cache_clear()
-    for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.delattr(torch.cpu, check, raising=False)
-    assert not computes_bfloat16()
-    computes_bfloat16.cache_clear()

@@ -50,20 +50,6 @@ def test_a_checkout_is_named_with_its_commit_and_whether_it_was_changed(
     assert provenance()["git"] == found
 
 
-def test_a_record_names_the_commit_of_the_checkout_that_contains_the_code() -> None:
-    folder = Path(jakiro.__file__).parents[1]  # site-packages if the package is installed
-    expected = _git(folder, "rev-parse", "HEAD") if (folder / ".git").exists() else None
-    assert (provenance()["git"] or {}).get("sha") == expected
-
-
-def test_a_checkout_without_commits_has_no_git_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jakiro.utils.provenance, "_CODE", tmp_path)
-    _git(tmp_path, "init")
-    assert provenance()["git"] is None
-
-
 def test_a_copy_inside_another_checkout_has_no_git_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from jakiro.errors import ConfigError
 from jakiro.utils.rope import RopeSettings, rope_frequencies
-from jakiro.utils.settings import validate_settings
 
 KINDS = {
     "linear": RopeSettings(kind="linear", factor=2.0),
@@ -37,16 +35,3 @@ def test_angles_are_those_of_a_target_with_the_same_parameters(kind: str) -> Non
 def test_without_a_change_the_base_alone_counts() -> None:
     assert rope_frequencies(RopeSettings(), 1e4, 8) == (None, 1.0)
     assert RopeSettings().parameters(1e4) == {"rope_type": "default", "rope_theta": 1e4}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"kind": "yarn"}, "original_max_position_embeddings is required for yarn"),
-        ({"low_freq_factor": 4.0}, "low_freq_factor and high_freq_factor must differ"),
-        ({"kind": "odd"}, "kind"),
-    ],
-)
-def test_unusable_parameters_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        validate_settings(RopeSettings, values, source="the test")

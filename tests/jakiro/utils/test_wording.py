@@ -15,13 +15,6 @@ def test_a_noun_agrees_with_its_number() -> None:
     ]
 
 
-def test_a_plural_that_does_not_end_in_s_is_given() -> None:
-    assert [counted(number, "process", "processes") for number in (1, 2)] == [
-        "1 process",
-        "2 processes",
-    ]
-
-
 def test_a_rounded_number_has_three_digits_and_a_suffix() -> None:
     numbers = (999, 1000, 135_400_000, 999_999, 1_500_000_000)
     assert [rounded(number) for number in numbers] == ["999", "1.00k", "135M", "1.00M", "1.50B"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jakiro.utils.mapped_memory import MappedMemory
+from jakiro.target.mapped_memory import MappedMemory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
 SIZE = 8 << 20

@@ -12,7 +12,7 @@ import pytest
 SECONDS = 20.0
 CHILD = """
 import os, signal
-from jakiro.utils.parent import end_with_parent
+from training.distributed.parent import end_with_parent
 assert end_with_parent() == os.getppid()
 print(os.getpid(), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -22,7 +22,7 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!
 
 ORPHAN = """
 import os
-from jakiro.utils.parent import end_with_parent
+from training.distributed.parent import end_with_parent
 ids = iter([2, 1])
 os.getppid = lambda: next(ids)
 end_with_parent()

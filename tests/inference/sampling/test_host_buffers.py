@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from jakiro.utils.host_buffers import HostBuffers
+from inference.sampling.host_buffers import HostBuffers
 
 
 class _Event:
